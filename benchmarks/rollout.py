@@ -60,7 +60,7 @@ def r1(model: Any, prompts: list[Prompt], lengths: Lengths) -> Run:
     from r1_rollout.embedded import engine as embedded
     from r1_rollout.types import SamplingParams
 
-    plan = embedded.sampling_choices
+    plan = embedded.sampling_strategy
 
     def scheduled(*args: Any, **options: Any) -> Any:
         """The engine's own plan, but each sample ends at its own length."""
@@ -70,7 +70,7 @@ def r1(model: Any, prompts: list[Prompt], lengths: Lengths) -> Run:
 
         return replace(plan(*args, **options), stopped=stopped)
 
-    embedded.sampling_choices = scheduled
+    embedded.sampling_strategy = scheduled
     rows = len(prompts) * SAMPLES
     engine = embedded.EmbeddedEngine(
         model,

@@ -74,7 +74,7 @@ def end_at(lengths: list[list[int]]) -> None:
 
     from r1_rollout.embedded import engine
 
-    plan = engine.sampling_choices
+    plan = engine.sampling_strategy
 
     def scheduled(*args: Any, **options: Any) -> Any:
         def stopped(rows: Any) -> torch.Tensor:
@@ -82,4 +82,4 @@ def end_at(lengths: list[list[int]]) -> None:
 
         return replace(plan(*args, **options), stopped=stopped)
 
-    engine.sampling_choices = scheduled
+    engine.sampling_strategy = scheduled

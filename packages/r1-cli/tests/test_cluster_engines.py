@@ -13,7 +13,7 @@ from cli_ranks import LOADS, STORE, OneRank, Stored
 from cli_ranks import build as build_learner
 from core_models import qwen2
 
-from r1_cli.cluster.engine import Arrival
+from r1_cli.cluster.engine import IncomingWeights
 from r1_cli.cluster.rank import Rank
 from r1_cli.cluster.rank_client import RankClient, RankedPolicy
 from r1_cli.cluster.weights import RankedWeights
@@ -315,7 +315,7 @@ def test_weights_that_break_off_are_an_error_of_the_engine_that_has_half_of_them
     def take_up(source: Any) -> None:
         taken.extend(name for name, _ in source.tensors())
 
-    arrival = Arrival(take_up, 1)
+    arrival = IncomingWeights(take_up, 1)
     arrival.add(Stored.put([]))
     with pytest.raises(ConnectionError, match="the rest of the weights did not come"):
         arrival.end(whole=False)

@@ -61,5 +61,5 @@ def test_a_prompt_that_vllm_would_misread_is_refused_by_name() -> None:
         reader().read(make_prompt([1, *[IMAGE] * 3, 2], **pictures(0.5)))
     with pytest.raises(PromptError, match=r"prompt row 7 has media, but position_ids of shape \[1, 6\]"):
         reader().read(make_prompt(whole, axes=1, **pictures(0.5)))
-    with pytest.raises(PromptError, match=r"prompt row 7: vLLM is not told how to take the inputs audio"):
+    with pytest.raises(PromptError, match=r"prompt row 7: vLLM cannot take the inputs audio"):
         reader().read(make_prompt(whole, audio=torch.zeros(3), **pictures(0.5)))

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from r1_rollout.vllm.servers.server import vllm_command as vllm_command
     from r1_rollout.weight_source import LocalWeights as LocalWeights
 
-# What is imported from the package itself, and the module that has it, loaded when first asked for.
+# Public names, and the module that has each, imported at first use.
 PUBLIC = {
     "Canary": "canary",
     "Completion": "types",
@@ -44,7 +44,6 @@ __all__ = [*PUBLIC]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name, or read the installed version. Raises AttributeError for any other."""
     if name == "__version__":
         return import_module("importlib.metadata").version("r1-rollout")
     if name in PUBLIC:

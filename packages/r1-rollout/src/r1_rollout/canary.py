@@ -27,11 +27,9 @@ _SHARE = 0.1  # of the learner's difference between two pictures
 class Canary:
     """Sequences to compare, and the largest accepted gap.
 
-    Faults below the tolerance go unseen: small updates that never arrive hide in the rounding of bfloat16 until many
-    are missing; the gap on sampled tokens shows them earlier. So do faults that change no log-prob of these sequences.
-
-    Faults that are not of the weights, such as wrong rotations or norms, are there from the start: `opening` looks for
-    them once, more closely than every sync could, with a tolerance learned from the first weights.
+    Small updates that never arrive hide below the tolerance in bfloat16 until many are missing; the gap on sampled
+    tokens shows them earlier. Wrong rotations or norms are there from the start: `opening` looks for them once, more
+    closely than every sync could, with a tolerance learned from the first weights.
     """
 
     probes: Probes
@@ -42,19 +40,11 @@ class Canary:
     opening: "Canary | None" = None  # compared at the first sync, too
 
     def gap(self, engine: Replaying, expected: Sequence[Sequence[float]]) -> float:
-        """Return the gap between the active engine and the learner's log-probs of the probes.
-
-        Raises:
-            ValueError: there is not one expected log-prob for each token.
-        """
+        """Return the gap between the active engine and the learner's log-probs of the probes."""
         return widest_gap(probe_logprobs(engine, self.probes, self.temperature), expected)
 
     def tells_pictures_apart(self, engine: Replaying, expected: Sequence[Sequence[float]]) -> bool:
-        """Whether the active engine gives the two pictures different log-probs, as the learner does: `expected`.
-
-        A tenth of the learner's difference is enough. Otherwise pictures do not reach the model, which rounding would
-        hide where the difference is small.
-        """
+        """Whether two pictures change the engine's log-probs at least a tenth as much as the learner's, `expected`."""
         assert self.pictures is not None
         first, second = probe_logprobs(engine, self.pictures, self.temperature)
         return not widest_gap([first], [second]) < _SHARE * widest_gap([expected[0]], [expected[1]])
@@ -65,7 +55,6 @@ class Canary:
 
 
 def probe_logprobs(engine: Replaying, probes: Probes, temperature: float) -> list[list[float]]:
-    """Return the active engine's log-probs of the probes."""
     return engine.logprobs_of(probes.prompts, probes.responses, temperature)
 
 
@@ -76,9 +65,6 @@ def learn_tolerance(noise: float, precision: torch.dtype) -> float:
         noise: the `widest_gap` that a change of each layer's output by a unit in the last place of `precision` makes; 0
             or NaN if it is unknown.
         precision: the coarser one of the two sides.
-
-    Returns:
-        At least the tolerance of float32 and at most that of `precision`, which it is without a noise.
     """
     least = TOLERANCE[torch.float32]
     widest = TOLERANCE.get(precision, least)
@@ -89,10 +75,7 @@ def widest_gap(left: Sequence[Sequence[float]], right: Sequence[Sequence[float]]
     """Return the gap of the sequence where two sides differ most: NaN where any log-prob is not finite.
 
     It is the mean distance of the sequence's log-probs over their mean size on the right side, or over 1 nat if that is
-    less: rounding grows with the logits, which differ from model to model and with the temperature.
-
-    Raises:
-        ValueError: the two have different lengths.
+    less: rounding grows with the logits. Raises ValueError if the two have different lengths.
     """
     if [*map(len, left)] != [*map(len, right)]:
         lengths = [*map(len, left)], [*map(len, right)]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from r1_rollout.lora import Adapter
 from r1_rollout.names import Directory
-from r1_rollout.weights import Weights, named_tensors
+from r1_rollout.weights import Weights, dtype_named, named_tensors
 
 _BLOCK = 1 << 20  # elements that are summed at a time
 _STEP, _MIX = 0x61C8864680B583EB, 0x3C79AC492BA7B653  # odd, of irregular bits
@@ -24,8 +24,6 @@ Pairs: TypeAlias = frozenset[tuple[int, int]]  # what a tensor's copies must com
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What an engine's copy of one tensor must sum to."""
-
     rows: int  # of the tensor, which may be part of a fused one in the engine
     sums: Mapping[str, int]  # by the precision of the copy, such as `bfloat16`
     constant: bool = False  # its elements are all alike, so that a layout of the engine's own would not show
@@ -33,7 +31,7 @@ class Expected:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """The result of comparing an engine's tensors with the learner's, by the learner's names."""
+    """Which of an engine's tensors differ from the learner's, by the learner's names."""
 
     differing: Mapping[str, Pairs]  # those that are not the same bytes
     unread: tuple[str, ...] = ()  # those that the engine has packed, sharded or keeps in a precision nobody asked about
@@ -55,10 +53,7 @@ def checksum(tensor: Tensor) -> int:
 
 @lru_cache(maxsize=8)
 def _scattered(count: int, device: torch.device) -> Tensor:
-    """Return an odd number for each place, int64 [count].
-
-    If they grew evenly from place to place, elements that move could balance each other.
-    """
+    """Return odd numbers of irregular bits, int64 [count]: with regular ones, elements that move could cancel out."""
     places = torch.arange(1, 1 + count, device=device) * _STEP
     places = (places ^ (places >> 31)) * _MIX
     return (places ^ (places >> 29)) | 1
@@ -68,15 +63,15 @@ def expected_checksums(weights: Weights, precisions: Iterable[str], *, factors: 
     """Return the sums of each tensor, as it is and cast to each of `precisions`; runs where the weights are.
 
     Args:
-        factors: an adapter's, too, which most engines keep in no form that could be compared.
+        factors: include an adapter's, which most engines keep in no comparable form.
     """
     if isinstance(weights, Adapter):
         return expected_checksums(weights.weights, precisions) if factors else {}
-    kinds = [getattr(torch, name) for name in precisions]
+    kinds = [dtype_named(name) for name in precisions]
     found = {}
     for name, tensor in named_tensors(weights):
-        wanted = {tensor.dtype, *kinds} if tensor.is_floating_point() else {tensor.dtype}
-        sums = {str(kind).removeprefix("torch."): checksum(tensor.to(kind)) for kind in wanted}
+        dtypes = {tensor.dtype, *kinds} if tensor.is_floating_point() else {tensor.dtype}
+        sums = {str(kind).removeprefix("torch."): checksum(tensor.to(kind)) for kind in dtypes}
         found[name] = Expected(tensor.shape[0] if tensor.ndim else 1, sums, _is_constant(tensor))
     return found
 
@@ -87,12 +82,7 @@ def _is_constant(tensor: Tensor) -> bool:
 
 
 def compare(own: Mapping[str, Tensor], expected: Mapping[str, Expected]) -> Comparison:
-    """Compare an engine's tensors with the learner's, byte by byte.
-
-    Args:
-        own: the engine's tensors, by its own names, which may be fused.
-        expected: by the learner's names.
-    """
+    """Compare an engine's tensors, which may be fused, with the learner's, byte by byte."""
     directory, differing, unread = Directory(own), {}, []
     for name, one in expected.items():
         place = directory.find(name, one.rows)
@@ -109,24 +99,24 @@ def compare(own: Mapping[str, Tensor], expected: Mapping[str, Expected]) -> Comp
 
 
 def merged(comparisons: Sequence[Comparison]) -> Comparison:
-    """Return the comparison of copies of one model together: a tensor that differs in one of them differs."""
+    """Combine the comparisons of several copies of one model: a tensor that differs in one of them differs."""
     unread = dict.fromkeys(name for one in comparisons for name in one.unread)
     differing: dict[str, Pairs] = {}
     for name in dict.fromkeys(name for one in comparisons for name in one.differing):
         pairs = frozenset().union(*(one.differing.get(name, frozenset()) for one in comparisons))
         if any(name not in one.differing and name not in one.unread for one in comparisons):
-            pairs |= {(wanted, wanted) for wanted, _ in pairs}
+            pairs |= {(right, right) for right, _ in pairs}
         differing[name] = pairs
     return Comparison(differing, tuple(unread))
 
 
 @dataclass(slots=True)
 class ByteProof:
-    """What an engine's bytes show from sync to sync, where it may keep some tensors in a layout of its own.
+    """Finds stale tensors from sync to sync in engines that may keep some in a layout of their own.
 
-    Such a layout changes with the weights. So a tensor is stale if its copy stayed the same while the learner's
-    changed, or is now what the learner's was before. A tensor that was equal at the last sync and differs now is stale,
-    too, unless all its elements were alike then, as those of new biases are: in any layout these are the same.
+    A tensor is stale if its copy stayed the same while the learner's changed, if it is now what the learner's was
+    before, or if it was equal at the last sync and differs now. The last does not hold for tensors of equal elements,
+    such as new biases: in any layout these look the same.
     """
 
     keeps_layout: bool  # whether the engine keeps the learner's layout, so that no tensor may differ
@@ -134,7 +124,6 @@ class ByteProof:
     unproven: frozenset[str] = frozenset()  # at the last sync, because they differed or could not be read
 
     def stale(self, found: Comparison) -> list[str]:
-        """Return the tensors that are certainly not the learner's."""
         if self.keeps_layout:
             return sorted(found.differing)
         if self.apart is None:

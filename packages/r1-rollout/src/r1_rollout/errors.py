@@ -8,8 +8,7 @@ class RolloutError(Exception):
     """An engine did not sample, or not from the expected weights; the message says why, and what to do."""
 
 
-class EngineError(RolloutError, RuntimeError):
-    """The engine cannot start, has died or hangs."""
+class EngineError(RolloutError, RuntimeError): ...
 
 
 class PromptError(EngineError, ValueError):
@@ -39,5 +38,4 @@ class StaleWeights(RolloutError, RuntimeError):
         )
 
 
-class ServerError(RolloutError):
-    """Base class of errors of servers."""
+class ServerError(RolloutError): ...

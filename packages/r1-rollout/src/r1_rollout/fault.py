@@ -25,26 +25,21 @@ _HIDING = {EMBEDDING, HEAD, NORM}  # without them all log-probs are alike, whate
 
 
 class Reference(Protocol):
-    """The learner, as far as the search needs it."""
+    """The learner, for the search."""
 
-    def weights(self, version: int) -> WeightSource:
-        """Return what a sync sends, called by this version."""
+    def weights(self, version: int) -> WeightSource: ...
 
     def logprobs_of(self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]]) -> list[list[float]]:
         """Return the learner's log-prob of each token of each response, at the canary's temperature."""
 
-    def zeroed(self, rows: ParameterRows) -> AbstractContextManager[None]:
-        """Inside the block these rows of its weights are zero."""
+    def zeroed(self, rows: ParameterRows) -> AbstractContextManager[None]: ...
 
 
-class Engine(Generator, Replaying, Protocol):
-    """An engine that the canary can compare."""
+class Engine(Generator, Replaying, Protocol): ...
 
 
 @dataclass(frozen=True, slots=True)
 class _Sight:
-    """Log-probs of the probes on both sides, under the same weights."""
-
     engine: list[list[float]]
     learner: list[list[float]]
 
@@ -62,17 +57,17 @@ def find_fault(
 
     1. The same weights once more. If that closes the gap, the sync had lost something.
     2. Sequences that it has never seen. If there is no gap on these, a cache was not reset.
-    3. Without one group after the other (embedding, each layer, head, vision tower, adapter), which is zero on both
-       sides. A group whose absence changes the learner and not the engine never arrives: all such groups are named. If
-       there is none, the group without which both agree arrives wrong: transposed, swapped, bound to another module.
+    3. Without one group after the other (embedding, each layer, head, vision tower, adapter), zero on both sides. A
+    group
+       whose absence changes the learner and not the engine never arrives. If there is none, the group without which
+       both agree arrives wrong: transposed, swapped, bound to another module.
 
-    That takes one sync for each group and two more, and as many short forward passes on both sides. Limits: of several
-    groups that arrive wrong at once none is found; embedding, final norm and head can be told apart only if they do not
-    arrive; and a gap just above the tolerance may be blamed on a neighbour. The engine is left with unusable weights:
-    it must not sample before another sync.
+    Cost: one sync and a short forward pass on both sides for each group. Limits: of several groups that arrive wrong at
+    once none is found; embedding, final norm and head can be told apart only if they do not arrive; a gap just above
+    the tolerance may be blamed on a neighbour. The engine must not sample before another sync.
 
     Args:
-        same_bytes: whether the engine's weights are byte for byte the learner's: what it computes with them is wrong.
+        same_bytes: the engine's weights are the learner's byte for byte, so its computation is at fault.
     """
     whole = _look(canary, engine, reference, version, canary.probes)
     verdict = _judge(canary, engine, reference, version, whole, same_bytes=same_bytes)
@@ -84,7 +79,6 @@ def find_fault(
 
 
 def name_differing(names: Sequence[str], version: int) -> StaleWeights:
-    """Return the error for tensors whose bytes are not the learner's."""
     groups = list(dict.fromkeys(map(group_of, names)))
     shown = ", ".join(groups[:5]) + (", …" if len(groups) > 5 else "")
     found = f"{', '.join(names[:3])}{', …' if len(names) > 3 else ''}"
@@ -95,7 +89,6 @@ def name_differing(names: Sequence[str], version: int) -> StaleWeights:
 def _judge(
     canary: Canary, engine: Engine, reference: Reference, version: int, whole: _Sight, *, same_bytes: bool
 ) -> tuple[str, str]:
-    """Return (group, what was found)."""
     if canary.accepts(whole.gap):
         return "the sync", "a second sync of the same weights closed the gap"
     unseen = canary.accepts(_look(canary, engine, reference, version, canary.fresh).gap)
@@ -129,7 +122,6 @@ def _judge(
 
 
 def _look(canary: Canary, engine: Engine, reference: Reference, version: int, probes: Probes) -> _Sight:
-    """Sync, and return the log-probs of the probes on both sides."""
     with engine.active(reference.weights(version)):
         sampled = probe_logprobs(engine, probes, canary.temperature)
     return _Sight(sampled, reference.logprobs_of(probes.prompts, probes.responses))
@@ -143,8 +135,7 @@ def group_parameters(weights: Weights, inputs: set[int]) -> dict[str, ParameterR
     """Return what to set to zero for each group, in the order of the model.
 
     Args:
-        inputs: the tokens that the probes embed. An embedding's other rows matter as rows of the head that it is tied
-            to; without a head of its own, the head is these rows.
+        inputs: the tokens that the probes embed. An embedding's other rows are a tied head's.
     """
     groups: dict[str, dict[str, Sequence[int] | None]] = {}
     embedding: tuple[str, int] | None = None

@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, cast
 
-from r1_rollout.tokens import end_token_ids, media_token_ids, read_end_token_ids
+from r1_rollout.tokens import end_token_ids, media_token_ids, read_end_token_ids, setting
 from r1_rollout.types import Completion, Groups, OldEngineNames, PromptLike, SamplingParams
 
 if TYPE_CHECKING:
@@ -37,16 +37,14 @@ def load(
 
     Args:
         model: a path or name that `transformers` can load, or a `transformers.PreTrainedModel`, which the embedded
-            engine then owns: give it a copy of a model that you train.
+            engine then owns.
         engine: "auto" is vLLM where `prefers_vllm` and `model` is a path, else embedded.
-        tokenizer: a Hugging Face tokenizer; by default the one at the path, if there is one. Prompts of text and stop
-            strings need it.
-        chat: whether a prompt that is a string is the user's message in a chat, or plain text; by default it is a
-            message if the tokenizer has a chat template.
-        options: of the embedded engine: `device`, by default CUDA where there is one; `dtype`, by default the object's,
-            of a checkpoint float32 on a CPU and its own on a GPU; the arguments of `EmbeddedEngine`, of which
-            `end_token_ids` and `banned_token_ids` are by default the checkpoint's end tokens and its placeholders of
-            media. Of vLLM: see `VllmEngine.load`.
+        tokenizer: by default the one at the path, if there is one. Prompts of text and stop strings need it.
+        chat: whether a string is the user's message in a chat, or plain text; by default a message if the tokenizer has
+            a chat template.
+        options: of `EmbeddedEngine` or `VllmEngine.load`. By default the embedded engine takes `device` CUDA where
+            there is one, `dtype` float32 on a CPU and the model's own on a GPU, and `end_token_ids` and
+            `banned_token_ids` of the checkpoint.
 
     Raises:
         ValueError: there is no such engine, `model` is neither a path nor a model, vLLM is asked to serve an object, no
@@ -89,18 +87,17 @@ class LoadedEngine(OldEngineNames):
 
     def __init__(self, engine: Any, tokenizer: Any = None, chat: bool | None = None) -> None:
         self.engine, self.tokenizer = engine, tokenizer
-        self._chat = bool(getattr(tokenizer, "chat_template", None)) if chat is None else chat
+        self._chat = bool(setting(tokenizer, "chat_template")) if chat is None else chat
 
     def generate(self, prompts: Sequence[Prompt], params: SamplingParams) -> Groups:
         """Yield (index into `prompts`, its `params.n` completions) as each group finishes.
 
         Args:
-            prompts: each is a string, a list of chat messages, a list (or a tensor or array) of token ids, or any
-                `PromptLike`, which may have pictures.
+            prompts: each is a string, a list of chat messages, a list (or a tensor or array) of token ids, or a
+                `PromptLike`.
 
         Raises:
-            ValueError: `prompts` is itself one prompt, or one of them is none of these; text without a tokenizer, or
-                messages without its chat template; and what the engine refuses.
+            ValueError: a prompt is none of these, or needs a tokenizer or chat template that is missing.
         """
         groups: Groups = self.engine.generate(self._prompts(prompts), params)
         return groups
@@ -119,7 +116,6 @@ class LoadedEngine(OldEngineNames):
         self.engine.load_weights(source)
 
     def text(self, completion: Completion) -> str:
-        """Return the answer's text without special tokens. Raises ValueError if there is no tokenizer."""
         text: str = self._need_tokenizer("text").decode(completion.token_ids.tolist(), skip_special_tokens=True)
         return text
 
@@ -139,7 +135,6 @@ class LoadedEngine(OldEngineNames):
         return made
 
     def _token_ids(self, prompt: Any, index: int) -> list[int]:
-        """Return the tokens of a string, of messages, or of token ids; `index` is for messages of errors."""
         if not isinstance(prompt, str | Sequence) or isinstance(prompt, bytes):
             raise ValueError(f"prompt {index} is a {type(prompt).__name__}: {_KINDS}")
         if not isinstance(prompt, str) and not any(isinstance(part, Mapping) for part in prompt):
@@ -151,7 +146,7 @@ class LoadedEngine(OldEngineNames):
         if isinstance(prompt, str) and not self._chat:
             tokens: list[int] = tokenizer(prompt)["input_ids"]
             return tokens
-        if not getattr(tokenizer, "chat_template", None):
+        if not setting(tokenizer, "chat_template"):
             raise ValueError("a chat needs a tokenizer with a chat template: give plain text with chat=False")
         messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
         chat: list[int] = tokenizer.apply_chat_template(
@@ -167,8 +162,6 @@ class LoadedEngine(OldEngineNames):
 
 @dataclass(frozen=True, slots=True)
 class _TokenPrompt:
-    """A prompt without media."""
-
     id: str
     token_ids: list[int]
     position_ids: "Tensor"  # int64 [1, prompt_length]
@@ -182,7 +175,6 @@ def _make_prompt(id: str, token_ids: list[int]) -> _TokenPrompt:
 
 
 def _tokenizer(path: str) -> Any:
-    """Return the tokenizer at the path, None if there is none."""
     from transformers import AutoTokenizer
 
     try:
@@ -199,7 +191,7 @@ def _vllm(path: str, tokenizer: Any, options: dict[str, Any]) -> Any:
     trusted = options.get("trust_remote_code", False)
     config = AutoConfig.from_pretrained(path, trust_remote_code=trusted)
     # vLLM's "auto" would halve the precision of a float32 checkpoint.
-    own = str(getattr(config, "dtype", None) or "auto").removeprefix("torch.")
+    own = str(setting(config, "dtype") or "auto").removeprefix("torch.")
     defaults = {
         "dtype": own if torch.cuda.is_available() else "float32",
         "end_token_ids": read_end_token_ids(path, trusted, tokenizer),
@@ -215,15 +207,16 @@ def _embedded(model: Any, is_path: bool, tokenizer: Any, options: dict[str, Any]
     import torch
 
     from r1_rollout.embedded import EmbeddedEngine
+    from r1_rollout.weights import dtype_named
 
     device = torch.device(options.pop("device", "cuda" if torch.cuda.is_available() else "cpu"))
     dtype = options.pop("dtype", None)
     if is_path:
         model = _checkpoint(str(model), dtype or (torch.float32 if device.type == "cpu" else "auto"))
     elif dtype is not None:
-        model = model.to(getattr(torch, dtype) if isinstance(dtype, str) else dtype)
+        model = model.to(dtype_named(dtype) if isinstance(dtype, str) else dtype)
     ends = options.pop("end_token_ids", None) or end_token_ids(
-        getattr(model, "generation_config", None), model.config, tokenizer
+        setting(model, "generation_config"), model.config, tokenizer
     )
     if not ends:
         raise ValueError(f"{type(model).__name__} names no end token: load(model, end_token_ids=…)")
@@ -243,5 +236,5 @@ def _checkpoint(path: str, dtype: Any) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    family = AutoModelForImageTextToText if hasattr(config, "vision_config") else AutoModelForCausalLM
+    family = AutoModelForImageTextToText if setting(config, "vision_config") else AutoModelForCausalLM
     return family.from_pretrained(path, config=config, dtype=dtype, trust_remote_code=False)

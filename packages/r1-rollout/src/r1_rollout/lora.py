@@ -27,9 +27,8 @@ class Adapter:
 class AdapterSlot:
     """Adapters merged into a model's weights.
 
-    The base weights of the adapted modules are kept in the model's precision, so that an adapter is always added to
-    them and never to the sum with its predecessor: after any number of syncs the weights are, to the bit, those of the
-    last adapter alone. The price is a second copy of these modules.
+    The base weights of the adapted modules are kept, so that an adapter is always added to them and never to the sum
+    with its predecessor: the weights are, to the bit, those of the last adapter alone.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -38,7 +37,6 @@ class AdapterSlot:
         self.factors: dict[str, Tensor] = {}  # of the last sync, as they came
 
     def forget(self) -> None:
-        """Drop the base weights, because all weights are about to be replaced."""
         self._bases.clear()
         self.factors = {}
 
@@ -66,10 +64,9 @@ class AdapterSlot:
 
 
 class SideSlot:
-    """Adapters beside read-only weights, which may belong to the learner of the very adapter.
+    """Adapters beside read-only weights: a module computes W x + (alpha / rank) · B (A x).
 
-    A module computes W x + (alpha / rank) · B (A x). The factors are copies in the precision of the weights, so they
-    stay those of the last sync whatever their owner does meanwhile.
+    The factors are copies in the precision of the weights, so they stay those of the last sync.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -78,7 +75,6 @@ class SideSlot:
         self.factors: dict[str, Tensor] = {}  # of the last sync, under the names that they came by
 
     def forget(self) -> None:
-        """Raise ValueError: the weights cannot be replaced."""
         raise ValueError("the engine's weights are the learner's own: it takes adapters only")
 
     @torch.no_grad()
@@ -120,7 +116,6 @@ def _add_product(
 
 
 def _linear_of(model: nn.Module, place: Place) -> nn.Linear:
-    """Return the layer whose weight is at `place`."""
     module = model.get_submodule(place.name.removesuffix(".weight"))
     if not isinstance(module, nn.Linear):
         raise ValueError(f"the adapter of {place.name} is for a {type(module).__name__}, only linear layers take one")
@@ -128,7 +123,6 @@ def _linear_of(model: nn.Module, place: Place) -> nn.Linear:
 
 
 def _pair(adapter: Adapter) -> dict[str, tuple[Tensor, Tensor]]:
-    """Return (A, B) of each module."""
     if adapter.rank < 1:
         raise ValueError(f"the adapter has rank {adapter.rank}, it must be at least 1")
     if isinstance(adapter.target_modules, str):
@@ -153,7 +147,6 @@ def _pair(adapter: Adapter) -> dict[str, tuple[Tensor, Tensor]]:
 
 
 def _bind(model: nn.Module, adapter: Adapter, factors: dict[str, tuple[Tensor, Tensor]]) -> dict[str, Place]:
-    """Return where each module's weight is."""
     directory = Directory(model.state_dict(keep_vars=True))
     found = {module: directory.find(f"{module}.weight", b.shape[0]) for module, (_, b) in factors.items()}
     places = {module: place for module, place in found.items() if place is not None}

@@ -50,7 +50,6 @@ class Place:
     first_row: int = 0
 
     def rows(self, count: int) -> Tensor:
-        """Return the view into which a tensor with `count` rows is copied."""
         return self.target if self.part is None else self.target[self.first_row : self.first_row + count]
 
 
@@ -58,7 +57,6 @@ class Directory:
     """Finds an engine's tensor by any of the names that a trainer may have for it."""
 
     def __init__(self, own: Mapping[str, Tensor]) -> None:
-        """`own` are the engine's tensors by its own names."""
         self._own = {unwrapped(name): (name, tensor) for name, tensor in own.items()}
         cores = Counter(core(name) for name in own)
         # Where two tensors share a core, only their full names tell them apart.

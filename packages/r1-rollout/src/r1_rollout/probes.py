@@ -74,7 +74,7 @@ def text_probes(
     """Return a few sequences of different lengths, the same on every machine.
 
     Args:
-        allowed: the token ids that may be used, without placeholders of media.
+        allowed: token ids that stand for no media.
         axes: rows of `position_ids`, four for M-RoPE.
         longest_prompt, longest_response: tokens that the engine has room for.
         variant: another number gives other sequences, which share no prefix with these.

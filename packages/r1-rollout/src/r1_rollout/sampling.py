@@ -26,8 +26,7 @@ def noise_key(seed: int, prompt_id: str, sample: int) -> int:
 def sample_seed(seed: int, prompt_id: str, sample: int) -> int:
     """Return the seed of one sample for vLLM in [0, 2^62 + sample], a function of (seed, prompt id, sample index).
 
-    A server takes one seed a request and gives sample i that seed + i, so that is the rule everywhere. vLLM's
-    generators mix the seed's bits, so neighbours are independent.
+    A server takes one seed a request and gives sample i that seed + i, so that is the rule everywhere.
     """
     return (noise_key(seed, prompt_id, 0) & ((1 << SEED_BITS) - 1)) + sample
 
@@ -35,7 +34,7 @@ def sample_seed(seed: int, prompt_id: str, sample: int) -> int:
 def uniform(keys: Tensor, steps: Tensor) -> Tensor:
     """Return the noise of token number `steps` of samples, by SplitMix64 (Steele et al., OOPSLA 2014).
 
-    A counting generator stores nothing; integer arithmetic modulo 2^64 is the same on every device.
+    Integer arithmetic modulo 2^64 is the same on every device.
 
     Args:
         keys: int64 [rows], see `noise_key`.
@@ -55,7 +54,6 @@ def _signed(word: int) -> int:
 
 
 def _shift(words: Tensor, bits: int) -> Tensor:
-    """Shift right and fill with zeros; int64's own shift repeats the sign."""
     return (words >> bits) & ((1 << (64 - bits)) - 1)
 
 
@@ -134,8 +132,7 @@ def _nucleus(probs: Tensor, top_p: float, mass: Tensor | None = None) -> Tensor:
 def _pick(probs: Tensor, noise: Tensor) -> Tensor:
     """Return int64 [rows, 1]: the first index whose cumulative probability exceeds the noise; none of probability 0.
 
-    First the block of columns, then the column in it: a cumulative sum over a large vocabulary takes a CPU seven times
-    as long.
+    By blocks of columns first: a cumulative sum over a large vocabulary takes a CPU seven times as long.
     """
     columns = probs.shape[1]
     if missing := -columns % _BLOCK:

@@ -39,6 +39,11 @@ def media_token_ids(config: Any, tokenizer: Any = None) -> frozenset[int]:
     return frozenset(ids)
 
 
+def setting(config: Any, name: str, default: Any = None) -> Any:
+    """Return a setting of a Hugging Face configuration or tokenizer, or the default if that has none."""
+    return getattr(config, name, default)
+
+
 def _named(source: Any) -> frozenset[int]:
-    ids = getattr(source, "eos_token_id", None)
+    ids = setting(source, "eos_token_id")
     return frozenset(token for token in (ids if isinstance(ids, list | tuple) else [ids]) if token is not None)

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from numbers import Integral
 from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias, runtime_checkable
 from warnings import warn
@@ -22,7 +22,7 @@ _COLDEST = 1e-5  # logits divided by less leave the range of float32
 
 
 class PromptLike(Protocol):
-    """What an engine reads of a prompt; any object with these attributes will do."""
+    """What an engine reads of a prompt."""
 
     @property
     def id(self) -> str:
@@ -57,12 +57,13 @@ class SamplingParams:
     stop: tuple[str, ...] = ()  # strings that do; the tokens up to the one that completes the string are kept
 
     def __post_init__(self) -> None:
+        values = asdict(self)
         for name in ("max_tokens", "n", "top_k", "seed"):
-            if type(getattr(self, name)) is not int:
-                raise ValueError(f"{name} must be a whole number, got {getattr(self, name)!r}")
+            if type(values[name]) is not int:
+                raise ValueError(f"{name} must be a whole number, got {values[name]!r}")
         for name in ("temperature", "top_p", "min_p"):
-            if not isinstance(getattr(self, name), int | float):
-                raise ValueError(f"{name} must be a number, got {getattr(self, name)!r}")
+            if not isinstance(values[name], int | float):
+                raise ValueError(f"{name} must be a number, got {values[name]!r}")
         if self.n < 1 or self.max_tokens < 1:
             raise ValueError(f"n and max_tokens must be at least 1, got n={self.n}, max_tokens={self.max_tokens}")
         if not (0 < self.top_p <= 1 and 0 <= self.min_p <= 1) or (self.top_k < 1 and self.top_k != -1):
@@ -134,7 +135,7 @@ class Groups(Protocol):
     def __next__(self) -> tuple[int, list[Completion]]: ...
 
     def close(self) -> None:
-        """Abandon unfinished groups; afterwards there are no more. Closing twice is allowed."""
+        """Abandon unfinished groups. Closing twice is allowed."""
 
 
 class Generator(Protocol):
@@ -229,9 +230,7 @@ class Reading(Protocol):
 
     @property
     def concurrent(self) -> bool:
-        """Whether another thread may call it while an engine samples, and its results do not depend on what else it
-        computes at the same time.
-        """
+        """Whether another thread may call it while an engine samples, with the same results."""
 
     def read_logprobs(
         self,

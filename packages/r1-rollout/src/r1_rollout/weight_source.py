@@ -18,19 +18,16 @@ Shapes: TypeAlias = dict[str, tuple[int, ...]]  # of all weights of one sync, by
 class BucketWriter(Protocol):
     """Writes buckets of weights, in the process that has them; it pickles."""
 
-    def reaches(self) -> bool:
-        """Return whether this process can write."""
+    def reaches(self) -> bool: ...
 
-    def __call__(self, number: int, bucket: list[tuple[str, Tensor]]) -> None:
-        """Write the bucket of this number. Raises OSError."""
+    def __call__(self, number: int, bucket: list[tuple[str, Tensor]]) -> None: ...
 
 
 class WeightSource(Protocol):
     """The weights of one version: in this process, or on the ranks of a learner."""
 
     @property
-    def version(self) -> int:
-        """The number of the step that made them."""
+    def version(self) -> int: ...
 
     def names(self) -> Weights:
         """Return what `tensors` would, for its names and shapes only: values may be missing."""
@@ -42,15 +39,11 @@ class WeightSource(Protocol):
         """Run `task` on them in the process that has them; the task and its result pickle."""
 
     def spread(self, write: BucketWriter, max_bytes: int, dtype: torch.dtype | None) -> Shapes:
-        """Write full weights from the processes that have them, each bucket by one process.
+        """Write full weights from the processes that have them, each bucket by one; return their shapes by name.
 
         Args:
             write: called with `buckets(weights, max_bytes, dtype)` and their numbers, as whole tensors, in any order.
-            max_bytes: of a bucket, see `weights.buckets`.
             dtype: what floating-point tensors are cast to; None: they stay as they are.
-
-        Returns:
-            The tensors' shapes by name.
         """
 
 
@@ -127,16 +120,12 @@ def _followed(weights: Iterable[tuple[str, Tensor]], taken: Callable[[], object]
 
 
 def known(weights: Iterable[tuple[str, Tensor]], came: Shapes, first: Shapes) -> Iterator[tuple[str, Tensor]]:
-    """Yield `weights`, and add their shapes to `came`.
+    """Yield `weights`, and add their shapes to `came`. Raises WeightsError if one was not in the first sync.
 
-    Names and shapes may not change after the first sync: vLLM would keep a tensor of another shape, and load it again
-    in every later sync.
+    vLLM would keep a tensor of another shape, and load it again in every later sync.
 
     Args:
         first: shapes of the first sync; empty before it.
-
-    Raises:
-        WeightsError: a name or shape was not in the first sync.
     """
     for name, tensor in weights:
         note(name, tuple(tensor.shape), came, first)
@@ -144,14 +133,12 @@ def known(weights: Iterable[tuple[str, Tensor]], came: Shapes, first: Shapes) ->
 
 
 def note(name: str, shape: tuple[int, ...], came: Shapes, first: Shapes) -> None:
-    """Add one to `came`. Raises WeightsError if it differs from the first sync."""
     came[name] = shape
     if first and first.get(name) != shape:
         raise WeightsError(f"{name} {_differs(name, first, came)}")
 
 
 def require_same(first: Shapes, came: Shapes) -> None:
-    """Raise WeightsError if names and shapes are not those of the first sync."""
     differing = [name for name in sorted(first.keys() | came.keys()) if first and first.get(name) != came.get(name)]
     if differing:
         shown = "; ".join(f"{name} {_differs(name, first, came)}" for name in differing[:5])

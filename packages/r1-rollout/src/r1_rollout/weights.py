@@ -15,6 +15,12 @@ from r1_rollout.names import FUSED, Directory, Place, adapter_part
 Weights: TypeAlias = Iterable[tuple[str, Tensor]] | Adapter
 
 
+def dtype_named(name: str) -> torch.dtype:
+    """Return the dtype of a name such as `bfloat16`."""
+    dtype: torch.dtype = getattr(torch, name)
+    return dtype
+
+
 class Cut:
     """Assigns tensors to buckets of at most `max_bytes`, by their sizes alone; a larger tensor goes alone.
 
@@ -28,7 +34,6 @@ class Cut:
         self._number = -1
 
     def place(self, num_bytes: int) -> int:
-        """Return the number of the next tensor's bucket."""
         if self._number < 0 or self._size + num_bytes > self._max_bytes:
             self._number, self._size = self._number + 1, 0
         self._size += num_bytes
@@ -41,10 +46,7 @@ def buckets(
     """Yield the tensors in lists of at most `max_bytes`; a larger tensor goes alone.
 
     Floating-point tensors are cast to `dtype`, as from float32 masters to bfloat16. A list is emptied when the next is
-    requested, so one bucket is in memory at a time if `weights` makes its tensors one by one: copy what you keep.
-
-    Raises:
-        ValueError: `max_bytes` is not positive.
+    requested, so one bucket is in memory at a time if `weights` makes its tensors one by one.
     """
     cut, number = Cut(max_bytes), 0
     bucket: list[tuple[str, Tensor]] = []
@@ -62,8 +64,6 @@ def buckets(
 
 
 class WeightStore:
-    """The weights of an engine's model: their version, and how newer ones are loaded."""
-
     def __init__(self, model: nn.Module, *, read_only: bool = False) -> None:
         """Take the model; if its weights are `read_only`, only adapters can be loaded, beside them."""
         self.version: int | None = None  # None before the first load, and after one that failed
@@ -75,8 +75,8 @@ class WeightStore:
         """Load all weights, or an adapter for the base weights that are there.
 
         Raises:
-            WeightsError: `version` is older than the present one, or the weights are not this model's; or all weights
-                come, where those that are there are read only.
+            WeightsError: `version` is older than the present one, the weights are not this model's, or they are read
+                only.
         """
         self.require_newer(version)
         if self.version is not None:
@@ -98,12 +98,10 @@ class WeightStore:
         return {**self._model.state_dict(), **self._adapter.factors}
 
     def require_newer(self, version: int) -> None:
-        """Raise WeightsError if `version` is older than the last one that was loaded completely."""
         require_newer(version, self._latest if self.version is None else self.version)
 
 
 def require_newer(version: int, latest: int) -> None:
-    """Raise WeightsError if `version` is older than `latest`, which the engine has had."""
     if version < latest:
         raise WeightsError(
             f"weights of version {version} are older than version {latest}, which the engine has had: versions only "
@@ -116,11 +114,11 @@ def load_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Non
     """Copy `weights` into `model`, in the model's own precision and on its device.
 
     Names are those of the model's state dict, or of wrappers, other layouts and split projections (see `names`). Of
-    tied weights (an embedding and the output layer) either name will do.
+    tied weights either name will do.
 
     Raises:
-        WeightsError: a name is unknown, a shape or a kind of number differs, a weight of the model is missing, or
-            something is no named tensor with all its values. Tensors before the error have been copied.
+        WeightsError: a name is unknown, a shape or kind of number differs, or a weight is missing. Tensors before the
+            error have been copied.
     """
     own = model.state_dict(keep_vars=True)
     directory = Directory(own)
@@ -146,11 +144,7 @@ def load_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Non
 
 
 def named_tensors(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor) of a trainer's weights, a mapping or pairs.
-
-    Raises:
-        WeightsError: it is something else, or a tensor has not all its values here.
-    """
+    """Yield (name, tensor) of a mapping or pairs. Raises WeightsError on anything else, or tensors without values."""
     if isinstance(weights, str | nn.Module) or not isinstance(weights, Iterable):
         raise WeightsError(
             f"weights must be (name, tensor) pairs, got a {type(weights).__name__}: give model.state_dict().items()"
@@ -179,7 +173,6 @@ def _copy(name: str, tensor: Tensor, place: Place) -> None:
 
 
 def _absent_parts(place: Place, rows: dict[str, int]) -> list[str]:
-    """Return the missing parts of a fused tensor; raise WeightsError if the parts that came do not fill it."""
     expected = next(parts for parts in FUSED.values() if place.part in parts)
     absent = [f"{place.name} ({part})" for part in expected if part not in rows]
     if not absent and sum(rows.values()) != place.target.shape[0]:

@@ -42,7 +42,7 @@ class EngineHost:
     def __init__(self, build: BuildEngine) -> None:
         self._stack, self._active = ExitStack(), ExitStack()
         self._engine = build(self._stack)
-        self._arrival: Arrival | None = None
+        self._incoming: IncomingWeights | None = None
         self._params: SamplingParams | None = None
         self._numbers: list[int] = []  # of the prompts that the running call knows
         self._prompts: list[PromptLike] = []
@@ -65,7 +65,7 @@ class EngineHost:
             activate: make room to sample from them, too, until `offload`.
             direct: they come by a sender's calls, `make_call`, else by `load_bucket`.
         """
-        self._arrival = Arrival(partial(self._load, activate=activate), version, form, direct=direct)
+        self._incoming = IncomingWeights(partial(self._load, activate=activate), version, form, direct=direct)
 
     def _load(self, source: WeightSource, *, activate: bool) -> None:
         if activate:
@@ -75,19 +75,19 @@ class EngineHost:
 
     def load_bucket(self, bucket: Reference) -> None:
         """Load one bucket; returns when the engine is done with it. Raises what the engine raises."""
-        assert self._arrival is not None
-        self._arrival.add(bucket)
+        assert self._incoming is not None
+        self._incoming.add(bucket)
 
     def make_call(self, call: TransferCall) -> None:
         """Make a sender's call of vLLM's weight transfer. Raises what the engine raises."""
-        assert self._arrival is not None
-        self._arrival.add(call)
+        assert self._incoming is not None
+        self._incoming.add(call)
 
     def end_load(self, whole: bool) -> None:
         """End what `begin_load` has begun. Raises what the engine raises, which is certain if not `whole`."""
-        arrival, self._arrival = self._arrival, None
-        if arrival is not None:
-            arrival.end(whole)
+        incoming, self._incoming = self._incoming, None
+        if incoming is not None:
+            incoming.end(whole)
 
     def offload(self) -> None:
         """Free what only sampling needs."""
@@ -136,7 +136,7 @@ class EngineHost:
         self._stack.close()
 
 
-class Arrival:
+class IncomingWeights:
     """Weights that an engine reads in a thread, from a source to which one bucket or call after the other is added."""
 
     def __init__(
@@ -165,7 +165,7 @@ class Arrival:
         self._done.put(None)
 
     def _added(self) -> Iterator[Any]:
-        """Yield what is added, and signal when the next one is asked for."""
+        """Yield what is added, and signal when the next one is requested."""
         while (item := self._items.get()) is not None:
             if isinstance(item, Exception):
                 raise item

@@ -1,7 +1,7 @@
-"""One process beside the driver, on its machine and without a cluster, that holds one object: a `Ranks` of one.
+"""One object in a subprocess of the driver, without Ray: a `Ranks` of one.
 
-It computes while the driver does; what crosses goes through a pipe as pickles. It ends with the driver, however that
-ends, and takes no notice of signals: whoever stops a run stops the driver, which may still need what it is at.
+Calls go through a pipe as pickles. The process ends with the driver, however that ends, and ignores signals: a signal
+stops the driver, which may still need the result of a pending call.
 """
 
 import logging
@@ -24,25 +24,24 @@ from typing import Any
 from r1_cli.cluster.errors import ClusterError
 from r1_cli.cluster.process import last_lines, portable, write_into
 
-ENDING = 10.0  # seconds in which a process that hung up is gone, and how it ended is known
+ENDING = 10.0  # seconds until a process that has closed its pipe has ended
 
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A value that crosses as it is."""
+    """A value that is sent as it is."""
 
     value: Any
 
     def load(self) -> Any:
-        """Return it."""
         return self.value
 
 
 class OwnProcess:
-    """A process and the one object that it is there for; from any thread, one call at a time."""
+    """A process with one object, called from any thread, one call at a time."""
 
     def __init__(self, name: str, log: Path, threads: int) -> None:
-        """Start it; returns at once. It computes with so many threads, and writes what it prints into the log."""
+        """Start it; returns at once. `threads` are for torch; its output goes to the log."""
         self.name, self._log = name, log
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
@@ -57,15 +56,15 @@ class OwnProcess:
         return self._process.pid
 
     def warm(self, *modules: str) -> None:
-        """Let it import what it will need while nobody waits for it; returns at once."""
+        """Import modules in advance; returns at once."""
         self._pipe.send_bytes(pickle.dumps(("warm", modules)))
 
     def make(self, maker: Callable[..., object], *args: object) -> None:
-        """Make what it holds. Raises as `ask` does."""
+        """Make its object. Raises as `ask`."""
         self._call("make", (maker, args))
 
     def ask(self, verb: str, *args: object, **kwargs: object) -> Any:
-        """Call a method of what it holds; return the answer.
+        """Call a method of its object; return the answer.
 
         Raises:
             ClusterError: the process has died.
@@ -74,33 +73,30 @@ class OwnProcess:
         return self._call("ask", (verb, args, kwargs))
 
     def ask_all(self, verb: str, *args: object, **kwargs: object) -> list[Any]:
-        """Do as `ask`, for a process that is one of one."""
         return [self.ask(verb, *args, **kwargs)]
 
     def put(self, value: object) -> Carried:
-        """Return a value as what crosses to it."""
         return Carried(value)
 
     @property
     def putter(self) -> Callable[[object], Carried]:
-        """What `put` is, elsewhere."""
         return Carried
 
     @property
     def caller(self) -> Callable[..., Any]:
-        """Raise NotImplementedError: only the driver holds the pipe."""
-        raise NotImplementedError(f"{self.name} is asked by the driver alone")
+        """Raise NotImplementedError: only the driver has the pipe."""
+        raise NotImplementedError(f"{self.name} is called by the driver alone")
 
     def close(self) -> None:
-        """End the process as it is, also from another thread than one that asks."""
+        """Kill the process, from any thread."""
         self._process.kill()
         self._process.join()
 
-    def _call(self, kind: str, told: tuple[Any, ...]) -> Any:
-        what = told[0] if kind == "ask" else "start"
+    def _call(self, kind: str, arguments: tuple[Any, ...]) -> Any:
+        what = arguments[0] if kind == "ask" else "start"
         with self._turn:
             try:
-                self._pipe.send_bytes(pickle.dumps((kind, told), protocol=5))
+                self._pipe.send_bytes(pickle.dumps((kind, arguments), protocol=5))
                 good, answer = pickle.loads(self._pipe.recv_bytes())
             except (EOFError, OSError) as error:
                 self._process.join(ENDING)
@@ -115,7 +111,7 @@ class OwnProcess:
 
 
 def _serve(pipe: "Connection[Any, Any]", name: str, log: Path, threads: int) -> None:
-    """Answer until the driver ends."""
+    """Serve calls until the driver ends."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     write_into(log)
@@ -128,18 +124,18 @@ def _serve(pipe: "Connection[Any, Any]", name: str, log: Path, threads: int) -> 
     held: Any = None
     with suppress(EOFError, OSError):
         while True:
-            kind, told = pickle.loads(pipe.recv_bytes())
+            kind, sent = pickle.loads(pipe.recv_bytes())
             if kind == "warm":
-                with suppress(Exception):  # it fails again where it is needed, and is told there
-                    for module in told:
+                with suppress(Exception):  # raised again where the module is needed
+                    for module in sent:
                         import_module(module)
                 continue
             try:
                 answer = None
                 if kind == "make":
-                    held = told[0](*told[1])
+                    held = sent[0](*sent[1])
                 else:
-                    answer = getattr(held, told[0])(*told[1], **told[2])
+                    answer = getattr(held, sent[0])(*sent[1], **sent[2])
                 reply = True, answer
             except BaseException as error:
                 traceback.print_exc()

@@ -48,7 +48,7 @@ class RankedWeights:
     def references(self, dtype: torch.dtype | None) -> Iterator[Reference]:
         """Yield references to buckets that rank 0 has stored, cast to `dtype` before gathering, unless factors.
 
-        The next one is made when it is asked for. A caller that drops a bucket first has at most two of them alive.
+        The next one is made when it is requested. A caller that drops a bucket first has at most two of them alive.
         """
         yield from self._buckets(dtype if self.form is None else None, self.putter)
 

@@ -8,13 +8,14 @@ from torch import Tensor
 
 from r1_rollout.canary import TOLERANCE, widest_gap
 from r1_rollout.embedded.architecture import Reach
-from r1_rollout.embedded.choices import replay_choices
 from r1_rollout.embedded.decoding import Decoding
 from r1_rollout.embedded.kv import ATTENTION
 from r1_rollout.embedded.prefill import rotary_axes, without_lone_axis
 from r1_rollout.embedded.stack import Stack, stack_of
+from r1_rollout.embedded.strategies import forced_strategy
 from r1_rollout.errors import RolloutError
 from r1_rollout.probes import ProbePrompt, spread_tokens
+from r1_rollout.tokens import setting
 
 _LENGTHS = (48, 5)  # tokens of the two prompts; over the long one rotary embeddings that are off add up
 _RESPONSE = 2
@@ -23,12 +24,12 @@ _RESPONSE = 2
 def require_agreement(model: Any, reach: Reach, allowed: Sequence[int], filler: int) -> Stack | None:
     """Compare the log-probs of two short sequences, batched in the engine, with the model's own of each alone.
 
-    The model's own forward attends by `eager`, which implements every kind of attention. One of the sequences is at the
-    last positions that the model knows, where rotary embeddings that depend on the batch show. Models whose weights are
-    not loaded yet, or not finite, are not compared.
+    The model's own forward attends by `eager`, which implements every kind of attention. One sequence is at the last
+    known positions, where rotary embeddings that depend on the batch show. Models without finite weights are not
+    compared.
 
     Returns:
-        The model's stack, if it has one whose log-probs agree, too; else None, and the model's own forward decodes.
+        The model's stack, if it has one whose log-probs agree, too.
 
     Raises:
         ValueError: they differ by more than rounding, or one of the two forwards fails.
@@ -70,12 +71,12 @@ def require_agreement(model: Any, reach: Reach, allowed: Sequence[int], filler: 
 
 def _prompts(model: Any, reach: Reach, allowed: Sequence[int]) -> list[ProbePrompt]:
     text = model.config.get_text_config()
-    rope = getattr(text, "rope_parameters", None) or {}
-    known = reach.positions or 2 * (getattr(text, "max_position_embeddings", None) or 1024)
+    rope = setting(text, "rope_parameters") or {}
+    known = reach.positions or 2 * (setting(text, "max_position_embeddings") or 1024)
     room = min(reach.window or known, known) - _RESPONSE
     prompts = []
-    for number, wanted in enumerate(_LENGTHS):
-        length = max(1, min(wanted, room))
+    for number, longest in enumerate(_LENGTHS):
+        length = max(1, min(longest, room))
         first = 0 if number == 0 else max(0, known - length - _RESPONSE)
         positions = torch.arange(first, first + length).expand(4 if "mrope_section" in rope else 1, -1)
         prompts.append(ProbePrompt(f"agreement:{number}", spread_tokens(allowed, length, number), positions))
@@ -84,7 +85,6 @@ def _prompts(model: Any, reach: Reach, allowed: Sequence[int]) -> list[ProbeProm
 
 @torch.inference_mode()
 def _own_logprobs(model: Any, prompt: ProbePrompt, response: list[int]) -> list[float]:
-    """Return the log-probs of a response by one plain forward of its sequence."""
     rotary = rotary_axes(prompt.position_ids)
     behind = int(rotary.max()) + 1 + torch.arange(len(response)).expand(len(rotary), -1)
     positions: Tensor = without_lone_axis(torch.cat([rotary, behind], dim=1)[:, None])
@@ -105,8 +105,7 @@ def _engine_logprobs(
     filler: int,
     stack: Stack | None = None,
 ) -> list[list[float]]:
-    """Return the log-probs of responses by the forwards that sample."""
-    choices = replay_choices(responses, 1.0, model.device)
-    decoding = Decoding(model, prompts, choices, filler=filler, max_sequences=len(prompts), version=0, stack=stack)
+    strategy = forced_strategy(responses, 1.0, model.device)
+    decoding = Decoding(model, prompts, strategy, filler=filler, max_sequences=len(prompts), version=0, stack=stack)
     groups = dict(decoding)
     return [groups[index][0].logprobs.tolist() for index in range(len(prompts))]

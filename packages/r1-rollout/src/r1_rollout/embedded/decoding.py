@@ -7,12 +7,12 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from r1_rollout.embedded.choices import Choices
 from r1_rollout.embedded.graphs import Graphs
 from r1_rollout.embedded.kv import GroupCache
 from r1_rollout.embedded.prefill import alike, prefill, prefill_batches, rotary_axes, without_lone_axis
 from r1_rollout.embedded.rows import Rows
 from r1_rollout.embedded.stack import Stack
+from r1_rollout.embedded.strategies import DecodingStrategy
 from r1_rollout.errors import EngineMemoryError, NonFiniteLogits
 from r1_rollout.types import Completion, PromptLike
 
@@ -28,7 +28,7 @@ class Decoding:
         self,
         model: Any,
         prompts: Sequence[PromptLike],
-        choices: Choices,
+        strategy: DecodingStrategy,
         *,
         filler: int,
         max_sequences: int,
@@ -40,11 +40,10 @@ class Decoding:
         """Prepare the call.
 
         Args:
-            require: raises on a prompt, with its answers' limit, that cannot be decoded; for those that are appended.
+            require: raises on an appended prompt, with its answers' limit, that cannot be decoded.
             stack: computes decoding steps, unless a hook is on a module that it skips.
-            graphs: replay its steps as CUDA graphs.
         """
-        self._model, self._prompts, self._choices, self._version = model, prompts, choices, version
+        self._model, self._prompts, self._strategy, self._version = model, prompts, strategy, version
         stack = None if stack is None or stack.is_watched() else stack
         self._stack = Graphs(stack) if stack is not None and graphs else stack
         self._filler, self._capacity, self._require = filler, max_sequences, require
@@ -55,8 +54,8 @@ class Decoding:
         self._finished: deque[tuple[int, list[Completion]]] = deque()
         self._over = ""  # why there are no more groups, if somebody else decided so
         self._running: tuple[Rows, GroupCache] | None = (
-            Rows(self._capacity, max(choices.longest, 1), model.device),
-            GroupCache(self._capacity, choices.longest, in_place=isinstance(self._stack, Graphs)),
+            Rows(self._capacity, max(strategy.longest, 1), model.device),
+            GroupCache(self._capacity, strategy.longest, in_place=isinstance(self._stack, Graphs)),
         )
 
     def __iter__(self) -> Iterator[tuple[int, list[Completion]]]:
@@ -67,8 +66,7 @@ class Decoding:
 
         Raises:
             RuntimeError: the engine has ended this call.
-            NonFiniteLogits: the model's logits are not finite.
-            EngineMemoryError: there is too little memory on the GPU.
+            NonFiniteLogits, EngineMemoryError: see there.
         """
         while self._running is None or not self._finished:
             self._take_up()
@@ -92,10 +90,9 @@ class Decoding:
         return self._finished.popleft()
 
     def _take_up(self) -> None:
-        """Add prompts that have been appended."""
         while self._running is not None and not self._drained and self._known < len(self._prompts):
             try:
-                self._require(self._prompts[self._known], self._choices.limit(self._known))
+                self._require(self._prompts[self._known], self._strategy.limit(self._known))
             except BaseException:
                 self.close()
                 raise
@@ -107,13 +104,12 @@ class Decoding:
         self._waiting.clear()
 
     def close(self) -> None:
-        """Abandon unfinished groups and free their memory."""
         self._running = self._stack = None
         self._waiting.clear()
         self._finished.clear()
 
     def end(self, reason: str) -> None:
-        """Close the call; a consumer who asks for more gets the reason, unless all groups had been yielded."""
+        """Close the call; unless it was complete, a consumer who asks for more gets the reason."""
         if self._finished or (self._running is not None and (self._waiting or self._groups)):
             self._over = reason
         self.close()
@@ -121,10 +117,10 @@ class Decoding:
     @torch.inference_mode()
     def _advance(self, rows: Rows, cache: GroupCache) -> None:
         """Prefill prompts that enter, or else decode one token for all running rows."""
-        entering = bool(self._waiting) and self._capacity - len(rows) >= self._choices.samples
+        entering = bool(self._waiting) and self._capacity - len(rows) >= self._strategy.samples
         first = len(rows) if entering else 0
         logits = self._admit(rows, cache) if entering else self._decode(rows, cache)
-        tokens, logprobs = self._choices.choose(logits, rows.keys[first:], rows.ages[first:])
+        tokens, logprobs = self._strategy.choose(logits, rows.keys[first:], rows.ages[first:])
         if not logprobs.isfinite().all():
             row = first + int(logprobs.isfinite().logical_not().nonzero()[0])
             raise NonFiniteLogits(
@@ -137,9 +133,9 @@ class Decoding:
             self._arrange(rows, cache)
 
     def _admit(self, rows: Rows, cache: GroupCache) -> Tensor:
-        """Prefill prompts; return the logits [new rows, vocabulary] of the first answer tokens."""
-        choices, entering = self._choices, []
-        for _ in range(min((self._capacity - len(rows)) // choices.samples, len(self._waiting))):
+        """Prefill prompts; return the logits [new rows, vocabulary]."""
+        strategy, entering = self._strategy, []
+        for _ in range(min((self._capacity - len(rows)) // strategy.samples, len(self._waiting))):
             index = self._waiting.popleft()
             self._groups[index] = {}  # unfinished while it is computed too, for a call that is ended meanwhile
             entering.append(index)
@@ -152,19 +148,18 @@ class Decoding:
                 prompts = [self._prompts[index] for index in indices]
                 prefilled, behind = prefill(self._model, prompts, [inputs[place] for place in part], self._filler)
                 cache.insert(prefilled, [len(prompt.token_ids) for prompt in prompts], len(self._slots))
-                logits.append(behind.repeat_interleave(choices.samples, dim=0))
+                logits.append(behind.repeat_interleave(strategy.samples, dim=0))
                 for index in indices:
                     self._begin(index, rows)
         return torch.cat(logits)
 
     def _begin(self, index: int, rows: Rows) -> None:
-        """Start the samples of a prompt whose keys and values are in the cache's next slot."""
-        choices, position = self._choices, int(rotary_axes(self._prompts[index].position_ids).max()) + 1
-        rows.add(index, choices.keys(index), choices.limit(index), position, slot=len(self._slots))
+        strategy, position = self._strategy, int(rotary_axes(self._prompts[index].position_ids).max()) + 1
+        rows.add(index, strategy.keys(index), strategy.limit(index), position, slot=len(self._slots))
         self._slots.append(index)
 
     def _decode(self, rows: Rows, cache: GroupCache) -> Tensor:
-        """Feed every row its last token; return the logits [rows, vocabulary] of the next."""
+        """Return the next logits [rows, vocabulary] of all rows."""
         axes = len(rotary_axes(self._prompts[rows.owners[0][0]].position_ids))
         before = rows.ages - 1  # tokens in the cache
         cache.aim(before)
@@ -182,25 +177,23 @@ class Decoding:
         return logits[:, -1]
 
     def _retire(self, rows: Rows, cache: GroupCache) -> bool:
-        """Remove finished rows and collect complete groups; return whether there were any."""
-        stopped = self._choices.stopped(rows)
+        stopped = self._strategy.stopped(rows)
         finished = (stopped | (rows.ages >= rows.limits)).nonzero()[:, 0].tolist()
         for row in finished:
             prompt, sample = rows.owners[row]
-            tokens, logprobs = rows.said(row)
+            tokens, logprobs = rows.decoded(row)
             reason: Literal["stop", "length"] = "stop" if stopped[row] else "length"
             self._groups[prompt][sample] = Completion(tokens.numpy(), logprobs.numpy(), reason, self._version)
         sources, targets = rows.remove(finished)
         if finished:
             cache.remove_rows(finished, sources, targets)
-        for prompt in [prompt for prompt, group in self._groups.items() if len(group) == self._choices.samples]:
+        for prompt in [prompt for prompt, group in self._groups.items() if len(group) == self._strategy.samples]:
             group = self._groups.pop(prompt)
-            self._finished.append((prompt, [group[sample] for sample in range(self._choices.samples)]))
+            self._finished.append((prompt, [group[sample] for sample in range(self._strategy.samples)]))
             self._vacate(self._slots.index(prompt), rows, cache)
         return bool(finished)
 
     def _vacate(self, slot: int, rows: Rows, cache: GroupCache) -> None:
-        """Give a slot to the prompt in the last one."""
         last = len(self._slots) - 1
         cache.remove_slot(slot, last)
         if slot != last:

@@ -10,9 +10,9 @@ import torch
 from r1_rollout.checksums import Comparison, Expected, compare
 from r1_rollout.embedded.agreement import require_agreement
 from r1_rollout.embedded.architecture import Reach, prepare
-from r1_rollout.embedded.choices import Choices, replay_choices, sampling_choices
 from r1_rollout.embedded.decoding import Decoding
 from r1_rollout.embedded.prefill import rotary_axes
+from r1_rollout.embedded.strategies import DecodingStrategy, forced_strategy, sampling_strategy
 from r1_rollout.errors import PromptError
 from r1_rollout.sampling import banned_tokens
 from r1_rollout.types import OldEngineNames, PromptLike, SamplingParams
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 class EmbeddedEngine(OldEngineNames):
     """A `Generator` and a `Replaying` over a Hugging Face causal or vision-language model.
 
-    A prompt is computed and kept once for all its samples; the samples of many prompts decode together, and new groups
+    A prompt is computed and kept once for all its samples. The samples of many prompts decode together, and new groups
     enter as finished ones leave.
     """
 
@@ -47,14 +47,14 @@ class EmbeddedEngine(OldEngineNames):
 
         Args:
             model: a `transformers.PreTrainedModel` with full or sliding attention. The engine owns it and its
-                configuration: moves it, sets its attention, overwrites its weights.
+                configuration.
             end_token_ids: tokens that end an answer.
             banned_token_ids: tokens that are never sampled, such as the placeholders of pictures.
             max_sequences: samples that decode at the same time; with the lengths it bounds the memory.
             tokenizer: a Hugging Face tokenizer, needed by stop strings only.
-            version: of the weights in `model`, to sample from them; None: others have to be loaded first.
-            read_only: the weights belong to another model, which may compute with them meanwhile and must not change
-                them. They must be on `device`. Only adapters can be loaded, which are kept beside them.
+            version: of the weights in `model`; None: others have to be loaded first.
+            read_only: the weights are another model's, which must not change them meanwhile. Only adapters can be
+                loaded, which are kept beside them.
             eager: launch a GPU's steps kernel by kernel instead of replaying CUDA graphs of them.
 
         Raises:
@@ -88,7 +88,7 @@ class EmbeddedEngine(OldEngineNames):
 
         Raises:
             RuntimeError: the engine is active already.
-            WeightsError: the weights are not those of the engine's model.
+            WeightsError: as `load_weights`.
         """
         if self._active:
             raise RuntimeError(f"the engine is active already, with weight version {self._version}")
@@ -109,8 +109,7 @@ class EmbeddedEngine(OldEngineNames):
         """Load weights to sample from them until others come, with no `active` block.
 
         Raises:
-            WeightsError: the weights are not those of the engine's model, which now holds a mixture and refuses to
-                sample until others are loaded.
+            WeightsError: they are not the model's. The engine has a mixture then, and samples only after another load.
         """
         self._load(source)
         self._stays_ready = True
@@ -124,18 +123,17 @@ class EmbeddedEngine(OldEngineNames):
 
         Raises:
             RuntimeError: the engine is not active, or the call was ended.
-            PromptError: a prompt is empty, has a token that the model does not know, its positions do not fit the
-                others', or its answer may exceed what the model knows or sees; the engine is well.
+            PromptError: a prompt is empty, has unknown tokens or other axes than the first, or its answer may exceed
+                what the model knows or sees; the engine is well.
             ValueError: a group exceeds `max_sequences`; stop strings without a tokenizer.
-            NonFiniteLogits: the model's logits are not finite.
-            EngineMemoryError: there is too little memory on the GPU.
+            NonFiniteLogits, EngineMemoryError: see there.
         """
         if params.n > self._max_sequences:
             raise ValueError(f"n={params.n} samples a prompt, but max_sequences={self._max_sequences}: raise it")
-        choices = sampling_choices(
+        strategy = sampling_strategy(
             prompts, params, banned=self._banned, end_token_ids=self._end_token_ids, tokenizer=self._tokenizer
         )
-        decoding = self._decode("generate", prompts, choices)
+        decoding = self._decode("generate", prompts, strategy)
         self._end("a later generate() began before it finished")
         self._decoding = weakref.ref(decoding)
         return decoding
@@ -147,18 +145,13 @@ class EmbeddedEngine(OldEngineNames):
     def logprobs_of(
         self, prompts: Sequence[PromptLike], responses: "Sequence[Tokens]", temperature: float = 1.0
     ) -> list[list[float]]:
-        """Return the log-probs that the engine's weights give to the tokens of each response, one response a prompt.
+        """Return the log-probs of each response's tokens under the engine's weights, one response a prompt.
 
-        Every token goes through the forward that samples it, so what is wrong there shows here. Leaves an unfinished
-        `generate` alone.
-
-        Returns:
-            [responses][response_length], at `temperature` (1 if it is 0).
+        Every token goes through the forward that samples it, so its faults show here. An unfinished `generate` is not
+        affected.
 
         Raises:
-            RuntimeError: outside an active block.
-            ValueError: prompts and responses differ in number, or a token is not of the vocabulary.
-            NonFiniteLogits: the model's logits are not finite.
+            RuntimeError, PromptError, ValueError, NonFiniteLogits: as `generate`, or a response token is unknown.
         """
         if len(prompts) != len(responses):
             raise ValueError(f"got {len(prompts)} prompts and {len(responses)} responses: one response a prompt")
@@ -168,22 +161,20 @@ class EmbeddedEngine(OldEngineNames):
                     f"prompt {prompt.id}: response token {wrong[0]} is outside the vocabulary of {self._vocabulary}"
                 )
         given = [index for index, response in enumerate(responses) if len(response)]
-        choices = replay_choices([responses[index] for index in given], temperature, self._banned.device)
+        strategy = forced_strategy([responses[index] for index in given], temperature, self._banned.device)
         logprobs: list[list[float]] = [[] for _ in responses]
-        for index, (completion,) in self._decode("logprobs_of", [prompts[index] for index in given], choices):
+        for index, (completion,) in self._decode("logprobs_of", [prompts[index] for index in given], strategy):
             logprobs[given[index]] = completion.logprobs.tolist()
         return logprobs
 
     @property
     def precisions(self) -> tuple[str, ...]:
-        """Those of the model's weights."""
         return tuple(sorted({str(one.dtype).removeprefix("torch.") for one in self._model.parameters()}))
 
     def compare(self, expected: Mapping[str, Expected]) -> Comparison:
-        """Compare tensors of the model, and factors, with what they are to be; see `r1_rollout.checksums`."""
         return compare(self._weights.tensors(), expected)
 
-    def _decode(self, name: str, prompts: Sequence[PromptLike], choices: Choices) -> Decoding:
+    def _decode(self, name: str, prompts: Sequence[PromptLike], strategy: DecodingStrategy) -> Decoding:
         if self._version is None:
             raise RuntimeError(
                 f"{name}() needs an active engine with whole weights: call it inside `with engine.active(source)`, "
@@ -195,11 +186,11 @@ class EmbeddedEngine(OldEngineNames):
             _check_length(prompt, limit, self._reach)
 
         for index, prompt in enumerate(prompts):
-            require(prompt, choices.limit(index))
+            require(prompt, strategy.limit(index))
         return Decoding(
             self._model,
             prompts,
-            choices,
+            strategy,
             filler=self._filler,
             max_sequences=self._max_sequences,
             version=self._version,
@@ -209,7 +200,6 @@ class EmbeddedEngine(OldEngineNames):
         )
 
     def _load(self, source: WeightSource) -> None:
-        """Replace the weights; until all have arrived, there is no version to sample from."""
         self._weights.require_newer(source.version)
         self._end("new weights came before it finished")
         self._version = None
@@ -223,7 +213,6 @@ class EmbeddedEngine(OldEngineNames):
 
 
 def _check_shape(prompt: PromptLike, axes: int, vocabulary: int) -> None:
-    """Raise PromptError on a prompt that the model would misread."""
     tokens = prompt.token_ids
     if not len(tokens):
         raise PromptError(f"prompt {prompt.id} is empty: the model needs at least one token to go on from")
@@ -238,7 +227,6 @@ def _check_shape(prompt: PromptLike, axes: int, vocabulary: int) -> None:
 
 
 def _check_length(prompt: PromptLike, limit: int, reach: Reach) -> None:
-    """Raise PromptError if the answer may exceed the positions that the model knows or sees."""
     start, length = int(rotary_axes(prompt.position_ids).max()) + 1, len(prompt.token_ids)
     if reach.positions is not None and start + limit > reach.positions:
         raise PromptError(

@@ -1,9 +1,8 @@
-"""Decoding steps as CUDA graphs: kernels that are launched once and replayed.
+"""Decoding steps as CUDA graphs, which spare a CPU the launch of each kernel.
 
-Launching a step of a small batch takes a CPU longer than a GPU needs to compute it. A graph reads and writes the
-addresses that it was captured with, so the cache keeps a step's tensors in place (`kv.GroupCache`, `in_place`). While
-its `footprint` is the same, the graph is valid. It changes when samples enter or leave, or answers grow by `kv.GRAIN`
-columns.
+A graph reads and writes the addresses that it was captured with, so the cache keeps a step's tensors in place
+(`kv.GroupCache`, `in_place`). While its `footprint` is the same, the graph is valid. It changes when samples enter or
+leave, or answers grow by `kv.GRAIN` columns.
 """
 
 import logging
@@ -39,8 +38,6 @@ def capture_cuda(action: Action) -> tuple[Callable[[], None], Tensor]:
 
 
 class Graphs:
-    """The steps of one call through a stack, replayed where possible."""
-
     def __init__(self, stack: Stack, capture: Capture = capture_cuda) -> None:
         self._stack, self._capture = stack, capture
         self._key: Hashable = None
@@ -68,7 +65,6 @@ class Graphs:
         return self._logits
 
     def _capture_step(self, tokens: Tensor, position_ids: Tensor, cache: GroupCache) -> bool:
-        """Capture a step; return whether that was possible. Writing the same keys twice changes nothing."""
         self._tokens, self._positions = tokens.clone(), position_ids.clone(memory_format=torch.contiguous_format)
         try:
             self._replay, self._logits = self._capture(partial(self._stack.step, self._tokens, self._positions, cache))

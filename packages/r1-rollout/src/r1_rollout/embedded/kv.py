@@ -32,15 +32,12 @@ _decoding: ContextVar["GroupCache | None"] = ContextVar("decoding", default=None
 
 
 class Target(NamedTuple):
-    """Where the tokens that are decoded go in one segment."""
-
     segment: Segment
     rows: Tensor | slice  # int64 [tokens], or all rows in their order
     places: Tensor  # int64 [tokens]
     columns: Tensor  # int64 [tokens]
 
     def put_in(self, place: "Target | None") -> "Target":
-        """Return this one, stored in the tensors of another where shapes agree."""
         if place is None:
             return self
         rows = self.rows
@@ -139,7 +136,6 @@ class GroupCache(Cache):
 
     @contextmanager
     def decoding(self) -> Iterator[None]:
-        """Let `decode_attention` read this cache inside the block."""
         token = _decoding.set(self)
         try:
             yield
@@ -184,7 +180,6 @@ class GroupCache(Cache):
         return whole.output / whole.total
 
     def _attend_segment(self, segment: Segment, readers: Readers, query: Tensor) -> "Partial":
-        """Attend to one segment: one product a place, with the queries of all rows that read it."""
         places, (_, heads, queries, size) = len(segment.owners), query.shape
         own = segment.layers[self.layer]
         sorted_query = query if readers.straight else query[readers.members]
@@ -203,14 +198,13 @@ class GroupCache(Cache):
         return Partial(*map(of_rows, part))
 
     def knows(self, mask: Tensor | None) -> bool:
-        """Whether a mask says no more than `mask`: a layer's own would be lost, since `attend` reads none."""
+        """Whether a mask hides no more than `mask`; `attend` would ignore it."""
         return mask is not None and (mask.data_ptr() == self.mask.data_ptr() or not mask.any())
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._length
 
     def remove_rows(self, rows: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Remove rows; then rename the rows `sources` to `targets`."""
         for segment in _in_use(self._answers):
             segment.leave(rows)
             segment.rename(sources, targets)
@@ -227,7 +221,6 @@ def _place(tensor: Tensor | slice | None) -> Hashable:
 
 
 def _in_use(segments: Sequence[Segment]) -> Iterator[Segment]:
-    """Yield those that hold something: what reaches one has been in all before it."""
     return takewhile(lambda segment: len(segment.owners) > 0, segments)
 
 
@@ -247,11 +240,11 @@ def partial_attention(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor 
     """Attend to some of the columns.
 
     Args:
-        query: [batch, heads, queries, size], scaled for a softmax to the base of 2: torch's exp takes a CPU twenty to
-            a hundred times as long where columns are out of sight or count next to nothing, exp2 does not.
+        query: [batch, heads, queries, size], scaled for a softmax to the base of 2: exp is 20 to 100 times as slow as
+            exp2 on a CPU where columns are masked.
         keys: [batch, heads, size, columns].
         values: [batch, heads, columns, size].
-        bias: float32 [batch, 1, 1, columns], 0 or, where a column is out of sight, -inf; None: all are in sight.
+        bias: [batch, 1, 1, columns], 0 or -inf, if some columns are masked.
     """
     fine = torch.promote_types(query.dtype, torch.float32)
     scores = (query @ keys).to(fine)
@@ -274,21 +267,20 @@ def merge(first: Partial, second: Partial) -> Partial:
 def decode_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """Attend with one query token per row to the row's prompt and answer; elsewhere be torch's own attention.
+    """Attend with one query token per row to the row's prompt and answer; outside of decoding, use torch's attention.
 
     Query heads that share a key head (arXiv 2305.13245) are queries of it, so no key is copied.
 
     Args:
         query: [rows, heads, 1, size].
-        key, value: [rows, key heads, 1, size], those of the new tokens as the cache gave them back.
-        attention_mask: of torch's own attention; while decoding, the cache's, which knows by itself what is in sight.
+        key, value: [rows, key heads, 1, size], as `GroupCache.update` returned them.
 
     Returns:
-        [rows, 1, heads, size] and None for the attention weights.
+        [rows, 1, heads, size], and no weights.
 
     Raises:
-        RuntimeError: the model changes its scores by what torch's attention leaves out, see `CHANGES_SCORES`; or while
-            decoding, it attends to other keys than the cache gave it, or weighs them by a mask of its own.
+        RuntimeError: the model changes its scores by what torch's attention ignores, see `CHANGES_SCORES`; or, while
+            decoding, uses other keys than the cache's, or a mask of its own.
     """
     if unknown := [name for name in CHANGES_SCORES if kwargs.get(name) is not None]:
         raise RuntimeError(f"{type(module).__name__} changes its attention scores by {', '.join(unknown)}")

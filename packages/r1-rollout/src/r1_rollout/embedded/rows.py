@@ -51,26 +51,23 @@ class Rows:
         return self._tokens[torch.arange(len(self), device=self._tokens.device), self.ages - 1]
 
     def add(self, prompt: int, keys: Sequence[int], limit: int, position: int, slot: int) -> None:
-        """Start one sample of a prompt for each key."""
         rows = slice(len(self), len(self) + len(keys))
         self.owners += [(prompt, sample) for sample in range(len(keys))]
         self._state[rows] = torch.tensor([[key, 0, limit, position, slot] for key in keys])
 
     def extend(self, first: int, tokens: Tensor, logprobs: Tensor) -> None:
-        """Append a token to each row from `first` on."""
         rows, ages = torch.arange(first, len(self), device=tokens.device), self.ages[first:]
         self._tokens[rows, ages] = tokens
         self._logprobs[rows, ages] = logprobs
         ages += 1
 
-    def said(self, row: int) -> tuple[Tensor, Tensor]:
+    def decoded(self, row: int) -> tuple[Tensor, Tensor]:
         """Return a row's int32 tokens and float32 log-probs, [age] each, copied to main memory."""
         age = int(self.ages[row])
         tokens, logprobs = self._tokens[row, :age], self._logprobs[row, :age]
         return tokens.to("cpu", torch.int32), logprobs.to("cpu", copy=True)
 
     def tail(self, row: int, count: int) -> list[int]:
-        """Return the last `count` tokens of a row, or all if they are fewer."""
         age = int(self.ages[row])
         tokens: list[int] = self._tokens[row, max(age - count, 0) : age].tolist()
         return tokens

@@ -66,7 +66,6 @@ class Segment:
         self.owners = self.owners[: len(self.owners) - len(leaving)]
 
     def rename(self, sources: Sequence[int], targets: Sequence[int]) -> None:
-        """Rename sequences to the numbers of others that have left."""
         for source, target in zip(sources, targets, strict=True):
             self.owners[self.owners == source] = target
 
@@ -87,8 +86,6 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Readers:
-    """The rows that read a segment, in ascending order."""
-
     straight: bool  # members, rows and at are all 0, 1, 2, …: nothing need be sorted
     members: Tensor  # int64 [places × most], the rows that read each place, filled up with row 0
     rows: Tensor  # int64 [readers]
@@ -112,7 +109,6 @@ class Readers:
         return cls(straight, *(torch.from_numpy(array).to(device) for array in (members, rows, at)))
 
     def put_in(self, place: "Readers | None") -> "Readers":
-        """Return these, stored in the tensors of others where shapes agree."""
         if place is None or place.straight != self.straight:
             return self
         pairs = ((place.members, self.members), (place.rows, self.rows), (place.at, self.at))
@@ -127,7 +123,6 @@ def put(place: Tensor | None, new: Tensor) -> Tensor:
 
 
 def cut(places: int, columns: int = 1 << 30) -> list[Segment]:
-    """Return empty segments for at most `places` sequences of at most `columns`."""
     segments, first, last = [], 0, FIRST
     while first < columns:
         segments.append(Segment(first, min(last, columns), places))
@@ -144,7 +139,6 @@ def close_gaps(count: int, leaving: Sequence[int]) -> tuple[list[int], list[int]
 
 
 def _grown(tensor: Tensor, *shape: int) -> Tensor:
-    """Return a copy with more places, zeros in them."""
     # Zeros, because a masked column still meets the softmax's zero weight, and 0 × NaN is NaN.
     larger = tensor.new_zeros(shape)
     if len(tensor):

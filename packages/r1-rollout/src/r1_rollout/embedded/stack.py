@@ -24,10 +24,7 @@ _GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
 
 class Stack:
-    """The decoder of a model whose layers are of a known family."""
-
     def __init__(self, text: Any, head: nn.Module, around: Sequence[nn.Module]) -> None:
-        """Take a decoder and its output layer, recognised by `stack_of`, and the modules that contain the decoder."""
         self._embed, self._rotary, self._norm, self._head = text.embed_tokens, text.rotary_emb, text.norm, head
         self._layers = [_Layer(layer) for layer in text.layers]
         gone_around = [*around, *text.layers, text.norm]
@@ -128,7 +125,6 @@ def _is_gated(module: nn.Module) -> bool:
 
 
 def _normed(states: Tensor, norm: Any) -> Tensor:
-    """Normalise the last axis as `norm` does; without one, not at all."""
     if norm is None:
         return states
     if states.dtype == torch.float32:

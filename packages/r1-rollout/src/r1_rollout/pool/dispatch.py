@@ -20,7 +20,7 @@ Outcome = list[Completion] | BaseException
 
 
 class MemberLost(EngineError):
-    """The process of a pool's engine has died."""
+    """The process of a member has died."""
 
 
 @dataclass(slots=True)
@@ -34,14 +34,13 @@ class Backlog:
 class Session(Protocol):
     """One `generate` call on one member, which reports each group to the `Dispatch` once."""
 
-    def submit(self, groups: Sequence[tuple[int, PromptLike]]) -> None:
-        """Start sampling the groups; returns at once."""
+    def submit(self, groups: Sequence[tuple[int, PromptLike]]) -> None: ...
 
     def close(self, *, wait: bool) -> Iterable[int]:
         """Abandon unfinished groups; return those that will not be reported any more.
 
         Args:
-            wait: return when the member is free for the next call. False if another member has died.
+            wait: return only when the member is free for the next call.
         """
 
 
@@ -52,16 +51,13 @@ class Member(Protocol):
     backlog: Backlog
     reserve: int  # groups that wait at the engine beyond those that fit, so that it never idles
 
-    def open(self, params: SamplingParams, dispatch: "Dispatch") -> Session:
-        """Begin a `generate` call."""
+    def open(self, params: SamplingParams, dispatch: "Dispatch") -> Session: ...
 
     def logprobs_of(
         self, prompts: Sequence[PromptLike], responses: "Sequence[Tokens]", temperature: float
-    ) -> list[list[float]]:
-        """See `r1_rollout.types.Replaying`."""
+    ) -> list[list[float]]: ...
 
-    def compare(self, expected: dict[str, Expected]) -> Comparison:
-        """See `r1_rollout.types.Checksummed`."""
+    def compare(self, expected: dict[str, Expected]) -> Comparison: ...
 
 
 class Fleet:
@@ -77,7 +73,6 @@ class Fleet:
         return self.members
 
     def usable(self) -> Sequence[Member]:
-        """Return the members that take requests now or may later."""
         return self.members
 
     def retries(self, member: Member, error: BaseException) -> bool:
@@ -85,8 +80,7 @@ class Fleet:
         self.broken |= isinstance(error, MemberLost)
         return False
 
-    def succeeded(self, member: Member) -> None:
-        """Note that a member has finished a group."""
+    def succeeded(self, member: Member) -> None: ...
 
     def require_hope(self, since: float) -> None:
         """Raise RolloutError if no member has been ready since then (`time.monotonic`) and none will be."""
@@ -95,8 +89,8 @@ class Fleet:
 class Dispatch:
     """The groups of one `generate` call: an iterator of (index of the prompt, its completions).
 
-    Each group goes to the ready member with the smallest backlog that has room for it. A group is waiting, at one
-    member, or delivered. What a member had sent of a group before it failed is dropped, so no group is lost or doubled.
+    Each group goes to the ready member with the smallest backlog that has room for it. What a member had sent of a
+    group before it failed is dropped, so no group is lost or doubled.
     """
 
     def __init__(
@@ -126,7 +120,6 @@ class Dispatch:
         self._error: BaseException | None = None  # what a consumer gets who asks for more
 
     def start(self, sessions: dict[Member, Session]) -> Self:
-        """Begin to hand out groups."""
         self._sessions = sessions
         threading.Thread(target=self._run, daemon=True, name="r1-dispatch").start()
         return self
@@ -135,7 +128,7 @@ class Dispatch:
         return self
 
     def __next__(self) -> FinishedGroup:
-        """Wait for a group. Raises what a member has raised, and RuntimeError if the call was ended."""
+        """Wait for a group. Raises what a member has raised, or RuntimeError if the call was ended."""
         if not self._left:
             self.end("it is complete")
             raise StopIteration
@@ -148,7 +141,6 @@ class Dispatch:
         return outcome
 
     def close(self) -> None:
-        """Abandon unfinished groups; afterwards there are no more."""
         self._left = 0
         self.end("it was closed")
 
@@ -168,7 +160,6 @@ class Dispatch:
     # Called by the sessions.
 
     def arrived(self, index: int, tokens: int) -> None:
-        """Note that some tokens of a group have arrived."""
         with self._fleet.changed:
             member, owed = self._unfinished[index]
             member.backlog.tokens -= tokens
@@ -187,7 +178,6 @@ class Dispatch:
                 self._done.put((index, outcome))
 
     def fail(self, member: Member, error: BaseException) -> None:
-        """End the call, as a member has failed as a whole."""
         self._fleet.retries(member, error)
         self._give_up(error)
 
@@ -211,7 +201,6 @@ class Dispatch:
                 self._fleet.changed.notify_all()
 
     def _release(self, index: int) -> Member:
-        """Take a group off its member's backlog."""
         with self._fleet.changed:
             member, owed = self._unfinished.pop(index)
             member.backlog.tokens -= owed
@@ -222,7 +211,6 @@ class Dispatch:
     # The thread.
 
     def _run(self) -> None:
-        """Hand out groups until the call is over."""
         since = time.monotonic()
         try:
             with self._fleet.changed:
@@ -239,7 +227,6 @@ class Dispatch:
             self._give_up(error)
 
     def _assign(self) -> dict[Member, list[tuple[int, PromptLike]]]:
-        """Choose members for as many waiting groups as there is room for, in order."""
         given: dict[Member, list[tuple[int, PromptLike]]] = {}
         while self._waiting and (choice := self._choose()) is not None:
             index, member = choice
@@ -252,10 +239,10 @@ class Dispatch:
         return given
 
     def _choose(self) -> tuple[int, Member] | None:
-        """Return the next group that a member has room for, and the one of these with the smallest backlog.
+        """Return the next group that a member has room for, and this member.
 
-        A group returns to a member that it has failed on only when it has failed on all others: otherwise a server
-        that answers nonsense, and so is always idle, would attract every group.
+        A group returns to a member that it has failed on only when it has failed on all others: otherwise a server that
+        answers nonsense, and so is always idle, would attract every group.
         """
         free = [one for one in self._fleet.ready() if one.backlog.groups < self._room + one.reserve]
         usable = set(self._fleet.usable())
@@ -267,5 +254,4 @@ class Dispatch:
         return None
 
     def _count_tokens(self, index: int) -> int:
-        """Count the tokens that a group may take: its prompt once, shared by the samples, and all answers."""
         return len(self._prompts[index].token_ids) + self._params.n * self._params.max_tokens

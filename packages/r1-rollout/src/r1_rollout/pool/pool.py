@@ -5,14 +5,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-import torch
-
 from r1_rollout.canary import TOLERANCE, widest_gap
 from r1_rollout.checksums import Comparison, Expected, merged
 from r1_rollout.errors import EngineError
 from r1_rollout.pool.dispatch import Dispatch, Fleet, Member
 from r1_rollout.types import OldEngineNames, PromptLike, SamplingParams
 from r1_rollout.weight_source import WeightSource
+from r1_rollout.weights import dtype_named
 
 if TYPE_CHECKING:
     from r1_rollout.types import Tokens
@@ -24,10 +23,8 @@ Result = TypeVar("Result")
 class EnginePool(OldEngineNames, Generic[M]):
     """A `Generator`, `Replaying` and `Checksummed` over engines that are all alike.
 
-    A sample depends on its prompt, its number and the seed, so it does not matter which member samples it. A pool is
-    not `Drainable`: which prompts have begun at some moment depends on timing.
-
-    Subclasses say how weights reach the members (`_sync`) and which requests are valid.
+    A sample depends on its prompt, its number and the seed alone, so any member may sample it. A pool is not
+    `Drainable`: which prompts have begun depends on timing. Subclasses sync weights (`_sync`) and check requests.
     """
 
     def __init__(
@@ -44,24 +41,19 @@ class EnginePool(OldEngineNames, Generic[M]):
         Args:
             max_sequences: samples that decode at the same time in each.
             precisions, keeps_layout: see `Checksummed`.
-            max_attempts: members that a group is tried on before a call fails.
+            max_attempts: members that a group is tried on.
         """
         self._fleet, self._max_sequences, self._max_attempts = fleet, max_sequences, max_attempts
         self.precisions, self.keeps_layout = tuple(precisions), keeps_layout
         # How far log-probs of two members may differ, see `widest_gap`. Until a tolerance is learned from the model's
         # rounding noise, that of the coarsest precision.
-        self.tolerance = max(TOLERANCE.get(getattr(torch, name), 0.0) for name in precisions)
+        self.tolerance = max(TOLERANCE.get(dtype_named(name), 0.0) for name in precisions)
         self._dispatch: Dispatch | None = None
         self._inside = self._stays_ready = False
 
     @contextmanager
     def active(self, source: WeightSource | None = None) -> Iterator[None]:
-        """Sample inside the block, from the weights of `source` or those that are there; unfinished calls end with it.
-
-        Raises:
-            RuntimeError: the pool is active already.
-            WeightsError, EngineError: as `load_weights`.
-        """
+        """Sample inside the block; unfinished calls end with it. Raises RuntimeError if the pool is active already."""
         if self._inside:
             raise RuntimeError("the pool is active already")
         if source is None:
@@ -78,7 +70,6 @@ class EnginePool(OldEngineNames, Generic[M]):
                 self._offload()
 
     def load_weights(self, source: WeightSource) -> None:
-        """Load weights, or an adapter, into all members, to sample from them until others come."""
         self._replace(source, activate=False)
         self._stays_ready = True
 
@@ -88,12 +79,11 @@ class EnginePool(OldEngineNames, Generic[M]):
         self._sync(source, activate=activate)
 
     def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> Dispatch:
-        """Yield (index into `prompts`, its `params.n` completions) as each group finishes.
-
-        A later call ends an earlier one.
+        """Yield (index into `prompts`, its `params.n` completions) as each group finishes; a later call ends an earlier
+        one.
 
         Raises:
-            RuntimeError: the pool is not active or has no weights, or the call was ended before it was complete.
+            RuntimeError: the pool is not active or has no weights, or the call was ended.
             ValueError: a group exceeds `max_sequences`.
             RolloutError: a member's.
         """
@@ -117,12 +107,11 @@ class EnginePool(OldEngineNames, Generic[M]):
     def logprobs_of(
         self, prompts: Sequence[PromptLike], responses: "Sequence[Tokens]", temperature: float = 1.0
     ) -> list[list[float]]:
-        """Return the log-probs [responses][response_length] under the current weights. Every member computes all.
+        """Return the log-probs [responses][response_length] under the current weights; every member computes all.
 
         Raises:
             RuntimeError: the pool is not active.
             EngineError: two members differ by more than rounding, so one has other weights.
-            RolloutError: a member's.
         """
         self._require_active("logprobs_of")
         self._check_replay(prompts, responses, temperature)
@@ -133,7 +122,6 @@ class EnginePool(OldEngineNames, Generic[M]):
         return found[0]
 
     def compare(self, expected: Mapping[str, Expected]) -> Comparison:
-        """Compare every member's weights with the expected ones; see `r1_rollout.checksums`."""
         self._require_active("compare")
         return merged(self._each(lambda member: member.compare(dict(expected)), self._ready()))
 
@@ -149,7 +137,6 @@ class EnginePool(OldEngineNames, Generic[M]):
         return [one.result() for one in calls]
 
     def _end(self, reason: str) -> None:
-        """End the running call."""
         dispatch, self._dispatch = self._dispatch, None
         if dispatch is not None:
             dispatch.end(reason)
@@ -164,24 +151,20 @@ class EnginePool(OldEngineNames, Generic[M]):
         """Load weights into all members; with `activate` make room to sample from them, too."""
         raise NotImplementedError
 
-    def _activate(self) -> None:
-        """Make room to sample from the weights that are there."""
+    def _activate(self) -> None: ...
 
-    def _offload(self) -> None:
-        """Free what only sampling needs."""
+    def _offload(self) -> None: ...
 
-    def _check_version(self, version: int) -> None:
-        """Raise WeightsError if the members have had newer weights."""
+    def _check_version(self, version: int) -> None: ...
 
     def _prepare(self, prompts: Sequence[PromptLike]) -> Sequence[PromptLike]:
-        """Return the prompts as they are sent to every member."""
         return prompts
 
-    def _check_sampling(self, prompts: Sequence[PromptLike], params: SamplingParams) -> None:
-        """Raise on a request that no member can serve."""
+    def _check_sampling(self, prompts: Sequence[PromptLike], params: SamplingParams) -> None: ...
 
-    def _check_replay(self, prompts: Sequence[PromptLike], responses: "Sequence[Tokens]", temperature: float) -> None:
-        """Raise on a request that no member can serve."""
+    def _check_replay(
+        self, prompts: Sequence[PromptLike], responses: "Sequence[Tokens]", temperature: float
+    ) -> None: ...
 
 
 def require_agreement(names: Sequence[str], logprobs: Sequence[list[list[float]]], tolerance: float) -> None:

@@ -32,7 +32,6 @@ def write_source(source: WeightSource, folder: Path) -> Shapes:
 
 
 def _write_seen(weights: Weights, folder: Path) -> Shapes:
-    """Write an adapter where its factors are, if the folder is seen there."""
     assert isinstance(weights, Adapter)
     if not folder.is_dir():
         raise FileNotFoundError(f"{folder} {UNSEEN}")
@@ -61,11 +60,7 @@ def load_adapter(llm: Any, adapter: Adapter, version: int) -> Any:
 
 
 def write_adapter(adapter: Adapter, folder: Path) -> Shapes:
-    """Write `adapter` into `folder` as PEFT does; return its tensors' shapes by their names there.
-
-    Raises:
-        ValueError: the adapter is empty.
-    """
+    """Write `adapter` into `folder` as PEFT does; return its tensors' shapes. Raises ValueError if it is empty."""
     from safetensors.torch import save_file
 
     tensors = {peft_name(name): tensor.detach().cpu().contiguous() for name, tensor in adapter.weights}
@@ -77,7 +72,6 @@ def write_adapter(adapter: Adapter, folder: Path) -> Shapes:
 
 
 def written_names(folder: str | Path) -> list[str]:
-    """Return the names of the tensors that `write_adapter` wrote."""
     from safetensors import safe_open
 
     with safe_open(Path(folder) / WEIGHTS_FILE, framework="pt") as file:
@@ -91,11 +85,7 @@ def peft_name(name: str) -> str:
 
 
 def check_bound(names: Iterable[str], modules: Iterable[str]) -> None:
-    """Compare an adapter's names with the modules that vLLM can adapt.
-
-    Raises:
-        ValueError: some of the names belong to none of the modules, which vLLM itself would ignore.
-    """
+    """Raise ValueError if names of an adapter belong to no module that vLLM can adapt, which vLLM would ignore."""
     known = {_layer(module) for module in modules}
     lost = sorted({module for name in names if _layer(module := name.rsplit(".lora_", 1)[0]) not in known})
     if lost:

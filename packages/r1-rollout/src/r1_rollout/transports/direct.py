@@ -58,7 +58,6 @@ class Link:
         self._together(lambda: self._workers.update_weights(describe(bucket)), lambda: self._group.send(tensors))
 
     def close(self) -> None:
-        """End the group."""
         self._group.destroy()
 
     def _together(self, call: Callable[[], object], work: Callable[[], object]) -> None:
@@ -97,7 +96,6 @@ class GroupSender:
     """Sends from rank 0 to a group of all workers. Every rank has one, as ranks gather the weights together."""
 
     def __init__(self, workers: Workers, group: Group | None, weights: Pass) -> None:
-        """Let the workers join; `group` is None on all ranks but 0."""
         self._workers, self._weights = workers, weights
         self._link = None if group is None else Link(workers, group)
         if self._link is not None:
@@ -106,8 +104,7 @@ class GroupSender:
     def send(self) -> None:
         """Send all weights; returns when the engines have them.
 
-        If an engine or the group fails, the error is raised when all ranks have ended the pass. The group has then
-        ended, too.
+        If an engine or the group fails, all ranks end the pass, then the error is raised and the group has ended.
         """
         parts = buckets(self._weights(), BUCKET)
         try:
@@ -121,7 +118,6 @@ class GroupSender:
                 pass
 
     def close(self) -> None:
-        """End the group."""
         if self._link is not None:
             self._link.close()
 
@@ -143,7 +139,6 @@ class IpcSender:
         self._sender = IPCTrainerWeightTransferEngine.trainer_init(info, client=self._workers, source=source)
 
     def send(self) -> None:
-        """Send all weights; returns when the engines have them. Raises an engine's error when the pass is over."""
         self._workers.raise_error()
         self._sender.send_weights()
         self._workers.raise_error()
@@ -154,8 +149,6 @@ class IpcSender:
 
 @dataclass(frozen=True, slots=True)
 class _Repeated:
-    """vLLM's source of weights: each iteration is a new pass."""
-
     weights: Pass
 
     def __iter__(self) -> Iterator[tuple[str, Tensor]]:

@@ -41,7 +41,6 @@ class ShardWriter:
         return self.folder.is_dir()
 
     def __call__(self, number: int, bucket: list[tuple[str, Tensor]]) -> None:
-        """Write one file. Raises OSError if the disk is full, FileNotFoundError if the folder is not seen here."""
         from safetensors import SafetensorError
         from safetensors.torch import save_file
 
@@ -78,12 +77,10 @@ def write_source(source: WeightSource, folder: Path, max_bytes: int, dtype: torc
 def write_shards(
     weights: Iterable[tuple[str, Tensor]], folder: Path, max_bytes: int, dtype: torch.dtype | None = None
 ) -> Shapes:
-    """Write weights of this process, as `write_source` does."""
     return write_source(LocalWeights(weights, 0), folder, max_bytes, dtype)
 
 
 def write_buckets(parts: Iterable[list[tuple[str, Tensor]]], folder: Path) -> None:
-    """Write weights that are in buckets already, as `write_source` does."""
     with new_folder(folder) as draft:
         for number, bucket in enumerate(parts):
             ShardWriter(draft)(number, bucket)
@@ -106,7 +103,6 @@ def new_folder(folder: Path) -> Iterator[Path]:
 
 
 def _unshared(bucket: list[tuple[str, Tensor]]) -> dict[str, Tensor]:
-    """Return the bucket in main memory, with no two tensors in one storage, as the format requires."""
     seen: set[int] = set()
     unshared = {}
     for name, tensor in bucket:
@@ -128,7 +124,7 @@ def read_shards(folder: str | Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def read_buckets(folder: str | Path) -> Iterator[list[tuple[str, Tensor]]]:
-    """Yield the tensors file by file, one file in memory at a time. Raises as `read_shards`."""
+    """Yield the tensors file by file, one file in memory at a time."""
     from safetensors.torch import load_file
 
     for file in _files(folder):
@@ -136,7 +132,6 @@ def read_buckets(folder: str | Path) -> Iterator[list[tuple[str, Tensor]]]:
 
 
 def count_tensors(folder: Path) -> int:
-    """Count what `read_shards` yields. Raises as it does."""
     from safetensors import safe_open
 
     total = 0

@@ -166,12 +166,10 @@ class TcpReceiver:
         _receive(self._socket, _bytes(tensor))
 
     def destroy(self) -> None:
-        """Leave the group."""
         self._socket.close()
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    """Return the memory of a contiguous tensor."""
     content: Any = tensor.detach().reshape(-1).view(torch.uint8).numpy()
     return memoryview(content)
 

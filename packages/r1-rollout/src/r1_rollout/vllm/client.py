@@ -1,4 +1,8 @@
-"""HTTP client of one vLLM server: JSON requests, JSON or streamed answers, deadlines, cancellation."""
+"""HTTP client of one vLLM server: JSON requests, JSON or streamed answers, deadlines, cancellation.
+
+It is the standard library's `http.client` and not httpx: r1-rollout must install with numpy, torch and transformers
+alone, and httpx cannot close the socket of a streamed answer from another thread, which `Call.cancel` does.
+"""
 
 import json
 import socket
@@ -28,7 +32,7 @@ class ServerStalled(ServerFault):
 
 
 class RequestRefused(ServerError, ValueError):
-    """A server refuses the request (HTTP 400 to 499); another server would, too."""
+    """A server refuses the request (HTTP 400 to 499); another would, too."""
 
 
 class NotThere(RequestRefused):
@@ -37,8 +41,6 @@ class NotThere(RequestRefused):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """The address of a server, and its bearer token."""
-
     url: str  # http://host:port, https://host:port, or unix:/path/of/a/socket
     token: str | None = field(default=None, repr=False)
 
@@ -58,7 +60,6 @@ class Endpoint:
         return self.remote and urlsplit(self.url).scheme == "http"
 
     def connect(self, timeout: float) -> HTTPConnection:
-        """Return a connection that is opened by its first request."""
         parts = urlsplit(self.url)
         if parts.scheme == "unix":
             return _UnixConnection(parts.path, timeout)
@@ -126,13 +127,9 @@ def stream(
 ) -> Iterator[dict[str, Any]]:
     """Yield the events of a server-sent stream up to its `[DONE]`.
 
-    Args:
-        timeout: seconds without a byte from the server.
-        call: cancels the stream.
-
     Raises:
         RequestRefused: HTTP 400 to 499, or an event that reports one of these.
-        ServerFault: any other failure, an event that is no JSON object or reports an error, an end before `[DONE]`.
+        ServerFault: any other failure, an invalid event, an end before `[DONE]`.
     """
     with _open(endpoint, "POST", path, body, timeout, call) as response:
         while line := response.readline(_LONGEST_LINE):
@@ -179,18 +176,17 @@ def _open(
 def _check_status(response: HTTPResponse, where: str) -> None:
     if response.status == 200:
         return
-    said = response.read(2000).decode(errors="replace")
+    answer = response.read(2000).decode(errors="replace")
     if response.status in (401, 403):
-        raise ServerFault(f"{where}: HTTP {response.status}, the server does not take this token: {said:.300}")
+        raise ServerFault(f"{where}: HTTP {response.status}, the server does not take this token: {answer:.300}")
     if 400 <= response.status < 500 and response.status not in (408, 429):
         refusal = NotThere if response.status == 404 else RequestRefused
-        raise refusal(f"{where}: HTTP {response.status}: {said}")
+        raise refusal(f"{where}: HTTP {response.status}: {answer}")
     kind = ServerRejected if response.status == 500 else ServerFault
-    raise kind(f"{where}: HTTP {response.status}: {said:.300}")
+    raise kind(f"{where}: HTTP {response.status}: {answer:.300}")
 
 
 def _check_event(event: Any, where: str) -> None:
-    """Raise on an error event: a stream begins before the server has read the whole request."""
     error = event.get("error") if isinstance(event, dict) else event
     if error is None:
         return

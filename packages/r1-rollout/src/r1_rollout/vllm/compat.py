@@ -50,7 +50,6 @@ def worker_threads(count: int, *, on_cpu: bool) -> Iterator[None]:
 
 
 def running_workers() -> set[BaseProcess]:
-    """Return vLLM's workers that this process has started."""
     return {child for child in multiprocessing.active_children() if child.name.startswith(NAME)}
 
 
@@ -102,7 +101,6 @@ def forget_names(worker: Any = None) -> None:
 
 
 def mapped_names() -> set[str]:
-    """Return the names of shared memory that this process has mapped."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     paths = {line.partition(PLACE)[2] for line in lines if PLACE in line}
     return {name for name in paths if not name.endswith(" (deleted)")}

@@ -62,7 +62,7 @@ class VllmEngine(OldEngineNames):
 
     @classmethod
     def load(cls, path: str, *, end_token_ids: Collection[int] | None = None, **options: Any) -> "VllmEngine":
-        """Start vLLM with the model of `path`; its weights are version 0, so it can generate at once.
+        """Start vLLM with the model of `path`; its weights are version 0.
 
         Args:
             path: a Hugging Face folder or hub name.
@@ -78,7 +78,6 @@ class VllmEngine(OldEngineNames):
 
     @classmethod
     def start(cls, path: str, options: EngineOptions) -> "VllmEngine":
-        """Start vLLM with the model of `path`. Raises EngineError as `load` does."""
         os.environ.update(SETTINGS)
         os.environ.setdefault("VLLM_LOGGING_LEVEL", "INFO" if options.log_stats else "WARNING")
         thread = EngineThread()
@@ -121,18 +120,18 @@ class VllmEngine(OldEngineNames):
 
     @contextmanager
     def active(self, source: WeightSource | None = None) -> Iterator[None]:
-        """Sample inside the block, sleep after it; unfinished calls end with it.
+        """Sample inside the block, sleep after it.
 
         Memory for the weights is allocated first and for the cache after loading, so that the cache and what loading
         needs are never there at the same time. Caches that depend on weights (prefixes, pictures) are emptied.
 
         Args:
-            source: of all weights, or of an `Adapter` alone, if `lora_rank` was given: it is added to the full weights
-                that came last. None: the weights that are there; an engine that has slept needs new ones.
+            source: of all weights, or of an `Adapter`, if `lora_rank` was given, for the full weights that came last.
+                None: the weights that are there; an engine that has slept needs new ones.
 
         Raises:
             RuntimeError: the engine is active already.
-            WeightsError: the weights are not those of the engine's model, or they are older than those it has.
+            WeightsError: the weights are older, or not those of the engine's model.
             EngineError: vLLM hangs or has died.
         """
         if self._inside:
@@ -152,7 +151,6 @@ class VllmEngine(OldEngineNames):
                 self._call(self._sleep)
 
     def load_weights(self, source: WeightSource) -> None:
-        """Load weights to sample from them until others come. Raises as `active`."""
         version = source.version
         require_newer(version, self._latest)
         self._close("new weights came before it finished")
@@ -166,14 +164,13 @@ class VllmEngine(OldEngineNames):
         self._version = self._latest = version
 
     def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> Groups:
-        """Yield (index into `prompts`, its `params.n` completions) as each group finishes.
-
-        A later call ends an earlier one, and so does closing the iterator.
+        """Yield (index into `prompts`, its `params.n` completions) as each group finishes; a later call ends an earlier
+        one.
 
         Raises:
             RuntimeError: the engine is not active.
             ValueError: vLLM cannot sample at this temperature.
-            PromptError: a prompt and its answer can be longer than `max_model_len`, or vLLM does not take the prompt.
+            PromptError: a prompt and its answer can be longer than `max_model_len`, or vLLM refuses the prompt.
             NonFiniteLogits: the model's logits are not finite.
             EngineError: vLLM hangs or has died; groups that were yielded before are complete.
         """
@@ -190,12 +187,9 @@ class VllmEngine(OldEngineNames):
     def logprobs_of(
         self, prompts: Sequence[PromptLike], responses: "Sequence[Tokens]", temperature: float = 1.0
     ) -> list[list[float]]:
-        """Return the log-prob of each token of each prompt's response under the present weights.
+        """Return the log-prob of each token of each prompt's response. Raises as `generate`.
 
         vLLM decodes the responses, forced token by token, so these are the numbers that it would report of samples.
-
-        Raises:
-            RuntimeError, ValueError, PromptError, EngineError: as for `generate`.
         """
         from r1_rollout.vllm.requests import forced_settings
 
@@ -204,18 +198,18 @@ class VllmEngine(OldEngineNames):
         for prompt, response in zip(prompts, responses, strict=True):
             self._limits.require(prompt, len(response), response)
         self._close("a later logprobs_of() began before it finished")
-        wanted = {str(i): (prompts[i], forced_settings(r, temperature)) for i, r in enumerate(responses) if len(r)}
+        requests = {str(i): (prompts[i], forced_settings(r, temperature)) for i, r in enumerate(responses) if len(r)}
         logprobs: dict[str, list[float]] = {}
         try:
-            for name, (prompt, settings) in wanted.items():
+            for name, (prompt, settings) in requests.items():
                 self._call(self._add, prompt, {name: settings})
-            while len(logprobs) < len(wanted):
-                for name, completion in self._advance({name: prompt for name, (prompt, _) in wanted.items()}):
+            while len(logprobs) < len(requests):
+                for name, completion in self._advance({name: prompt for name, (prompt, _) in requests.items()}):
                     if completion.token_ids.tolist() != list(responses[int(name)]):
-                        raise EngineError(f"prompt {wanted[name][0].id}: vLLM did not follow the answer to be scored")
+                        raise EngineError(f"prompt {requests[name][0].id}: vLLM did not follow the answer to be scored")
                     logprobs[name] = completion.logprobs.tolist()
         finally:
-            self._abort(wanted.keys() - logprobs.keys())
+            self._abort(requests.keys() - logprobs.keys())
         return [logprobs.get(str(i), []) for i in range(len(responses))]
 
     @property
@@ -268,12 +262,12 @@ class VllmEngine(OldEngineNames):
                 for index in range(begun, len(prompts)):  # some may have been appended
                     begun, groups[index], prompt = index + 1, {}, prompts[index]
                     self._limits.require(prompt, params.max_tokens)
-                    asked = {
+                    requests = {
                         f"{index}.{sample}": sample_settings(params, self._options.end_token_ids, prompt.id, sample)
                         for sample in range(params.n)
                     }
-                    owners |= {name: (index, sample) for sample, name in enumerate(asked)}
-                    self._call(self._add, prompt, asked)
+                    owners |= {name: (index, sample) for sample, name in enumerate(requests)}
+                    self._call(self._add, prompt, requests)
                 for name, completion in self._advance({name: prompts[index] for name, (index, _) in owners.items()}):
                     index, sample = owners.pop(name)
                     groups[index][sample] = completion
@@ -284,7 +278,6 @@ class VllmEngine(OldEngineNames):
             self._abort(owners.keys())
 
     def _advance(self, prompts: dict[str, PromptLike]) -> list[tuple[str, Completion]]:
-        """Let vLLM make a step; return the samples that it finished. `prompts` are those of unfinished requests."""
         from r1_rollout.vllm.requests import to_completion
 
         version = self._version
@@ -304,20 +297,18 @@ class VllmEngine(OldEngineNames):
             raise
 
     def _abort(self, names: Collection[str]) -> None:
-        """Abandon requests; of a dead engine, do nothing."""
         if names and not self._thread.failure:
             with suppress(EngineError):
                 self._call(self._drop, list(names))
 
     def _close(self, reason: str) -> None:
-        """End the unfinished call, if there is one."""
         if self._running is not None:
             self._running.end(f"this generate() call is over: {reason}")
             self._running = None
 
     # Called by vLLM's thread.
 
-    def _add(self, prompt: PromptLike, asked: dict[str, Any]) -> None:
+    def _add(self, prompt: PromptLike, requests: dict[str, Any]) -> None:
         from vllm.inputs import tokens_input
 
         from r1_rollout.vllm.media import require_no_media
@@ -327,7 +318,7 @@ class VllmEngine(OldEngineNames):
         else:
             require_no_media(prompt)
             inputs = tokens_input(list(prompt.token_ids))
-        for name, settings in asked.items():
+        for name, settings in requests.items():
             try:
                 self._llm.llm_engine.add_request(name, inputs, settings, lora_request=self._adapter)
             except ValueError as error:
@@ -374,7 +365,7 @@ class VllmEngine(OldEngineNames):
         return compare(parameters, expected)
 
     def _sleep(self) -> None:
-        """Free cache and weights; an adapter's base weights stay in main memory. On CPUs nothing is freed."""
+        """An adapter's base weights stay in main memory. On CPUs nothing is freed."""
         if not self._asleep:
             self._llm.reset_mm_cache()
             self._llm.sleep(level=1 if self._options.lora_rank else 2)

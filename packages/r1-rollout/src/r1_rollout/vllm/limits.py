@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 BANNED = "r1_banned_token_ids"  # in vLLM's additional_config: tokens that are never sampled
 FORCED = "r1_forced_token_ids"  # in a request's extra_args: the response to say, so that its log-probs are reported
-# The temperatures that vLLM takes, beside 0: it samples at COLDEST if asked for less, and refuses more than HOTTEST.
+# The temperatures that vLLM takes, beside 0: it samples at COLDEST if less is given, and refuses more than HOTTEST.
 COLDEST, HOTTEST = 0.01, 2.0
 
 
@@ -27,8 +27,6 @@ def require_temperature(temperature: float) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """The limits of an engine."""
-
     vocabulary: int  # token ids are less
     max_model_len: int  # tokens of prompt and response together
 
@@ -37,7 +35,7 @@ class Limits:
 
         Args:
             length: tokens that a response may have.
-            response: that is to be replayed, if one is.
+            response: to be replayed.
         """
         tokens = prompt.token_ids
         if not len(tokens):
@@ -54,7 +52,6 @@ class Limits:
             )
 
     def _strange(self, tokens: "Sequence[int] | Tokens") -> int | None:
-        """Return a token outside the vocabulary, if there is one."""
         if not len(tokens) or (min(tokens) >= 0 and max(tokens) < self.vocabulary):
             return None
         return next(int(token) for token in tokens if not 0 <= token < self.vocabulary)

@@ -14,6 +14,7 @@ from vllm.inputs import EngineInput, mm_input, tokens_input
 from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItems, PlaceholderRange
 
 from r1_rollout.errors import PromptError
+from r1_rollout.tokens import setting
 from r1_rollout.types import PromptLike
 from r1_rollout.vllm.compat import BROUGHT
 
@@ -26,30 +27,22 @@ IGNORED = {"mm_token_type_ids", "attention_mask", "input_ids"}  # vLLM works the
 
 @dataclass(frozen=True, slots=True)
 class MediaReader:
-    """The parts of a model's configuration that find media in its prompts."""
-
     placeholders: Mapping[str, int]  # kind of media to its token
     merge: int  # patches along each side of what becomes one token
 
     @classmethod
     def of(cls, config: Any) -> "MediaReader | None":
-        """Read a Hugging Face configuration; None for a text model."""
-        vision = getattr(config, "vision_config", None)
-        merge = getattr(vision, "spatial_merge_size", None)
+        vision = setting(config, "vision_config")
+        merge = setting(vision, "spatial_merge_size")
         if merge is None:
             return None
-        return cls({kind: getattr(config, f"{kind}_token_id") for kind in GRIDS}, merge)
+        return cls({kind: setting(config, f"{kind}_token_id") for kind in GRIDS}, merge)
 
     def read(self, prompt: PromptLike) -> EngineInput:
-        """Return the engine's input.
-
-        Raises:
-            PromptError: a prompt has not as many placeholders as features, has no rotary positions, or inputs of an
-                unknown kind.
-        """
+        """Return the engine's input. Raises PromptError if placeholders, positions or inputs do not fit."""
         inputs = {name: value for name, value in prompt.model_inputs.items() if name not in IGNORED}
         if unknown := sorted(inputs.keys() - {*PIXELS.values(), *GRIDS.values(), SECONDS}):
-            raise PromptError(f"prompt {prompt.id}: vLLM is not told how to take the inputs {', '.join(unknown)}")
+            raise PromptError(f"prompt {prompt.id}: vLLM cannot take the inputs {', '.join(unknown)}")
         if not inputs:
             return tokens_input(list(prompt.token_ids))
         kinds = [kind for kind, name in GRIDS.items() if name in inputs]
@@ -74,13 +67,12 @@ def require_no_media(prompt: PromptLike) -> None:
     """Raise PromptError if a prompt has inputs that an engine without a `MediaReader` would drop."""
     if inputs := sorted(prompt.model_inputs.keys() - IGNORED):
         raise PromptError(
-            f"prompt {prompt.id} has {', '.join(inputs)}, but vLLM in this process is told how to take pictures of the "
+            f"prompt {prompt.id} has {', '.join(inputs)}, but vLLM in this process takes pictures of the "
             "Qwen-VL families only: use the embedded engine, or vLLM servers, for this model"
         )
 
 
 def _rotary(prompt: PromptLike) -> Tensor:
-    """Return the rotary axes of the prompt's positions, int64 [3, prompt_length]."""
     shape, expected = tuple(prompt.position_ids.shape), (4, len(prompt.token_ids))
     if shape != expected:
         raise PromptError(
@@ -104,7 +96,6 @@ def _ranges(places: Sequence[int], counts: Sequence[int]) -> Iterator[Placeholde
 
 
 def _fields(inputs: Mapping[str, Tensor]) -> dict[str, MultiModalFieldConfig]:
-    """Return how vLLM splits each tensor into items."""
     fields = {}
     for kind, grid in GRIDS.items():
         if grid in inputs:

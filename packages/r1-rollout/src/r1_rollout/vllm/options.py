@@ -15,8 +15,6 @@ PROCESSOR = "r1_rollout.vllm.plain_logprobs:PlainLogprobs"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineOptions:
-    """Options that decide speed and memory of the engine."""
-
     end_token_ids: frozenset[int]  # tokens that end an answer
     banned_token_ids: frozenset[int] = frozenset()  # never sampled, such as the placeholders of pictures
     dtype: str = "bfloat16"
@@ -42,7 +40,6 @@ class EngineOptions:
     deadline: float = 600.0  # seconds that one call to vLLM, such as one step of all samples, may take
 
     def arguments(self, path: str, *, on_cpu: bool) -> dict[str, Any]:
-        """Return the arguments of `vllm.LLM`."""
         lora = {"enable_lora": True, "max_lora_rank": self._room_for_rank, "max_loras": 1} if self.lora_rank else {}
         several = {"distributed_executor_backend": "mp"} if self.tensor_parallel_size > 1 else {}  # under Ray, too
         transfer = self.transfer or ("ipc" if self.tensor_parallel_size > 1 and not on_cpu else None)
@@ -67,11 +64,7 @@ class EngineOptions:
         }
 
     def server_options(self, *, on_cpu: bool, transfer: str | None = None) -> dict[str, Any]:
-        """Return the options of `vllm serve`, for `servers.server.vllm_command`.
-
-        Args:
-            transfer: the backend of direct weight transfer; None: weights come in a folder.
-        """
+        """Return the options of `vllm serve`. `transfer`: the backend of direct weight transfer; None: a folder."""
         return {
             **self._common(on_cpu),
             "tensor_parallel_size": None if on_cpu else self.tensor_parallel_size,
@@ -86,7 +79,6 @@ class EngineOptions:
         }
 
     def _common(self, on_cpu: bool) -> dict[str, Any]:
-        """Return the arguments that both have by the same name; None leaves vLLM's own default."""
         cache = self.kv_cache_bytes or (CPU_CACHE if on_cpu and "VLLM_CPU_KVCACHE_SPACE" not in os.environ else None)
         return {
             "tokenizer": self.tokenizer,
@@ -108,7 +100,6 @@ class EngineOptions:
 
     @property
     def _room_for_rank(self) -> int:
-        """The smallest rank of vLLM's that the adapter's fits; 0 without an adapter."""
         return next((room for room in LORA_RANKS if 0 < self.lora_rank <= room), self.lora_rank)
 
     def has_tokenizer(self, path: str) -> bool:
@@ -118,12 +109,11 @@ class EngineOptions:
 
 
 def explain_failed_start(path: str, error: Exception) -> str:
-    """Return why vLLM did not start, with advice where the cause is known."""
-    said = " ".join(str(error).split())[:800]
-    if "memory" in said.lower() or "KV cache" in said:
+    message = " ".join(str(error).split())[:800]
+    if "memory" in message.lower() or "KV cache" in message:
         advice = "Lower max_model_len, or change gpu_memory_utilization"
-    elif "not supported" in said.lower() or "architectures" in said:
+    elif "not supported" in message.lower() or "architectures" in message:
         advice = "Use the embedded engine for this model"
     else:
         advice = "The embedded engine needs no vLLM"
-    return f"{path}: vLLM cannot start: {said} ({advice})"
+    return f"{path}: vLLM cannot start: {message} ({advice})"

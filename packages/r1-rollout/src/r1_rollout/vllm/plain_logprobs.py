@@ -65,7 +65,6 @@ class PlainLogprobs(FirstRunnerProcessor, SecondRunnerProcessor):
     """
 
     def __init__(self, vllm_config: Any, *runner: Any) -> None:
-        """Read the banned tokens; `runner` is (device, pin memory) of the first, the requests' state of the second."""
         self._first = len(runner) == 2
         device = runner[0] if self._first else runner[0].device
         self._device = torch.device(device)
@@ -85,7 +84,6 @@ class PlainLogprobs(FirstRunnerProcessor, SecondRunnerProcessor):
     # The first runner.
 
     def update_state(self, batch_update: BatchUpdate | None) -> None:
-        """Follow the rows: removed, added, then moved."""
         if batch_update is None:
             return
         rows = self._rows
@@ -119,7 +117,6 @@ class PlainLogprobs(FirstRunnerProcessor, SecondRunnerProcessor):
     # Both.
 
     def apply(self, logits: Tensor, ctx: Any = None) -> Tensor:
-        """Change float32 [rows, vocabulary] in place; `ctx` is the second runner's table of rows."""
         if self._first:
             temperature = self._temperature[: len(logits)]
             forced = self._forced_rows()

@@ -17,13 +17,12 @@ from r1_rollout.checksums import Expected, compare
 from r1_rollout.transports.adapter import adapted_modules, check_bound, written_names
 from r1_rollout.transports.groups import TcpReceiver
 from r1_rollout.vllm.sync import drop_unfinished, load_folder, prepare_experts, repack_heads
+from r1_rollout.weights import dtype_named
 
 WeightTransferEngineFactory.register_engine("r1_tcp", "r1_rollout.vllm.receiver", "TcpTransferEngine")
 
 
 class WeightReceiver:
-    """Methods of a vLLM worker; `self` is the worker."""
-
     r1_base: str | None = None  # of the full weights that this worker holds; None while they change
     r1_version: str | None = None  # of what it answers with: the base, or the adapter upon it
     r1_unfinished = False  # a load of full weights has begun and has not ended
@@ -32,7 +31,7 @@ class WeightReceiver:
         """Replace the model's weights by those in `folder`, named as in the Hugging Face checkpoint.
 
         Returns:
-            The version and the number of tensors, for the sender to compare; or the failure, under `error`.
+            The version and the number of tensors; or the failure, under `error`.
         """
         self.r1_open()
         tensors, error = load_folder(self, folder)
@@ -51,11 +50,7 @@ class WeightReceiver:
         return {"backend": config.backend if config else None}
 
     def r1_commit(self, version: str) -> dict[str, Any]:
-        """Accept the full weights that have come since `r1_begin` as `version`; return it.
-
-        Raises:
-            RuntimeError: nothing has begun here, so this is another process than the one that got the weights.
-        """
+        """Accept the full weights since `r1_begin` as `version`. Raises RuntimeError if nothing has begun here."""
         if not self.r1_unfinished:
             raise RuntimeError("no broadcast of weights has begun in this worker")
         worker: Any = self
@@ -66,11 +61,7 @@ class WeightReceiver:
         return {"version": version}
 
     def r1_adopt(self, folder: str, version: str) -> dict[str, Any]:
-        """Check the adapter in `folder`, which vLLM has loaded by itself for the base that is there.
-
-        Returns:
-            As `r1_load`; an `error` names modules that vLLM cannot bind, which it would ignore.
-        """
+        """Check the adapter in `folder`, which vLLM has loaded itself; return as `r1_load`."""
         names = written_names(folder)
         worker: Any = self
         try:
@@ -81,7 +72,6 @@ class WeightReceiver:
         return {"version": version, "tensors": len(names)}
 
     def r1_holds(self) -> dict[str, Any]:
-        """Return the versions of this worker's weights."""
         return {"base": self.r1_base, "version": self.r1_version}
 
     def r1_compare(self, expected: dict[str, list[Any]]) -> dict[str, Any]:
@@ -102,7 +92,6 @@ class WeightReceiver:
         return {"differing": pairs, "unread": list(found.unread)}
 
     def r1_limits(self) -> dict[str, int]:
-        """Return what a request may hold; see `limits.Limits`."""
         worker: Any = self
         return {
             "vocabulary": worker.model_config.get_vocab_size(),
@@ -123,8 +112,6 @@ class WeightReceiver:
 
 @dataclass
 class TcpInitInfo(WeightTransferInitInfo):
-    """How to join the sender's group; see `TcpGroup`."""
-
     address: str
     port: int
     secret: str
@@ -147,7 +134,7 @@ class TcpTransferEngine(NCCLWeightTransferEngine):
         group: Any = self.model_update_group
         bucket = []
         for name, kind, shape in zip(update_info.names, update_info.dtype_names, update_info.shapes, strict=True):
-            tensor = torch.empty(shape, dtype=getattr(torch, kind))
+            tensor = torch.empty(shape, dtype=dtype_named(kind))
             group.receive(tensor)
             bucket.append((name, tensor))
         self.model.load_weights(bucket)

@@ -37,7 +37,6 @@ def sample_settings(params: SamplingParams, end_token_ids: frozenset[int], promp
 
 
 def forced_settings(response: "Tokens", temperature: float) -> Settings:
-    """Return vLLM's parameters for the log-probs of one given answer."""
     return Settings(
         max_tokens=len(response),
         temperature=temperature,
@@ -51,12 +50,7 @@ def forced_settings(response: "Tokens", temperature: float) -> Settings:
 
 
 def to_completion(output: Any, prompt_id: str, version: int) -> Completion:
-    """Read a finished request.
-
-    Raises:
-        EngineError: vLLM ended the request for a reason of its own, or something is missing.
-        NonFiniteLogits: a log-prob is not finite, so the model's logits were not.
-    """
+    """Read a finished request. Raises EngineError if vLLM ended it itself, NonFiniteLogits on such log-probs."""
     answer = output.outputs[0]
     tokens, reason = list(answer.token_ids), answer.finish_reason
     if reason not in ("stop", "length") or not tokens or len(answer.logprobs or ()) != len(tokens):

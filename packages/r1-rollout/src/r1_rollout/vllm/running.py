@@ -16,7 +16,6 @@ class Running:
         return self
 
     def __next__(self) -> tuple[int, list[Completion]]:
-        """Return the next group. Raises RuntimeError if the call was ended before it had yielded all."""
         if self._over:
             raise RuntimeError(self._over)
         try:
@@ -26,7 +25,6 @@ class Running:
             raise
 
     def close(self) -> None:
-        """Abandon unfinished groups, at the consumer's request."""
         self._done = True
         self._groups.close()
 

@@ -34,14 +34,11 @@ def bring(
     workers: int,
     on_cpu: bool,
 ) -> None:
-    """Load all weights by the transport that suits.
+    """Load all weights by the transport that suits. Raises WeightsError or ValueError if they are not the model's.
 
     Args:
         came, first: see `weight_source.known`.
         dtype: of weights that are sent to other processes.
-
-    Raises:
-        WeightsError, ValueError: they are not the model's, or not those of the first sync.
     """
     llm.collective_rpc(prepare_experts)
     if isinstance(weights, DirectWeights):
@@ -60,8 +57,8 @@ def reload(llm: Any, weights: Iterable[tuple[str, Tensor]], came: Shapes, *, on_
     """Load `weights` into the engine of this process; they are read one by one, and cast as they are copied.
 
     Raises:
-        ValueError: a name or shape is not the model's, or a weight of the model is missing, for which vLLM itself would
-            keep the old values. The engine's weights are then a mixture.
+        ValueError: a name or shape is not the model's, or a weight is missing, for which vLLM itself would keep the old
+            values. The engine's weights are then a mixture.
     """
     try:
         llm.collective_rpc("reload_weights", kwargs={"weights_iterator": iter(weights)})
@@ -72,7 +69,6 @@ def reload(llm: Any, weights: Iterable[tuple[str, Tensor]], came: Shapes, *, on_
 
 
 def require_all(llm: Any, came: Shapes, *, on_cpu: bool) -> None:
-    """Finish a load into the engine of this process. Raises ValueError if a weight was not given."""
     if on_cpu:
         llm.apply_model(repack_heads)
     (parameters,) = llm.apply_model(named_parameters)
@@ -105,7 +101,6 @@ def absent_names(parameters: Mapping[str, Tensor], given: Mapping[str, int]) -> 
     `fault.group_of`, in which a given name has no counterpart is not checked.
 
     Args:
-        parameters: the model's own, which may be fused.
         given: names that were given, each with the tensor's rows.
     """
     directory, came, elsewhere = Directory(parameters), set(), set()
@@ -166,11 +161,7 @@ def _begin_anew(method: Any, layer: nn.Module) -> None:
 
 
 def push(llm: Any, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:
-    """Send `weights` to workers in other processes of this machine through a private folder.
-
-    Raises:
-        ValueError: a name or shape is not the model's. The engine's weights are then a mixture.
-    """
+    """Send `weights` to workers in other processes of this machine through a private folder."""
     with PrivateFolder("r1-weights-") as place:
         folder = place / "shards"
         write_shards(weights, folder, BUCKET, dtype)
@@ -206,8 +197,7 @@ def load_folder(worker: Any, folder: str) -> tuple[int, str]:
 def send(llm: Any, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:
     """Send `weights` to workers in other processes through vLLM's weight transfer (its backend `ipc`).
 
-    Each bucket is copied to every GPU once and read there by the worker of that GPU. NOT TESTED on GPUs: it follows the
-    public API of vLLM 0.32, and tests check only what `describe` returns.
+    Each bucket is copied to every GPU and read there by its worker. NOT TESTED on GPUs: tests check only `describe`.
     """
     devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
     llm.init_weight_transfer_engine({"init_info": {"packed": False}})
@@ -227,7 +217,7 @@ def send(llm: Any, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) ->
 
 
 def receive(llm: Any, calls: Iterable[TransferCall], came: Shapes, first: Shapes) -> None:
-    """Make a sender's calls of vLLM's weight transfer, which bring weights to the workers without passing through here.
+    """Make a sender's calls of vLLM's weight transfer.
 
     Raises:
         WeightsError: a name or shape is not that of the first sync.

@@ -27,18 +27,13 @@ class EngineThread:
 
     @property
     def failure(self) -> str | None:
-        """Why no further call is made; None if all is well."""
         return self._failure
 
     def run(self, call: Callable[..., Result], *args: Any, deadline: float) -> Result:
-        """Return `call(*args)`, made in the thread.
-
-        Args:
-            deadline: seconds; after them the call counts as hanging.
+        """Return `call(*args)`, made in the thread; raises what the call raises.
 
         Raises:
-            EngineError: the call outlasted its deadline, or an earlier one has failed for good.
-            Exception: whatever the call raised.
+            EngineError: the call outlasted its deadline in seconds, or an earlier one has failed for good.
         """
         if self._failure:
             raise EngineError(self._failure)
@@ -58,7 +53,6 @@ class EngineThread:
         return EngineError(message)
 
     def stop(self) -> None:
-        """End the thread after the pending calls."""
         self._failure = self._failure or "the engine is closed"
         self._calls.put(None)
         self._thread.join(timeout=10.0)
@@ -68,6 +62,6 @@ class EngineThread:
             future, call, args = item
             try:
                 future.set_result(call(*args))
-            except BaseException as error:  # whoever waits for the result is told, and the thread lives on
+            except BaseException as error:  # raised where the result is awaited; the thread lives on
                 future.set_exception(error)
             del item, future, call, args  # nothing of the last call is kept alive while waiting for the next

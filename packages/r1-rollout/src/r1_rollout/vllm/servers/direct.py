@@ -31,8 +31,6 @@ Backend: TypeAlias = Literal["nccl", "r1_tcp"]  # of vLLM's weight transfer: bet
 
 @dataclass(frozen=True, slots=True)
 class ServerReceiver:
-    """A server as the process with the weights sees it."""
-
     name: str  # for messages
     endpoint: Endpoint
     backend: Backend  # that the server was started with in `--weight-transfer-config`
@@ -114,14 +112,12 @@ class HttpLink:
         self._call("/finish_weight_update")
 
     def _call_workers(self, method: str, **arguments: str) -> list[Any]:
-        """Return what each worker answers to a call of `WeightReceiver`."""
         answer = self._call("/collective_rpc", {"method": method, "kwargs": arguments})
         if not isinstance(answer, dict) or not answer.get("results"):
             raise ServerFault(f"no worker answers {method}, but {answer}")
         return list(answer["results"])
 
     def _call(self, path: str, body: Mapping[str, Any] | None = None, method: str = "POST") -> Any:
-        """Return the server's answer, and count the time it took."""
         if self._left <= 0:
             raise ServerStalled("it did not take the weights in time")
         began = time.monotonic()
@@ -132,7 +128,7 @@ class HttpLink:
 
     @contextmanager
     def _named_faults(self) -> Iterator[None]:
-        """Raise every error as a ServerFault that names the server, and what failed at the sender's end."""
+        """Raise every error as a ServerFault that names the server."""
         try:
             with require_settings(self._name):
                 yield
@@ -147,11 +143,7 @@ class HttpLink:
 
 
 def own_address(server: Endpoint) -> str:
-    """Return this machine's address on the route to a server: the loopback's for a server of this machine.
-
-    Raises:
-        OSError: there is no route to the server's host.
-    """
+    """Return this machine's address on the route to a server. Raises OSError if there is no route."""
     if not server.remote:
         return "127.0.0.1"
     family, kind, _, _, there = socket.getaddrinfo(urlsplit(server.url).hostname, 9, type=socket.SOCK_DGRAM)[0]
@@ -162,8 +154,6 @@ def own_address(server: Endpoint) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """The result of a push."""
-
     shapes: Shapes
     faults: tuple[Exception | None, ...]  # of each receiver; None: it has the weights
 
@@ -211,7 +201,7 @@ def push(
 
 @dataclass(slots=True)
 class _Attempted:
-    """A link that is left alone once it has failed, so that it does not hold up the others."""
+    """A link that is not used again once it has failed, so that it does not hold up the others."""
 
     link: HttpLink
     fault: Exception | None = None

@@ -36,10 +36,9 @@ class ServerPool(EnginePool[PooledServer]):
 
     Full weights come through a folder of safetensors files, or directly to the servers' workers; the folder then serves
     a server that fails meanwhile or later. Adapters always come through the folder. A server takes requests only after
-    its workers have reported that they have the current weights, and every answer must name them.
+    its workers have reported the current weights, and every answer must name them.
 
-    Servers do not sleep between two `active` blocks: they are meant to have GPUs of their own, which nothing else waits
-    for. Only an engine on the learner's own GPUs (`VllmEngine`) gains by freeing its memory.
+    Servers do not sleep between two `active` blocks: they have GPUs of their own, which nothing else waits for.
     """
 
     def __init__(
@@ -58,7 +57,7 @@ class ServerPool(EnginePool[PooledServer]):
         broadcast: Backend | None = None,
         base: Path | None = None,
     ) -> None:
-        """Take over the servers; the first `active` starts them, all at the same time.
+        """Take over the servers; the first sync starts them, all at the same time.
 
         Args:
             servers: those to start, and the addresses of those that run (see `server.REQUIRED` for their options).
@@ -71,9 +70,9 @@ class ServerPool(EnginePool[PooledServer]):
                 any disk of this machine; None: the machine's temporary folder.
             bucket_bytes: what a sync holds in memory beside the model.
             dtype: precision in which weights are sent; None: the learner's.
-            broadcast: send weights directly instead: `nccl` to servers on GPUs, from the first that this process sees,
-                `r1_tcp` to servers on CPUs. The servers need `--weight-transfer-config={"backend": …}` with the same
-                word. None: through the folder.
+            broadcast: send weights directly: `nccl` to servers on GPUs, from this process's first, `r1_tcp` to servers
+                on CPUs, which need `--weight-transfer-config={"backend": …}` with the same word. None: through the
+                folder.
             base: a Hugging Face folder with the weights that adapters are added to, which every server reads by itself;
                 None: full weights have to come before the first adapter.
 
@@ -124,7 +123,6 @@ class ServerPool(EnginePool[PooledServer]):
         self.close()
 
     def close(self) -> None:
-        """Stop the servers that were started here, and remove the weights from the disk."""
         self._end("the pool was closed")
         self._supervisor.close()
         self._folder.remove()
@@ -133,11 +131,11 @@ class ServerPool(EnginePool[PooledServer]):
         require_newer(version, self._latest)
 
     def _sync(self, source: WeightSource, *, activate: bool) -> None:
-        """Send weights to all servers from where they are, on the ranks of a learner, say.
+        """Send weights to all servers from where they are.
 
         Raises:
-            WeightsError: these are not the servers' model's weights: names or shapes differ from those of the first
-                sync, or all servers reject them; or an adapter is empty, binds to nothing, or came first.
+            WeightsError: names or shapes differ from those of the first sync, or all servers reject them; or an adapter
+                is empty, binds to nothing, or came first.
             ServersLost: no server is there to load the weights.
         """
         self._version, label = None, f"{source.version}-{uuid.uuid4().hex[:12]}"
@@ -161,10 +159,7 @@ class ServerPool(EnginePool[PooledServer]):
         self._supervisor.sync(weights, partial(AdapterTransport(weights).send, source))
 
     def _remove_unused(self, before: PushedWeights | None) -> None:
-        """Remove the weights that no server will load again.
-
-        The last adapter stays for one more sync: vLLM may still have a cancelled request for it.
-        """
+        """Remove weights that no server will load again. The last adapter may still have a cancelled request."""
         current = self._supervisor.current
         last = before if before and before.base else None
         kept = {one.folder for one in (current, current and current.base, self._base, last) if one}
@@ -176,14 +171,7 @@ class ServerPool(EnginePool[PooledServer]):
             raise RuntimeError(f"{what}() needs an active pool: call it inside `with pool.active(source)`")
 
     def _check_sampling(self, prompts: Sequence[PromptLike], params: SamplingParams) -> None:
-        """Check a request before it is sent.
-
-        Raises:
-            ValueError: vLLM cannot sample at this temperature.
-            PromptError: a prompt is too long for the servers, or has a token that the model does not know; nothing was
-                sent, and the pool is well.
-            RequestRefused: there are stop strings, and a server without a tokenizer.
-        """
+        """Raises ValueError, PromptError or RequestRefused before anything is sent."""
         require_temperature(params.temperature)
         self._require_fit(prompts, [()] * len(prompts), params.max_tokens)
         for server in self._ready() if params.stop else ():
@@ -194,7 +182,6 @@ class ServerPool(EnginePool[PooledServer]):
         self._require_fit(prompts, responses, 0)
 
     def _require_fit(self, prompts: Sequence[PromptLike], responses: "Sequence[Tokens]", max_tokens: int) -> None:
-        """Raise PromptError on a prompt that would be refused, or that would crash a server."""
         with self._supervisor.changed:
             found = {server.limits for server in self._supervisor.servers if server.limits}
         for prompt, response in zip(prompts, responses, strict=True):

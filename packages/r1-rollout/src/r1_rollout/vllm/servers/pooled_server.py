@@ -41,11 +41,7 @@ _CACHES = ("/reset_mm_cache", "/reset_encoder_cache")
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """How long a pool of servers waits, in seconds.
-
-    Together they bound a recovery: a fault is noticed after at most `stall`, and its groups go to other servers at
-    once; with no server left a call ends after `recovery`.
-    """
+    """How long a pool of servers waits, in seconds. Groups of a server that fails go to others at once."""
 
     stall: float = 300.0  # a server with requests that sends nothing for so long counts as hung, and is restarted
     load: float = 600.0  # for one server to load new weights
@@ -68,11 +64,6 @@ class PooledServer:
         banned_token_ids: Collection[int] = (),
         backend: Backend | None = None,
     ) -> None:
-        """Take a server that runs at `endpoint`, or one to start, `local`.
-
-        Args:
-            backend: of direct weight transfer; None: weights come in folders.
-        """
         self.name, self.local, self.deadlines, self.backend = name, local, deadlines, backend
         self._endpoint = endpoint
         self._ends, self._banned = frozenset(end_token_ids), frozenset(banned_token_ids)
@@ -157,11 +148,7 @@ class PooledServer:
     # Weights.
 
     def load(self, weights: PushedWeights) -> None:
-        """Load weights from their folder; an adapter's base, too, if the server does not have it.
-
-        Raises:
-            ServerFault: it has not loaded them, for whatever reason.
-        """
+        """Load weights from their folder; an adapter's base, too, if it is missing. Raises ServerFault."""
         with require_settings(self.name, adapters=weights.base is not None):
             if weights.base is None:
                 self.half_loaded = True
@@ -171,13 +158,11 @@ class PooledServer:
                 self._load_adapter(weights, weights.base)
 
     def receiver(self) -> ServerReceiver:
-        """Return the server as the process with the weights sees it. From now on it may be half loaded."""
         assert self.backend is not None
         self.half_loaded = True
         return ServerReceiver(self.name, self.endpoint, self.backend, self.deadlines.load)
 
     def receive(self, parts: Iterable[Bucket], label: str) -> None:
-        """Load full weights, called `label`, by a direct transfer from this process. Raises ServerFault as `load`."""
         link = self.receiver().link()
         try:
             link.open()
@@ -203,7 +188,6 @@ class PooledServer:
         self.check(weights)
 
     def renew(self, weights: PushedWeights) -> None:
-        """Load the weights if the server does not have them already. Raises ServerFault as `load` does."""
         try:
             self.check(weights)
         except ServerStalled:
@@ -261,10 +245,7 @@ class PooledServer:
         return self.current
 
     def _load_adapter(self, adapter: PushedWeights, base: PushedWeights) -> None:
-        """Load an adapter under its label, in place of the one before, on its base.
-
-        vLLM's own loading in place is not used: it would read the files again at every step.
-        """
+        """Load an adapter in place of the one before; vLLM's own way would read its files at every step."""
         if any(one.get("base") != base.label for one in self._call_workers("r1_holds")):
             self.load(base)
         timeout = self.deadlines.load
@@ -282,7 +263,6 @@ class PooledServer:
             raise ServerFault(f"{self.name}: /v1/models has another form: {models}") from error
 
     def _load_folder(self, method: str, weights: PushedWeights) -> None:
-        """Call a method of `WeightReceiver` in every worker, and check that each loaded all tensors."""
         workers = self._call_workers(method, folder=str(weights.folder), version=weights.label)
         if errors := [one["error"] for one in workers if "error" in one]:
             raise ServerRejected(f"{self.name}: {errors[0]}")
@@ -291,7 +271,6 @@ class PooledServer:
             raise ServerFault(f"{self.name} loaded {workers}, expected {expected} of each worker")
 
     def _read_limits(self) -> Limits:
-        """Return the narrowest limits of the workers, which are all alike."""
         workers = self._call_workers("r1_limits")
         try:
             sizes = ((one["vocabulary"], one["max_model_len"]) for one in workers)
@@ -300,7 +279,6 @@ class PooledServer:
             raise ServerFault(f"{self.name} does not report what a request may hold, but {workers}") from error
 
     def _reset_prefix_cache(self) -> None:
-        """Empty the prefix cache; retried while cancelled requests are still ending."""
         deadline = time.monotonic() + self.deadlines.load
         while self._post("/reset_prefix_cache", None) != {"success": True}:
             if time.monotonic() > deadline:
@@ -308,7 +286,6 @@ class PooledServer:
             time.sleep(0.05)
 
     def _call_workers(self, method: str, **arguments: Any) -> list[dict[str, Any]]:
-        """Return what each worker answers to a call of `WeightReceiver`."""
         body = {"method": method, "kwargs": arguments} if arguments else {"method": method}
         answer = self._post("/collective_rpc", body)
         results = answer.get("results") or [] if isinstance(answer, dict) else []

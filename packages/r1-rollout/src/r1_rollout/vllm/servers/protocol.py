@@ -30,11 +30,7 @@ class Unsendable(ServerError, ValueError):
 
 
 def generate_body(prompt: PromptLike, params: SamplingParams, end_token_ids: Collection[int]) -> dict[str, Any]:
-    """Return the request for a whole group. vLLM gives sample i the seed + i, which is its `sample_seed`.
-
-    Raises:
-        Unsendable: the prompt has media that cannot be sent.
-    """
+    """Return the request for a whole group. Raises Unsendable if the prompt has media that cannot be sent."""
     return _prompt(prompt) | {
         "stream": True,
         "return_token_ids": True,
@@ -59,7 +55,6 @@ def generate_body(prompt: PromptLike, params: SamplingParams, end_token_ids: Col
 
 
 def ends_of(params: SamplingParams, end_token_ids: Collection[int]) -> frozenset[int]:
-    """Return the tokens that end an answer of this call."""
     return frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else end_token_ids)
 
 
@@ -90,7 +85,6 @@ def read_body(prompt: PromptLike, response: "Tokens") -> dict[str, Any]:
 
 
 def _prompt(prompt: PromptLike) -> dict[str, Any]:
-    """Return the prompt's part of a request; pictures go as lossless PNG, one placeholder each."""
     if getattr(prompt, "videos", ()):
         raise Unsendable(
             f"prompt {prompt.id} has a video, which cannot be sent to a server without loss: let one engine sample, or "
@@ -134,7 +128,7 @@ def read_group(
 
     Args:
         label: name of the weights that the server must report.
-        version: the same as the step's number, for the completions.
+        version: of the completions.
         arrived: called with the number of tokens in each event.
 
     Raises:
@@ -160,7 +154,6 @@ def read_group(
 
 
 def _extend(sample: _Sample, choice: dict[str, Any], label: str) -> int:
-    """Add an event's tokens to their sample; return how many."""
     tokens = choice["token_ids"] or []
     content = choice["logprobs"]["content"] if tokens else []
     _require([entry["token_id"] for entry in content] == tokens, "tokens and log-probs do not belong together")
@@ -181,7 +174,7 @@ def _completion(
 ) -> Completion:
     tokens, length, max_tokens = sample.token_ids, len(sample.token_ids), params.max_tokens
     stop = bool(tokens) and (tokens[-1] in ends or sample.stop_reason in params.stop)
-    _require(0 < length <= max_tokens, f"a sample has {length} tokens, 1 to {max_tokens} were asked for")
+    _require(0 < length <= max_tokens, f"a sample has {length} tokens, 1 to {max_tokens} were requested")
     _require(not ends.intersection(tokens[:-1]), "a sample goes on after an end token")
     _require(not banned.intersection(tokens), f"it sampled the banned tokens {sorted(banned.intersection(tokens))}")
     if sample.finish_reason == "stop" and stop:

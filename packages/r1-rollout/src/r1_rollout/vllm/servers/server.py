@@ -86,10 +86,8 @@ class LocalServer:
 
         Args:
             command: the command line for a socket's path, see `vllm_command`.
-            name: for messages.
             environment: variables added to this process's own.
-            start_timeout: seconds until it must be healthy.
-            stop_timeout: seconds until it must have ended by itself; then it is killed.
+            start_timeout, stop_timeout: seconds until it must be healthy, or have ended before it is killed.
         """
         self.name = name
         self._command = command
@@ -102,14 +100,12 @@ class LocalServer:
 
     @property
     def endpoint(self) -> Endpoint:
-        """Where it listens. Raises RuntimeError if it has not been started."""
         if self._endpoint is None:
             raise RuntimeError(f"{self.name} has not been started")
         return self._endpoint
 
     @property
     def alive(self) -> bool:
-        """Whether the process is there; it may hang."""
         return self._process is not None and self._process.poll() is None
 
     @property
@@ -121,7 +117,7 @@ class LocalServer:
         """Start the server, ending the one before, and wait until it is healthy.
 
         Raises:
-            ServerFailed: it ended, or was not healthy within `start_timeout`, or `cancelled` returned True.
+            ServerFailed: it ended, was not healthy within `start_timeout`, or `cancelled` returned True.
         """
         self.stop()
         self._folder = PrivateFolder("r1-vllm-")
@@ -166,7 +162,7 @@ class LocalServer:
         return (self._folder.path / "log").read_text(errors="replace")[-_TAIL:]
 
     def stop(self) -> None:
-        """End the server and its helpers, gently first, and remove its folder. Does nothing if there is none."""
+        """End the server and its helpers, gently first, and remove its folder."""
         process, self._process = self._process, None
         if process is not None:
             if process.stdin:
@@ -181,6 +177,5 @@ class LocalServer:
 
 
 def kill_group(pid: int) -> None:
-    """Kill the remaining processes of a process group."""
     with suppress(ProcessLookupError):
         os.killpg(pid, signal.SIGKILL)

@@ -70,13 +70,13 @@ class Supervisor(Fleet):
         """Bring all servers that are not being revived to new weights.
 
         Args:
-            weights: what they are to have, in a folder when `send` returns.
-            send: sends the weights to servers; returns what each has failed at. What it raises is raised here, and
-                half-loaded servers are then started from the beginning by the next sync.
+            weights: in a folder when `send` returns.
+            send: sends the weights to servers; returns what each has failed at. If it raises, half-loaded servers are
+                started from the beginning by the next sync.
 
         Raises:
             ServersLost: no server had the weights within `deadlines.recovery`.
-            WeightsRefused: all servers report that they cannot load these weights. The next sync may bring better ones.
+            WeightsRefused: all servers report that they cannot load these weights.
         """
         with self.changed:
             before = self.current
@@ -118,8 +118,6 @@ class Supervisor(Fleet):
         stage: Callable[[PooledServer], None],
         rejected: dict[PooledServer, ServerFault],
     ) -> None:
-        """Bring all servers a stage further at the same time; take out those that fail."""
-
         def run(server: PooledServer) -> None:
             try:
                 stage(server)
@@ -134,14 +132,12 @@ class Supervisor(Fleet):
             thread.join()
 
     def _begin(self, server: PooledServer) -> None:
-        """Start a server, or look at one that runs already, before its first weights."""
         if server.state == "new" and server.local:
             server.local.start(lambda: self.closed)
         elif server.state == "new":
             server.warn_if_open()
 
     def _roll_back(self, before: PushedWeights | None) -> None:
-        """Go back to the weights before a sync that failed; half-loaded servers begin again with the next."""
         with self.changed:
             self._set_current(before)
             for server in self._due():
@@ -162,7 +158,6 @@ class Supervisor(Fleet):
     # Recovery.
 
     def fail(self, server: PooledServer, error: ServerFault) -> None:
-        """Take a server out after a fault, and revive it in the background."""
         with self.changed:
             if self.closed or server.state in ("down", "lost"):
                 return
@@ -201,7 +196,6 @@ class Supervisor(Fleet):
                 return
 
     def _await_current(self) -> PushedWeights | None:
-        """Return the weights of the last sync, waiting for its end; None if the pool is closed first."""
         with self.changed:
             self.changed.wait_for(lambda: self.closed or self.current is not None)
             return self.current
@@ -222,7 +216,6 @@ class Supervisor(Fleet):
             time.sleep(min(0.05, seconds))
 
     def _set_ready(self, server: PooledServer, current: PushedWeights) -> bool:
-        """Let a server take requests, unless newer weights have come meanwhile; return whether it does."""
         with self.changed:
             if current is not self.current:
                 return False
@@ -245,7 +238,6 @@ class Supervisor(Fleet):
         return thread
 
     def close(self) -> None:
-        """Stop the servers that were started here."""
         with self.changed:
             self.closed = True
             self.changed.notify_all()

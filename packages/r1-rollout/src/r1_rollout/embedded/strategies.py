@@ -16,30 +16,24 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
-    """The choices that `Decoding` leaves to its caller."""
-
+class DecodingStrategy:
     samples: int  # rows per prompt
     limit: Callable[[int], int]  # prompt index -> tokens of an answer at most
     longest: int  # the largest limit
     keys: Callable[[int], list[int]]  # prompt index -> an int64 for each of its rows, which `choose` gets back
     choose: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]  # logits, keys, ages -> tokens, log-probs
-    stopped: Callable[[Rows], Tensor]  # bool [rows]: which answers the token said last has ended
+    stopped: Callable[[Rows], Tensor]  # bool [rows]: which answers the last token has ended
 
 
-def sampling_choices(
+def sampling_strategy(
     prompts: Sequence[PromptLike],
     params: SamplingParams,
     *,
     banned: Tensor,
     end_token_ids: Collection[int],
     tokenizer: Any = None,
-) -> Choices:
-    """Return the strategy that samples `params.n` answers to each prompt.
-
-    Raises:
-        ValueError: `params.stop` has strings, but there is no tokenizer.
-    """
+) -> DecodingStrategy:
+    """Return the strategy that samples `params.n` answers. Raises ValueError on stop strings without a tokenizer."""
     if params.stop and tokenizer is None:
         raise ValueError(f"stop={params.stop} needs a tokenizer: give the engine one, or use stop_token_ids")
     ends = {*params.stop_token_ids, *(() if params.ignore_eos else end_token_ids)}
@@ -57,15 +51,11 @@ def sampling_choices(
             ended |= torch.tensor(_completed(rows, params.stop, tokenizer), device=ended.device)
         return ended
 
-    return Choices(params.n, lambda prompt: params.max_tokens, params.max_tokens, keys, choose, stopped)
+    return DecodingStrategy(params.n, lambda prompt: params.max_tokens, params.max_tokens, keys, choose, stopped)
 
 
-def replay_choices(responses: "Sequence[Tokens]", temperature: float, device: torch.device) -> Choices:
-    """Return the strategy that decodes the given responses, none of them empty, to learn their log-probs.
-
-    Raises:
-        ValueError: the temperature is negative or not finite.
-    """
+def forced_strategy(responses: "Sequence[Tokens]", temperature: float, device: torch.device) -> DecodingStrategy:
+    """Return the strategy that decodes given, non-empty responses. Raises ValueError if the temperature is negative."""
     if not 0 <= temperature < float("inf"):
         raise ValueError(f"temperature must be at least 0 and finite, got {temperature}")
     longest = max(map(len, responses), default=0)
@@ -79,13 +69,13 @@ def replay_choices(responses: "Sequence[Tokens]", temperature: float, device: to
     def stopped(rows: Rows) -> Tensor:
         return torch.zeros_like(rows.ages, dtype=torch.bool)
 
-    return Choices(1, lambda prompt: len(responses[prompt]), longest, lambda prompt: [prompt], choose, stopped)
+    return DecodingStrategy(1, lambda prompt: len(responses[prompt]), longest, lambda prompt: [prompt], choose, stopped)
 
 
 def _completed(rows: Rows, strings: Sequence[str], tokenizer: Any) -> list[bool]:
     """Return for each row whether its last token has completed one of the strings.
 
-    A token is at least a byte, so as many tokens as the string has bytes contain it; a few more keep characters whole.
+    A token is at least a byte, so as many tokens as the string has bytes contain it; four more keep characters whole.
     """
     window = max(len(string.encode()) for string in strings) + 4
     texts = tokenizer.batch_decode(
