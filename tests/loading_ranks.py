@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 
 from r1_cli.models.load import ModelError, load_config, load_model
-from r1_core.learner.parallel import Parallel, Shard, reshard, whole
+from r1_core.learner.parallel import Parallel, Shard, full_tensor, reshard
 
 CPU = torch.device("cpu")
 
@@ -20,7 +20,7 @@ def load(path, parallel=None, dtype=torch.float32, shard=None, **overrides):
 
 def state(model):
     """Parameters and buffers of all kinds by name, whole; tied ones under each of their names."""
-    found = {name: whole(tensor).clone() for name, tensor in model.named_parameters(remove_duplicate=False)}
+    found = {name: full_tensor(tensor).clone() for name, tensor in model.named_parameters(remove_duplicate=False)}
     return found | {name: tensor.clone() for name, tensor in model.named_buffers(remove_duplicate=False)}
 
 

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from r1_cli.build import critic
 from r1_cli.build import learner as assembly
 from r1_cli.jobs import learner, session
-from r1_core.learner.offload import Movable, Offload, Residence, bytes_on_device
+from r1_core.learner.offload import Offload, OffloadableTensors, OffloadManager, bytes_on_device
 from r1_rollout.embedded import EmbeddedEngine
 
 STEPS = [
@@ -24,9 +24,9 @@ STEPS = [
 def test_a_run_whose_learner_and_critic_rest_while_others_compute_is_the_same_to_the_bit(
     r1: R1, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left: list[Movable] = []
+    left: list[OffloadableTensors] = []
     order: list[str] = []
-    residences: list[Residence] = []  # of learner and critic
+    residences: list[OffloadManager] = []  # of learner and critic
 
     def run(name: str, *words: str) -> Path:
         folder = tmp_path / name
@@ -43,14 +43,14 @@ def test_a_run_whose_learner_and_critic_rest_while_others_compute_is_the_same_to
     monkeypatch.setattr(session, "open_engine", noted("engine", session.open_engine))
     staying = run("staying")
     assert order == ["engine", "learner"]
-    leave = Movable.leave
-    monkeypatch.setattr(Movable, "leave", lambda movable: (left.append(movable), leave(movable)))
+    leave = OffloadableTensors.leave
+    monkeypatch.setattr(OffloadableTensors, "leave", lambda movable: (left.append(movable), leave(movable)))
     # Processors have nothing to make room for; what a GPU does is done to their own memory here.
     monkeypatch.setattr(assembly, "build_offload", lambda config, hardware: Offload(True, True, True))
     monkeypatch.setattr(critic, "build_critic_offload", lambda config, hardware: Offload(True, True))
-    begin, fetch, sample = Residence.__init__, Residence.fetch, EmbeddedEngine.generate
+    begin, fetch, sample = OffloadManager.__init__, OffloadManager.fetch, EmbeddedEngine.generate
 
-    def fetch_alone(residence: Residence, *owners: Any) -> None:
+    def fetch_alone(residence: OffloadManager, *owners: Any) -> None:
         fetch(residence, *owners)
         assert not any(bytes_of(other) for other in residences if other is not residence)
 
@@ -59,8 +59,8 @@ def test_a_run_whose_learner_and_critic_rest_while_others_compute_is_the_same_to
         return sample(engine, *args)
 
     monkeypatch.setattr(EmbeddedEngine, "generate", sample_alone)
-    monkeypatch.setattr(Residence, "__init__", lambda one, *args: (begin(one, *args), residences.append(one))[0])
-    monkeypatch.setattr(Residence, "fetch", fetch_alone)
+    monkeypatch.setattr(OffloadManager, "__init__", lambda one, *args: (begin(one, *args), residences.append(one))[0])
+    monkeypatch.setattr(OffloadManager, "fetch", fetch_alone)
     resting = run("resting", "trainer.max_steps=2")
     run("resting")
     assert len(left) > 20
@@ -70,6 +70,6 @@ def test_a_run_whose_learner_and_critic_rest_while_others_compute_is_the_same_to
         assert all((tensor == other[name]).all() for name, tensor in one.items())
 
 
-def bytes_of(residence: Residence) -> int:
+def bytes_of(residence: OffloadManager) -> int:
     """What states that may leave take of the device."""
     return sum(bytes_on_device(movable._find()) for movable in residence._movable.values())

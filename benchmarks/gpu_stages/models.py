@@ -16,7 +16,7 @@ from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.offload import Offload
 from r1_core.learner.optim import build_optimizer
-from r1_core.learner.parallel import Parallel, Shard, find_blocks, like, shard_model
+from r1_core.learner.parallel import Parallel, Shard, find_blocks, place_like, shard_model
 from r1_core.types import Sample
 from r1_data.positions import position_ids_of
 
@@ -76,7 +76,7 @@ def build_model(name: str, bench: Bench, parallel: Parallel, shard: Shard) -> nn
     for key, buffer in buffers.items():
         model.get_buffer(key).copy_(buffer)
     for key, parameter in model.named_parameters():
-        parameter.detach().copy_(like(random_tensor(key, parameter.shape, parameter.device), parameter))
+        parameter.detach().copy_(place_like(random_tensor(key, parameter.shape, parameter.device), parameter))
     return model
 
 

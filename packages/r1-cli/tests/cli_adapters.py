@@ -20,7 +20,7 @@ from r1_cli.models.load import load_config, load_model
 from r1_core.advantages import GRPO, assign
 from r1_core.learner.offload import Offload
 from r1_core.learner.optim import RateGroup, build_optimizer
-from r1_core.learner.parallel import Parallel, whole
+from r1_core.learner.parallel import Parallel, full_tensor
 from r1_core.objective import Objective
 from r1_core.types import Sample
 
@@ -157,4 +157,4 @@ def half_precision(base: Path) -> dict[str, Any]:
 
 
 def _moved(learner: AdaptedLearner) -> bool:
-    return any(whole(tensor).abs().max() > 0 for name, tensor in learner.weights() if "lora_B" in name)
+    return any(full_tensor(tensor).abs().max() > 0 for name, tensor in learner.weights() if "lora_B" in name)

@@ -24,7 +24,7 @@ from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.critic import ValueScorer, give_value_head
 from r1_core.learner.microbatch import collate
 from r1_core.learner.optim import build_optimizer
-from r1_core.learner.parallel import Parallel, find_blocks, shard_model, whole
+from r1_core.learner.parallel import Parallel, find_blocks, full_tensor, shard_model
 from r1_core.learner.token_model import TokenModel
 from r1_core.learner.trainable import LearnerInfo
 from r1_core.objective import Objective
@@ -139,7 +139,7 @@ def take_course(name: str, objective: str, form: Form | None = None) -> Course:
     for _ in range(3):
         metrics = learner.forward_backward(samples, THREE[objective])
         trained = [(key, param) for key, param in learner.model.named_parameters() if param.grad is not None]
-        course.gradients = course.gradients or {key: whole(param.grad).clone() for key, param in trained}
+        course.gradients = course.gradients or {key: full_tensor(param.grad).clone() for key, param in trained}
         course.metrics.append(metrics | learner.optim_step())
     course.weights = {key: tensor.clone() for key, tensor in learner.weights()}
     return course
@@ -151,7 +151,7 @@ def forecast(name: str, form: Form | None = None) -> tuple[Tensor, CriticCourse]
     draw_head(give_value_head(model))
     model = in_float64(model, patches)
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
-    parallel = None if form is None else replace(form, sequence_size=1).join().sharing(form.sequence_size)
+    parallel = None if form is None else replace(form, sequence_size=1).join().with_sequence_size(form.sequence_size)
     critic = make_critic(model, parallel, batching=ONE_BY_ONE if form is None else form.batching)
     samples, share = samples_for(name), critic.batching.share_prompts
     batch = collate(samples, padding_free=True, share_prompts=share, sequence=critic.parallel.sequence)

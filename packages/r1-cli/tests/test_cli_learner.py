@@ -39,7 +39,7 @@ def test_a_warm_up_is_as_many_training_steps_long_as_it_says(word: str, updates:
 @pytest.fixture
 def one_rank() -> Iterator[Parallel]:
     """The mesh that a single device has, of processors."""
-    yield Parallel.alone("cpu")
+    yield Parallel.single_process("cpu")
     dist.destroy_process_group()
 
 

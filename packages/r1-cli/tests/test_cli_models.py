@@ -17,7 +17,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from r1_cli.models import load as models
 from r1_cli.models import parts
 from r1_cli.models.patches import PatchEmbedding, multiply_patches
-from r1_core.learner.parallel import Parallel, whole
+from r1_core.learner.parallel import Parallel, full_tensor
 from r1_data.positions import position_ids_of
 from r1_rollout import tokens
 
@@ -170,14 +170,16 @@ def test_a_model_whose_text_attends_in_both_directions_is_refused(tmp_path):
 @pytest.fixture
 def alone():  # type: ignore[no-untyped-def]
     """The only rank of its process group."""
-    yield Parallel.alone("cpu")
+    yield Parallel.single_process("cpu")
     dist.destroy_process_group()
 
 
 def test_one_rank_reads_all_rows_and_shards_them(config, model, alone) -> None:  # type: ignore[no-untyped-def]
     sharded = models.load_model(str(MODEL), config=config, dtype=torch.float32, device=CPU, parallel=alone)
     assert all(isinstance(parameter, DTensor) for parameter in sharded.parameters())
-    assert all(torch.equal(tensor, whole(sharded.state_dict()[name])) for name, tensor in model.state_dict().items())
+    assert all(
+        torch.equal(tensor, full_tensor(sharded.state_dict()[name])) for name, tensor in model.state_dict().items()
+    )
     assert not any(tensor.is_meta for tensor in sharded.buffers())
     ids = torch.arange(8)[None]
     assert torch.equal(sharded(input_ids=ids).logits, model(input_ids=ids).logits)

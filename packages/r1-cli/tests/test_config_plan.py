@@ -28,7 +28,7 @@ from r1_cli.plan.disk import checkpoint_bytes, checkpoints_kept, require_room, s
 from r1_cli.plan.phases import find_phases
 from r1_cli.plan.start import find_start, hold_folder, require_free, require_same_shape, set_damaged_aside
 from r1_core.learner.batching import rounds
-from r1_core.prompts import Work
+from r1_core.prompts import SharedPrompts
 from r1_core.types import Sample
 
 ROOT = Path(__file__).parents[3]
@@ -143,7 +143,7 @@ def test_micro_batches_of_shared_prompts_are_those_that_full_groups_are_cut_into
     limit = build_batching(config, config.worker.actor).update
     cut = rounds(samples, limit, 2, share_prompts=True)
     assert len(cut) <= plan.accumulations if dynamic else len(cut) == plan.accumulations
-    work = Work.of(samples)
+    work = SharedPrompts.find(samples)
     assert max(work.tokens(part) for parts in cut for part in parts) <= plan.tokens_per_micro_batch
     assert plan.accumulations <= 1.5 * len(cut) + 1
 

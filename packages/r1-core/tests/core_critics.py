@@ -114,7 +114,7 @@ class AttendingCritic(Attending):
 
 def learn_together(actors: int | None = None, own: int = 1) -> Course:
     """Three steps of ranks of which `own` share a sequence of the critic's, and `actors` one of the actor's."""
-    parallel = None if actors is None else Parallel.join("cpu", sequence_size=actors).sharing(own)
+    parallel = None if actors is None else Parallel.join("cpu", sequence_size=actors).with_sequence_size(own)
     critic = make_critic(AttendingCritic().double(), parallel)
     if own > 1:
         with pytest.raises(ValueError, match="padded micro-batches cannot be cut over the ranks that share sequences"):

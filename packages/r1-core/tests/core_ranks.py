@@ -17,7 +17,7 @@ from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.offload import Offload, bytes_on_device, states_of, tensors_of
 from r1_core.learner.optim import build_optimizer
-from r1_core.learner.parallel import Parallel, Shard, find_blocks, shard_model, whole
+from r1_core.learner.parallel import Parallel, Shard, find_blocks, full_tensor, shard_model
 from r1_core.losses import GSPO
 from r1_core.objective import Objective
 
@@ -101,7 +101,7 @@ def take_steps(learner: Learner, name: str, objectives: Sequence[str]) -> Course
     for objective in objectives:
         metrics = learner.forward_backward(samples_for(name), ALL[objective])
         trained = [(key, param) for key, param in learner.model.named_parameters() if param.grad is not None]
-        course.gradients.append({key: whole(param.grad).clone() for key, param in trained})
+        course.gradients.append({key: full_tensor(param.grad).clone() for key, param in trained})
         course.metrics.append(metrics | learner.optim_step())
     course.weights = {key: tensor.clone() for key, tensor in learner.weights()}
     return course
@@ -138,7 +138,7 @@ def every_gradient() -> dict[tuple[str, str], tuple[dict[str, float], dict[str, 
     for cut, batching in CUTS_FOR_RANKS.items():
         for name, objective in OBJECTIVES.items():
             metrics, grads = outcome(learner, objective, batching)
-            found[cut, name] = metrics, {key: whole(grad) for key, grad in grads.items()}
+            found[cut, name] = metrics, {key: full_tensor(grad) for key, grad in grads.items()}
     return found
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from r1_core.learner.batching import MicroLimit, balance, count, fillers, rounds, split
 from r1_core.learner.microbatch import collate, pack, pad
-from r1_core.prompts import Work
+from r1_core.prompts import SharedPrompts
 from r1_core.types import Sample
 
 LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=40)
@@ -269,7 +269,7 @@ def groups_of(*sizes: int, prompt: int = 20) -> list[Sample]:
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_groups_are_cut_within_the_limit_and_every_sample_is_in_one_micro_batch(limit, ranks):
     samples = groups_of(8, 1, 3, 8, 5)
-    work = Work.of(samples)
+    work = SharedPrompts.find(samples)
     parts = [part for parts in rounds(samples, limit, ranks, share_prompts=True) for part in parts]
     assert sorted(i for part in parts for i in part) == list(range(len(samples)))
     assert len(parts) % ranks == 0
@@ -291,7 +291,7 @@ def test_a_group_stays_together_where_there_is_room_and_is_cut_where_a_rank_woul
 
 def test_what_is_computed_is_each_prompt_once_and_every_answer():
     samples = groups_of(2, 1)
-    work = Work.of(samples)
+    work = SharedPrompts.find(samples)
     assert (work.own, work.prompt, work.lengths) == ([3, 4, 3], [0, 0, 1], [20, 20])
     assert (work.tokens([0, 1]), work.tokens([0, 2]), sum(work.in_order())) == (27, 46, 50)
     batch = collate(samples, padding_free=True, share_prompts=True)
@@ -299,7 +299,7 @@ def test_what_is_computed_is_each_prompt_once_and_every_answer():
     assert batch.predictors.tolist() == [19, 20, 21, 19, 23, 24, 25, 46, 47, 48]
     assert batch.pack.behind == [-1, 0, 0, -1]
     other = replace(samples[1], model_inputs={"pixel_values": torch.ones(1)})
-    assert not Work.of([samples[0], other]).shared
-    assert not Work.of(samples, share=False).shared
+    assert not SharedPrompts.find([samples[0], other]).shared
+    assert not SharedPrompts.find(samples, share=False).shared
     with pytest.raises(ValueError, match="prompt_length is 99"):
         replace(samples[0], prompt_length=99)

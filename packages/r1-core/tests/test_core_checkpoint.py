@@ -221,7 +221,7 @@ def test_numbers_that_are_cut_off_are_named(saved):
     folder, _ = saved
     path = folder / "learner.json"
     path.write_text(path.read_text()[:30])
-    with pytest.raises(ValueError, match=r"learner\.json is cut off"):
+    with pytest.raises(ValueError, match=r"learner\.json is truncated"):
         learner_for().load(folder)
 
 

@@ -219,7 +219,7 @@ def test_a_model_only_checkpoint_gives_the_weights_and_a_fresh_optimizer(tmp_pat
 
 def test_mixed_precision_computes_in_bfloat16_and_keeps_float32_parameters():
     exact, rough = learner_for(qwen2()), qwen2()
-    parallel = Parallel.alone("cpu")
+    parallel = Parallel.single_process("cpu")
     try:
         shard_model(rough, find_blocks(rough), parallel.mesh, Shard(torch.bfloat16, torch.float32))
         rough = learner_for(rough, parallel=parallel)

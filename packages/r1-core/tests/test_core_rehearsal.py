@@ -99,14 +99,14 @@ def test_states_that_are_away_are_away_again() -> None:
     learner.forward_backward(given, KL)
     learner.optim_step()
     owners = learner.model, learner.reference, learner.optimizer
-    learner._residence.fetch(*owners)
+    learner._offloads.load(*owners)
     before = state_of(learner)
     learner.offload()
     assert not distinct_storages(learner.model.parameters())
     learner.profile_pass(given, KL, MicroLimit(3))
     learner.offload()
     assert not distinct_storages([*learner.model.parameters(), *learner.reference.parameters()])
-    learner._residence.fetch(*owners)
+    learner._offloads.load(*owners)
     assert_same(state_of(learner) | {"buffers": 0}, before | {"buffers": 0})
 
 

@@ -49,7 +49,7 @@ class Objective:
     @property
     def needs(self) -> frozenset[str]:
         """The fields that samples must have before any gradient: for `prepare`, the policy loss and the KL estimate."""
-        needs = {*self.policy_loss.needs} - {"full_kl"}  # which is measured with the gradient
+        needs = {*self.policy_loss.needs} - {"full_kl"}  # computed with the gradient
         if self.correction is not None:
             needs.add("old_logprobs")
         if self.kl_penalty is not None and self.kl_penalty != kl.FULL:
@@ -87,7 +87,7 @@ class Objective:
             samples, metrics = correct(samples, self.correction)
         if isinstance(self.policy_loss, SelectingLoss):
             samples = _select(samples, self.policy_loss)
-        if "rollout_logprobs" not in self.needs:  # which then travel no further
+        if "rollout_logprobs" not in self.needs:  # then do not send them to micro-batches
             return [replace(sample, rollout_logprobs=None) for sample in samples], metrics
         if not known(samples, "rollout_logprobs"):
             raise ValueError("the samples have no rollout_logprobs, which this loss needs: their engine gave none")
@@ -111,7 +111,7 @@ class Objective:
         if self.kl_penalty is not None:
             kl_loss = aggregate(self._divergence(self.kl_penalty, inputs), mask, self.aggregation, totals)
             loss = loss + self.kl_coef * kl_loss
-            # Metrics of micro-batches are added up, so a constant is handed out in proportion to their tokens.
+            # Metrics of micro-batches are added up, so a constant is split in proportion to their tokens.
             share = mask.sum().double() / max(totals.tokens, 1)
             metrics |= {"kl_loss": kl_loss.detach(), "kl_coef": self.kl_coef * share}
         if self.entropy_coef:

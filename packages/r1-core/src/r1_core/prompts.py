@@ -7,19 +7,19 @@ from r1_core.types import Sample
 
 
 @dataclass(frozen=True, slots=True)
-class Work:
+class SharedPrompts:
     """The tokens that a forward pass computes: each prompt once, and each sample's own tokens after it.
 
     Example: answers of 3 and 2 tokens to a prompt of 5, and a sample of 4 without a prompt to share: `own` [3, 2, 4],
     `prompt` [0, 0, 1] and `lengths` [5, 0]. All three together are 14 tokens.
     """
 
-    own: list[int]  # [N], tokens behind the prompt
-    prompt: list[int]  # [N], which prompt a sample begins with
-    lengths: list[int]  # [prompts], tokens of each; 0 for a sample that shares nothing
+    own: list[int]  # [N], tokens after the prompt
+    prompt: list[int]  # [N], index of the sample's prompt
+    lengths: list[int]  # [prompts], tokens of each; 0 for a sample without one to share
 
     @classmethod
-    def of(cls, samples: Sequence[Sample], share: bool = True) -> "Work":
+    def find(cls, samples: Sequence[Sample], share: bool = True) -> "SharedPrompts":
         """Find samples whose prompts are equal in tokens, positions and model inputs; without `share`, none are."""
         own, prompt, lengths = list[int](), list[int](), list[int]()
         seen: dict[tuple[object, ...], int] = {}

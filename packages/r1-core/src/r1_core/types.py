@@ -66,18 +66,18 @@ class Sample:
     group_id: int  # samples of one prompt share it
     reward: float
     model_inputs: Mapping[str, Tensor] = field(default_factory=dict)
-    prompt_length: int = 0  # how many of its first tokens are a prompt that other samples may share; 0: not told
+    prompt_length: int = 0  # first tokens that other samples may share; 0: unknown
     rollout_logprobs: Tensor | None = None  # float32 [L], as the engine sampled
-    old_logprobs: Tensor | None = None  # float32 [L], the learner's own before the first update
-    entropies: Tensor | None = None  # float32 [L], nats, of the distributions that the old log-probs are of
+    old_logprobs: Tensor | None = None  # float32 [L], the policy's before the first update
+    entropies: Tensor | None = None  # float32 [L], nats, of the policy before the first update
     ref_logprobs: Tensor | None = None  # float32 [L], the frozen reference's
-    squared_probs: Tensor | None = None  # float32 [L], Σ p² of the policy's distribution before the first update
-    full_kl: Tensor | None = None  # float32 [L], KL of that distribution from the reference's, over the vocabulary
-    values: Tensor | None = None  # float32 [L], the critic's forecast before each token, before its first update
+    squared_probs: Tensor | None = None  # float32 [L], Σ p² of the policy before the first update
+    full_kl: Tensor | None = None  # float32 [L], nats, KL(policy, reference) over the vocabulary, before it
+    values: Tensor | None = None  # float32 [L], the critic's prediction before each token, before its first update
     advantages: Tensor | None = None  # float32 [L]
-    returns: Tensor | None = None  # float32 [L], what the critic should have forecast
+    returns: Tensor | None = None  # float32 [L], the critic's target
     weights: Tensor | None = None  # float32 [L], multiply the policy loss (`losses.correction`)
-    selected: Tensor | None = None  # bool [L], tokens that the policy loss treats apart (`losses.covariance`)
+    selected: Tensor | None = None  # bool [L], tokens that the policy loss treats differently (`losses.covariance`)
 
     def __post_init__(self) -> None:
         owner = f"sample of group {self.group_id}"
@@ -116,7 +116,7 @@ class Totals:
 
     tokens: int
     sequences: int  # those that have a trained token
-    length: int = 1  # what a fixed-length average divides by: the longest's tokens unless the objective says
+    length: int = 1  # divisor of a fixed-length average: tokens of the longest, unless the objective sets it
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,10 +133,10 @@ class LossInputs:
     totals: Totals
     ref_logprobs: Tensor | None = None  # [B, R]
     rollout_logprobs: Tensor | None = None  # [B, R], as the engine sampled, for losses that need them
-    entropy: Tensor | None = None  # [B, R], of the policy's distribution at each trained token
-    full_kl: Tensor | None = None  # [B, R], KL of that distribution from the reference's, over the vocabulary
+    entropy: Tensor | None = None  # [B, R], nats, of the policy's distribution
+    full_kl: Tensor | None = None  # [B, R], nats, KL(policy, reference) over the vocabulary
     weights: Tensor | None = None  # [B, R], multiply the policy loss
-    selected: Tensor | None = None  # bool [B, R], the tokens that the policy loss treats apart
+    selected: Tensor | None = None  # bool [B, R], tokens that the policy loss treats differently
 
     def __post_init__(self) -> None:
         given = {name: getattr(self, name) for name in self.__slots__ if name != "totals"}

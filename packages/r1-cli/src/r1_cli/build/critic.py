@@ -22,7 +22,7 @@ def build_critic(
 ) -> Critic:
     """Load the critic's model, and make its optimizer. Where `parallel` has a mesh, this is this rank's share."""
     critic = config.worker.critic
-    parallel = parallel.sharing(config.sequence_ranks("critic"), timedelta(seconds=config.trainer.collective_timeout))
+    parallel = parallel.with_sequence_size(config.sequence_ranks("critic"), timedelta(seconds=config.trainer.collective_timeout))
     model = models.load_model(
         locate(critic.model.model_path or "", "worker.critic.model.model_path"),
         config=open_critic_config(config, actor),

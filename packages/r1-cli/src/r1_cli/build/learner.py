@@ -32,7 +32,7 @@ def single_rank(hardware: Hardware) -> Iterator[Parallel]:
     if not hardware.on_gpu:
         yield Parallel()
         return
-    parallel = Parallel.alone(hardware.kind)
+    parallel = Parallel.single_process(hardware.kind)
     try:
         yield parallel
     finally:

@@ -128,7 +128,7 @@ def largest(most: int, attempt: Callable[[int], PassProfile], least: int = 1) ->
 
 
 def _limit(trial: PassProfile) -> float:
-    return MARGIN * (trial.room or 0)
+    return MARGIN * (trial.available or 0)
 
 
 def _fits(trial: PassProfile) -> bool:

@@ -188,7 +188,7 @@ class Stage:
         trials = [choice.trial for choice in choices.values() if choice.trial is not None]
         found = ""
         if trials:
-            peak, room = max(trial.peak for trial in trials), trials[0].room
+            peak, room = max(trial.peak for trial in trials), trials[0].available
             found = f"; rehearsed in {seconds:.1f} s, peak {peak / 1e9:.2f} GB"
             found += f" of {room / 1e9:.0f} GB" if room else " of this process"
         log.info("sequences in a micro-batch of the %s: %s; %s%s", self.owner, sizes, tokens, found)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from r1_core.learner.batching import Batching, rounds
-from r1_core.prompts import Work
+from r1_core.prompts import SharedPrompts
 from r1_core.types import Sample
 
 
@@ -22,7 +22,7 @@ class Loads:
     def add(self, samples: Sequence[Sample], batching: Batching) -> None:
         """Note an update of these samples: a prompt that a micro-batch shares counts once."""
         padded, share = not batching.padding_free, batching.share_prompts
-        work = Work.of(samples, share and not padded)
+        work = SharedPrompts.find(samples, share and not padded)
         limit = batching.cap(batching.update)
         for parts in rounds(samples, limit, len(self.tokens), padded=padded, share_prompts=share):
             loads = [work.tokens(part) for part in parts]

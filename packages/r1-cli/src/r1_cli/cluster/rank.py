@@ -33,7 +33,7 @@ from r1_cli.hardware import Hardware
 from r1_cli.models.files import open_model
 from r1_cli.train.roles import Schedule
 from r1_core.learner import Learner
-from r1_core.learner.checkpoint import handed_over
+from r1_core.learner.checkpoint import synced_tensors
 from r1_core.learner.critic import Critic
 from r1_core.learner.parallel import Parallel
 from r1_core.learner.trainable import LearnerInfo
@@ -134,7 +134,7 @@ class Rank:
 
     def join(self, address: tuple[str, int] | None = None) -> None:
         """Meet the other ranks at the address that `open_store` gave, and build the learner; alone, build it."""
-        parallel = Parallel.alone(self._device) if self._device == "cuda" else Parallel()
+        parallel = Parallel.single_process(self._device) if self._device == "cuda" else Parallel()
         if address is not None:
             store = self._store or TCPStore(*address, is_master=False, timeout=self._timeout)
             dist.init_process_group(
@@ -254,13 +254,13 @@ class Rank:
 
     def weight_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
         """Return names and shapes of the whole weights, without gathering them."""
-        weights = handed_over(self.learner.model, self.learner.adaptation)
+        weights = synced_tensors(self.learner.model, self.learner.adaptation)
         return [(name, tuple(tensor.shape)) for name, tensor in weights]
 
     def send_weights(self, backend: DirectBackend, engines: Sequence[Ask], dtype: torch.dtype | None) -> None:
         """Send the whole weights, cast to `dtype`, to the engines' processes, and rest."""
         if self._sender is None:
-            state = handed_over(self.learner.model, self.learner.adaptation)
+            state = synced_tensors(self.learner.model, self.learner.adaptation)
             largest = max(tensor.numel() * (dtype or tensor.dtype).itemsize for _, tensor in state)
             self._sender = open_sender(backend, engines, self._rank, partial(self.learner.weights, dtype), largest)
         try:

@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 
 from r1_cli.config.model import LoraConfig
 from r1_core.learner.optim import matching, nearest
-from r1_core.learner.parallel import like
+from r1_core.learner.parallel import place_like
 from r1_rollout.lora import Adapter
 
 WEIGHTS_FILE, CONFIG_FILE = "adapter_model.safetensors", "adapter_config.json"
@@ -230,7 +230,7 @@ def fold(model: nn.Module, folder: Path, dtype: torch.dtype) -> None:
         if b is None or weight is None or weight.shape != (b.shape[0], a.shape[1]):
             raise AdapterError(f"{folder}: {name} is no factor of a weight of this model; is its base another?")
         product = (saved["lora_alpha"] / saved["r"]) * (b.double() @ a.double())
-        weight.add_(like(product, weight))
+        weight.add_(place_like(product, weight))
 
 
 def _begin(name: str, shape: torch.Size) -> Tensor:
@@ -245,7 +245,7 @@ def _begin(name: str, shape: torch.Size) -> Tensor:
 def _placed(value: Tensor, param: Tensor) -> Tensor:
     """The value, in float32, sharded as the parameter is, whose own place may be nowhere yet."""
     if isinstance(param, DTensor):
-        return like(value, torch.empty_like(param, device=param.device_mesh.device_type))
+        return place_like(value, torch.empty_like(param, device=param.device_mesh.device_type))
     return value.float()
 
 

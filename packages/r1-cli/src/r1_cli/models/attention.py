@@ -26,7 +26,7 @@ from transformers.masking_utils import sdpa_mask
 
 from r1_cli.models.kernels import CAUSAL, EVERYTHING, Kernel, Pieces, find_kernel
 from r1_cli.models.shared_prompts import attend_to_prompts
-from r1_core.learner.pack import NOTHING, Pack
+from r1_core.learner.pack import NO_PROMPT, Pack
 from r1_core.learner.sequence import cut_shared_rows
 from r1_rollout.embedded.kv import CHANGES_SCORES
 
@@ -210,7 +210,7 @@ def _attend_by_runs(
     for (start, end), behind in zip(pairwise(starts), pack.behind, strict=True):
         own, before = slice(start, end), 0
         seen = [own]
-        if behind != NOTHING:
+        if behind != NO_PROMPT:
             seen.insert(0, slice(starts[behind], starts[behind + 1]))
             before = starts[behind + 1] - starts[behind]
         keys, values = (torch.cat([each[:, :, part] for part in seen], 2) for each in (key, value))

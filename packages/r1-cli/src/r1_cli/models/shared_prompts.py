@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
-from r1_core.learner.pack import NOTHING, Pack
+from r1_core.learner.pack import NO_PROMPT, Pack
 
 ALIKE = 0.75  # of runs that go through one call the shortest has this share of the longest's tokens, at least
 ALONE = 128  # tokens of a run that is not gathered for a call with others: it goes by itself, from where it lies
@@ -119,7 +119,7 @@ def _families(pack: Pack) -> list[list[int]]:
     """Each prompt with its answers, which stand behind it, and each run that is neither."""
     found: list[list[int]] = []
     for run, behind in enumerate(pack.behind):
-        if behind == NOTHING:
+        if behind == NO_PROMPT:
             found.append([run])
         else:
             found[-1].append(run)
@@ -154,7 +154,7 @@ def _gather(pack: Pack, members: list[list[int]]) -> Alike:
     mask = torch.full((len(members), 1, own.shape[1], own.shape[1]), -torch.inf)
     for group, runs in enumerate(members):
         answers = len(runs) - 1
-        seen = Pack.of([pack.lengths[run] for run in runs], "cpu", behind=[NOTHING, *[0] * answers]).visible()
+        seen = Pack.of([pack.lengths[run] for run in runs], "cpu", behind=[NO_PROMPT, *[0] * answers]).visible()
         mask[group, 0, :, : len(seen)].masked_fill_(seen[inside[group]], 0.0)
     return Alike(places, kept, len(members), mask)
 

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 import torch
 
-from r1_core.prompts import Work
+from r1_core.prompts import SharedPrompts
 from r1_core.types import PER_TOKEN, Sample, Totals
 
-# What `balance` fills: the load, an index that is in no other bin (it breaks ties), and all indices.
+# A bin of `balance`: its load, an index that no other bin has (breaks ties), and all indices.
 Bin = tuple[int, int, list[int]]
 
 
@@ -43,8 +43,8 @@ class Batching:
     padding_free: bool = True
     update: MicroLimit = MicroLimit(1)  # forward passes with a gradient
     experience: MicroLimit = MicroLimit(2)  # forward passes without
-    share_prompts: bool = False  # of a model that reads a `Pack`
-    single: bool = False  # a micro-batch holds one sample, whatever the limits say
+    share_prompts: bool = False  # needs a model that reads a `Pack`
+    single: bool = False  # one sample per micro-batch, whatever the limits
 
     def cap(self, limit: MicroLimit) -> MicroLimit:
         """Return the limit that applies where `limit` is configured."""
@@ -66,24 +66,24 @@ def balance(lengths: Sequence[int], bins: int, equal_size: bool = False) -> list
     """
     order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
     width = bins if equal_size else 1
-    # A partial answer is the list of its bins that are not empty, lightest first.
-    answers: list[list[Bin]] = [
+    # A partial solution is the list of its non-empty bins, lightest first.
+    solutions: list[list[Bin]] = [
         [(lengths[i], i, [i]) for i in reversed(order[start : start + width])] for start in range(0, len(order), width)
     ]
-    heap = [(*_urgency(answer, bins), i, answer) for i, answer in enumerate(answers)]
+    heap = [(*_urgency(solution, bins), i, solution) for i, solution in enumerate(solutions)]
     heapq.heapify(heap)
     widest: tuple[int, int, int, list[Bin]] = heapq.heappop(heap) if heap else (0, 0, 0, [])
     while heap:
-        *_, i, answer = widest
-        joined = _join(answer, heapq.heappop(heap)[-1], bins)
+        *_, i, solution = widest
+        joined = _join(solution, heapq.heappop(heap)[-1], bins)
         widest = heapq.heappushpop(heap, (*_urgency(joined, bins), i, joined))
     full = sorted(sorted(indices) for _, _, indices in widest[-1])
     return full + [[] for _ in range(bins - len(full))]
 
 
-def _urgency(answer: list[Bin], bins: int) -> tuple[int, int]:
-    fullest = answer[-1][0]
-    emptiest = answer[0][0] if len(answer) == bins else 0
+def _urgency(solution: list[Bin], bins: int) -> tuple[int, int]:
+    fullest = solution[-1][0]
+    emptiest = solution[0][0] if len(solution) == bins else 0
     return emptiest - fullest, -fullest
 
 
@@ -125,7 +125,7 @@ def split(lengths: Sequence[int], limit: MicroLimit, ranks: int = 1, *, padded: 
     return [sorted(part) for part in parts]
 
 
-def split_groups(work: Work, limit: MicroLimit, ranks: int = 1) -> list[list[int]]:
+def split_groups(work: SharedPrompts, limit: MicroLimit, ranks: int = 1) -> list[list[int]]:
     """Do what `split` does for packed samples that share prompts.
 
     The unit is a prompt with all its answers, or as many as `limit` allows: a split group computes its prompt twice. In
@@ -153,11 +153,11 @@ def split_groups(work: Work, limit: MicroLimit, ranks: int = 1) -> list[list[int
     return [sorted(part) for part in parts]
 
 
-def _fullest(work: Work, parts: Sequence[Sequence[int]]) -> int:
+def _fullest(work: SharedPrompts, parts: Sequence[Sequence[int]]) -> int:
     return max(work.tokens(part) for part in parts)
 
 
-def _spread_groups(work: Work, indices: Sequence[int], ranks: int) -> Iterator[list[list[int]]]:
+def _spread_groups(work: SharedPrompts, indices: Sequence[int], ranks: int) -> Iterator[list[list[int]]]:
     """Yield ways to spread samples evenly over ranks, the fullest first: whole groups, halves, quarters, …"""
     groups, pieces = work.groups(sorted(indices)), 1
     while pieces < 2 * max(map(len, groups)):
@@ -177,15 +177,15 @@ def fill(lengths: Sequence[int], tokens: int) -> list[list[int]]:
     Uses best fit decreasing (Johnson et al., 1974).
     """
     bins: list[list[int]] = []
-    rooms: list[tuple[int, int]] = []  # the tokens that still go into a bin, and its index; least first
+    free: list[tuple[int, int]] = []  # (free tokens of a bin, its index), fewest first
     for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
-        best = bisect_left(rooms, (lengths[i],))
-        if best == len(rooms):
-            rooms.append((tokens, len(bins)))
+        best = bisect_left(free, (lengths[i],))
+        if best == len(free):
+            free.append((tokens, len(bins)))
             bins.append([])
-        room, chosen = rooms.pop(best)
+        room, chosen = free.pop(best)
         bins[chosen].append(i)
-        insort(rooms, (room - lengths[i], chosen))
+        insort(free, (room - lengths[i], chosen))
     return bins
 
 
@@ -211,7 +211,7 @@ def rounds(
 
     Deterministic, so ranks need not communicate. Every rank takes part in every round, in the last maybe with none.
     """
-    work = Work.of(samples, share_prompts and not padded)
+    work = SharedPrompts.find(samples, share_prompts and not padded)
     if work.shared:
         parts = split_groups(work, limit, world)
     else:

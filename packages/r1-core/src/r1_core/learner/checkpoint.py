@@ -37,10 +37,10 @@ class Adaptation:
     switched_off, {"adapter_config.json": "{…}"}, {"name": "Qwen/Qwen2.5-0.5B", "digest": "9f…"})`.
     """
 
-    names: Mapping[str, str]  # of its parameters: what a checkpoint calls each, by state-dict name
-    off: Callable[[], AbstractContextManager[None]]  # inside it the model computes as if there were no adapter
-    files: Mapping[str, str]  # text files that a checkpoint holds beside the tensors, by name
-    base: Mapping[str, str]  # what a checkpoint says of the frozen rest; its `digest` must be the same to load one
+    names: Mapping[str, str]  # name in a checkpoint by state-dict name
+    off: Callable[[], AbstractContextManager[None]]  # context that disables the adapter
+    files: Mapping[str, str]  # further text files of a checkpoint, by name
+    base: Mapping[str, str]  # identifies the base model; loading compares its `digest`
 
     def state(self, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
         """Yield the adapter's parameters by state-dict name, in the order of `names`."""
@@ -126,7 +126,7 @@ def contents(
     model: nn.Module, optimizer: Optimizer | None, numbers: Mapping[str, Any], adaptation: Adaptation | None
 ) -> tuple[dict[str, dict[str, Tensor]], dict[str, str]]:
     """Return a checkpoint's tensors by part (the stem of its files), and the texts of its other files."""
-    stem, tensors = kept_part(model, adaptation)
+    stem, tensors = saved_tensors(model, adaptation)
     parts, state = {stem: tensors}, dict(numbers)
     if adaptation is not None:
         state["base"] = dict(adaptation.base)
@@ -144,16 +144,16 @@ def load_model(folder: Path, model: nn.Module, adaptation: Adaptation | None = N
     """
     if adaptation is not None:
         require_base(folder, adaptation)
-    stem, tensors = kept_part(model, adaptation)
+    stem, tensors = saved_tensors(model, adaptation)
     read_tensors(find_tensors(folder, stem), tensors, folder)
 
 
-def handed_over(model: nn.Module, adaptation: Adaptation | None) -> Iterator[tuple[str, Tensor]]:
+def synced_tensors(model: nn.Module, adaptation: Adaptation | None) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors that engines receive, by state-dict name: the adapter's if there is one, else all."""
     return named_state(model) if adaptation is None else adaptation.state(model)
 
 
-def kept_part(model: nn.Module, adaptation: Adaptation | None) -> tuple[str, dict[str, Tensor]]:
+def saved_tensors(model: nn.Module, adaptation: Adaptation | None) -> tuple[str, dict[str, Tensor]]:
     if adaptation is None:
         return "model", dict(named_state(model))
     return ADAPTER, {adaptation.names[name]: tensor for name, tensor in adaptation.state(model)}
@@ -190,7 +190,7 @@ def _read_numbers(folder: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is cut off or no JSON ({error}); take another checkpoint") from error
+        raise ValueError(f"{path} is truncated or not JSON ({error}); take another checkpoint") from error
     return state
 
 
@@ -244,7 +244,7 @@ def load_optimizer(
     for key, values in numbers.items():
         for name, number in values.items():
             state.setdefault(name, {})[key] = torch.tensor(number)
-    # The optimizer's own dict counts parameters; names make it independent of their order.
+    # The optimizer's own dict numbers parameters; names make the file independent of their order.
     names = {id(param): name for name, param in params.items()}
     own = optimizer.state_dict()
     own["state"] = {i: state[names[id(param)]] for i, param in enumerate(order) if names[id(param)] in state}

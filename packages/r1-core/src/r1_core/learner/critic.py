@@ -14,7 +14,7 @@ from r1_core.learner.batching import Batching, MicroLimit, count
 from r1_core.learner.microbatch import MicroBatch
 from r1_core.learner.offload import Offload
 from r1_core.learner.parallel import Parallel, reshard
-from r1_core.learner.passes import spoil_if_not_finite
+from r1_core.learner.passes import invalidate_if_not_finite
 from r1_core.learner.profiling import PassProfile
 from r1_core.learner.token_model import TokenModel
 from r1_core.learner.trainable import TrainableModel
@@ -76,7 +76,7 @@ class Critic(TrainableModel):
 
     def compute_values(self, samples: Sequence[Sample]) -> dict[str, Tensor]:
         """Return `values` flat, float32 [T] for the T trained tokens."""
-        self._residence.fetch(self.model)
+        self._offloads.load(self.model)
         self.model.eval()
         found = self._passes.compute(samples, ("values",), lambda batch: self._values_of(batch)[:, None])
         reshard(self.model)
@@ -95,8 +95,8 @@ class Critic(TrainableModel):
         for name, giver in (("values", "add_values"), ("returns", "advantages.assign")):
             if any(getattr(sample, name) is None for sample in samples):
                 raise ValueError(f"a sample has no {name}; call {giver} first")
-        samples = spoil_if_not_finite(samples, FIELDS, "returns", self.step)
-        self._residence.fetch(self.model)
+        samples = invalidate_if_not_finite(samples, FIELDS, "returns", self.step)
+        self._offloads.load(self.model)
         self.model.train()
         totals = count(samples)
         if self.length is not None:
@@ -116,8 +116,8 @@ class Critic(TrainableModel):
     def profile_pass(self, samples: Sequence[Sample], limit: MicroLimit, *, gradient: bool) -> PassProfile:
         """Run the samples in micro-batches of `limit`; return time and peak memory. No state changes."""
         run: Callable[[], object] = partial(self.forward_backward if gradient else self.compute_values, samples)
-        self._residence.fetch(self.model)
-        return self._profile_pass(run, limit, [self.model], away=self._residence.moves(self.optimizer))
+        self._offloads.load(self.model)
+        return self._profile_pass(run, limit, [self.model], away=self._offloads.manages(self.optimizer))
 
 
 class ValueScorer:

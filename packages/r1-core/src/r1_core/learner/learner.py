@@ -16,8 +16,8 @@ from r1_core.learner.checkpoint import Adaptation, named_state
 from r1_core.learner.logprobs import compute_eager_logprobs
 from r1_core.learner.microbatch import LOSS_FIELDS, MicroBatch, collate
 from r1_core.learner.offload import Offload
-from r1_core.learner.parallel import Parallel, like, reshard, whole
-from r1_core.learner.passes import spoil_if_not_finite
+from r1_core.learner.parallel import Parallel, full_tensor, place_like, reshard
+from r1_core.learner.passes import invalidate_if_not_finite
 from r1_core.learner.profiling import PassProfile
 from r1_core.learner.token_model import LazyLogits, TokenModel, TokenStats
 from r1_core.learner.trainable import LearnerInfo, TrainableModel, describe
@@ -38,9 +38,9 @@ def zero_weights(model: nn.Module, rows: Mapping[str, Sequence[int] | None]) -> 
     own = dict(named_state(model))
     kept = {name: own[name].detach().clone() for name in rows}
     for name, which in rows.items():
-        full = whole(own[name]).clone()
+        full = full_tensor(own[name]).clone()
         full[slice(None) if which is None else torch.as_tensor(which, dtype=torch.int64)] = 0
-        own[name].copy_(like(full, own[name]))
+        own[name].copy_(place_like(full, own[name]))
     return kept
 
 
@@ -126,7 +126,7 @@ class Learner(TrainableModel):
         )  # fmt: skip
         self.reference = reference
         self.temperature = temperature
-        self._kept: dict[str, Tensor] | None = None  # what `zero_weights` has set to zero
+        self._zeroed: dict[str, Tensor] | None = None  # copies of what `zero_weights` zeroed
         self._policy_tokens = TokenModel(model)
         inside = adaptation.off if adaptation is not None and reference is model else nullcontext
         self._reference_tokens = None if reference is None else TokenModel(reference, inside)
@@ -165,11 +165,11 @@ class Learner(TrainableModel):
             stats = token_model(batch, self.temperature, squared_probs="squared_probs" in fields, reference=reference)
             return torch.stack([getattr(stats, name) for name in fields.values()], dim=-1)
 
-        self._residence.fetch(token_model.model)
+        self._offloads.load(token_model.model)
         token_model.model.eval()
         found = self._passes.compute(samples, tuple(fields), stats_of)
         reshard(token_model.model)
-        self._residence.release(self._apart)
+        self._offloads.offload(self._frozen)
         return found
 
     @torch.no_grad()
@@ -178,7 +178,7 @@ class Learner(TrainableModel):
 
         Packed, samples share prompts even if `batching` says otherwise. Every rank computes all samples.
         """
-        self._residence.fetch(self.model)
+        self._offloads.load(self.model)
         self.model.eval()
         sequence = self.parallel.sequence if padding_free else None
         batch = collate(samples, padding_free=padding_free, share_prompts=True, device=self.device, sequence=sequence)
@@ -188,7 +188,7 @@ class Learner(TrainableModel):
 
     def compute_eager_logprobs(self, samples: Sequence[Sample], noise: torch.dtype | None = None) -> list[list[float]]:
         """Return the log-probs of each sample's trained tokens by the model's own eager forward; see `logprobs`."""
-        self._residence.fetch(self.model)
+        self._offloads.load(self.model)
         self.model.eval()
         found = compute_eager_logprobs(self.model, samples, self.temperature, noise)
         reshard(self.model)
@@ -234,12 +234,12 @@ class Learner(TrainableModel):
         if any(sample.advantages is None for sample in samples):
             raise ValueError("a sample has no advantages; call advantages.assign first")
         if not self._policy_tokens.seen:
-            # How the head is computed must not depend on where a run was begun, or a checkpoint loaded.
+            # How the head is computed must not depend on where a run was started or resumed.
             self.compute_logprobs(samples[:1], ["old_logprobs"])
         samples, prepared = objective.prepare(samples)
         reads = {"old_logprobs", "weights", *getattr(objective, "needs", LOSS_FIELDS)} & {*LOSS_FIELDS} - {"advantages"}
-        samples = spoil_if_not_finite(samples, sorted(reads), "advantages", self.step)
-        self._residence.fetch(self.model)
+        samples = invalidate_if_not_finite(samples, sorted(reads), "advantages", self.step)
+        self._offloads.load(self.model)
         self.model.train()
         totals = count(samples)
 
@@ -250,14 +250,14 @@ class Learner(TrainableModel):
             return objective(batch.loss_inputs(stats.logprobs, stats.entropy, totals, full_kl=stats.full_kl))
 
         metrics = self._passes.add_gradients(self.model, samples, evaluate)
-        self._residence.release(self._apart)
+        self._offloads.offload(self._frozen)
         return metrics | prepared
 
     def _token_stats(self, batch: MicroBatch, objective: Loss, totals: Totals) -> TokenStats:
         def loss_gradient(stats: Tensor) -> Tensor:
             with torch.enable_grad():
                 stats = stats.detach().requires_grad_()
-                logprobs, entropy, _ = (batch.share.spread(stats) if batch.share else stats).unbind(-1)
+                logprobs, entropy, _ = (batch.shard.spread(stats) if batch.shard else stats).unbind(-1)
                 loss = objective(batch.loss_inputs(logprobs, entropy, totals)).loss
             return torch.autograd.grad(loss, stats)[0]
 
@@ -270,7 +270,7 @@ class Learner(TrainableModel):
         )
 
     def _reference_logits(self, batch: MicroBatch) -> LazyLogits | None:
-        self._residence.fetch(self._apart)
+        self._offloads.load(self._frozen)
         return None if self._reference_tokens is None else self._reference_tokens.lazy_logits(batch)
 
     def profile_pass(self, samples: Sequence[Sample], objective: Loss | None, limit: MicroLimit) -> PassProfile:
@@ -285,8 +285,8 @@ class Learner(TrainableModel):
             else:
                 self.forward_backward(samples, objective)
 
-        self._residence.fetch(self.model)
-        return self._profile_pass(run, limit, self._models, away=self._residence.moves(self.optimizer))
+        self._offloads.load(self.model)
+        return self._profile_pass(run, limit, self._models, away=self._offloads.manages(self.optimizer))
 
     # --- weights and state -----------------------------------------------------------------------------------------
 
@@ -298,13 +298,13 @@ class Learner(TrainableModel):
         first.
         """
         for name, shard in self.shards(dtype):
-            yield name, whole(shard)
+            yield name, full_tensor(shard)
 
     def shards(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
         """Yield what `weights` yields as this rank holds it: a DTensor if sharded."""
-        self._residence.release(self.optimizer)
-        self._residence.fetch(self.model)
-        for name, tensor in checkpoint.handed_over(self.model, self.adaptation):
+        self._offloads.offload(self.optimizer)
+        self._offloads.load(self.model)
+        for name, tensor in checkpoint.synced_tensors(self.model, self.adaptation):
             own = tensor.detach()
             yield name, own if dtype is None or not own.is_floating_point() else own.to(dtype)
 
@@ -313,17 +313,17 @@ class Learner(TrainableModel):
 
         Raises KeyError if there is no such tensor, and RuntimeError if some weights are zeroed already.
         """
-        if self._kept is not None:
-            raise RuntimeError("some weights are set to zero already; call restore_weights first")
-        self._residence.fetch(self.model)
-        self._kept = zero_weights(self.model, rows)
+        if self._zeroed is not None:
+            raise RuntimeError("some weights are zeroed already; call restore_weights first")
+        self._offloads.load(self.model)
+        self._zeroed = zero_weights(self.model, rows)
 
     def restore_weights(self) -> None:
         """Undo `zero_weights`, bit for bit. Do nothing if no weights are zeroed."""
-        if self._kept is not None:
-            self._residence.fetch(self.model)
-            restore_weights(self.model, self._kept)
-        self._kept = None
+        if self._zeroed is not None:
+            self._offloads.load(self.model)
+            restore_weights(self.model, self._zeroed)
+        self._zeroed = None
 
     def describe(self) -> LearnerInfo:
         info, batching = describe(self.model, self.device), self.batching

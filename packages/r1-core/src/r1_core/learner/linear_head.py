@@ -25,7 +25,7 @@ from torch.autograd.function import once_differentiable
 
 LOGPROB, ENTROPY, SQUARED_PROBS = range(3)  # the columns of stats [T, 3]
 CHUNK_BYTES = 1 << 28  # of one chunk's logits; there are two such buffers
-LOGIT_FLOOR = -1e30  # where a banned token's logit −inf is put: its probability is 0, and 0·inf would be NaN
+LOGIT_FLOOR = -1e30  # replaces a banned token's logit −inf: its probability is 0, and 0·inf would be NaN
 
 LossGradient = Callable[[Tensor], Tensor]
 
@@ -34,7 +34,7 @@ LossGradient = Callable[[Tensor], Tensor]
 class Settings:
     """What to compute, and in which precision."""
 
-    dtype: torch.dtype  # what matrix products read; all else is float32, or float64 with float64
+    dtype: torch.dtype  # of matrix products; all else is float32, or float64 with float64
     temperature: float = 1.0
     entropy_gradient: bool = False
     squared_probs: bool = False  # 0 in the stats unless asked for

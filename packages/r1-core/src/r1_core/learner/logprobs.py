@@ -40,7 +40,7 @@ def token_logprobs(
     if not with_entropy:
         return logprobs, None
     if entropy_gradient:
-        # A banned token (logit −inf) adds nothing, and 0·inf must not reach the gradient.
+        # A banned token (logit −inf) adds nothing; 0·inf must not reach the gradient.
         every = logits.log_softmax(-1)
         return logprobs, -(every.exp() * torch.where(every.isneginf(), 0.0, every)).sum(-1)
     with torch.no_grad():

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from r1_core.learner.pack import NOTHING, Pack, Row, lay_out
-from r1_core.learner.sequence import SequenceGroup, Share
+from r1_core.learner.pack import NO_PROMPT, Pack, Row, lay_out
+from r1_core.learner.sequence import SequenceGroup, SequenceShard
 from r1_core.rows import known, rows, to_rows, tokens, trained
 from r1_core.types import LossInputs, Sample, Totals
 
@@ -25,18 +25,18 @@ class MicroBatch:
 
     forward: dict[str, Tensor]  # arguments of the model
     pack: Pack | None  # None if padded
-    predictors: Tensor  # int64 [T], where in the flattened input the hidden state stands that predicts each target
+    predictors: Tensor  # int64 [T], positions in the flattened input whose hidden state predicts each target
     targets: Tensor  # int64 [T], sample after sample
     loss_mask: Tensor  # bool [B, R]
-    values: dict[str, Tensor]  # per-token fields that a loss sees [B, R], those that the samples have
-    share: Share | None = None  # which of the T tokens are this rank's to predict; None: all of them
+    values: dict[str, Tensor]  # per-token fields of the loss [B, R], those that the samples have
+    shard: SequenceShard | None = None  # the T tokens that this rank predicts; None: all
 
     def rows(self, flat: Tensor) -> Tensor:
         """Lay out values of trained tokens [T] as one row per sample [B, R], 0 on the right."""
         return to_rows(flat, self.loss_mask)
 
     def gather(self, own: Tensor) -> Tensor:
-        return own if self.share is None else self.share.gather(own)
+        return own if self.shard is None else self.shard.gather(own)
 
     def loss_inputs(
         self, logprobs: Tensor, entropy: Tensor | None, totals: Totals, *, full_kl: Tensor | None = None
@@ -83,12 +83,12 @@ def collate(
         arguments, lengths, behind = pad(samples), [], []
         width = arguments["input_ids"].shape[1]
         places = [torch.arange(len(sample.token_ids)) + i * width for i, sample in enumerate(samples)]
-    # A token is predicted where the one before it stands: the first of every answer at the end of the prompt.
+    # A token is predicted by the one before it: the first of every answer by the end of the prompt.
     before = [place[:-1][sample.loss_mask[1:]] for place, sample in zip(places, samples, strict=True)]
-    predictors, targets, share = torch.cat(before), tokens(samples, "token_ids"), None
+    predictors, targets, shard = torch.cat(before), tokens(samples, "token_ids"), None
     if sequence is not None:
         arguments, lengths, behind = _fill_up(arguments, lengths, behind, sequence.size)
-        share, predictors, targets = _own_part(predictors, targets, sum(lengths), sequence, device)
+        shard, predictors, targets = _own_part(predictors, targets, sum(lengths), sequence, device)
     return MicroBatch(
         forward={name: value.to(device) for name, value in arguments.items()},
         pack=Pack.of(lengths, device, sequence, behind) if padding_free else None,
@@ -96,7 +96,7 @@ def collate(
         targets=targets.to(device, torch.int64),
         loss_mask=trained(samples).to(device),
         values={name: rows(samples, name).to(device) for name in fields if known(samples, name)},
-        share=share,
+        shard=shard,
     )
 
 
@@ -108,20 +108,20 @@ def _fill_up(
     if not missing:
         return arguments, lengths, behind
     token_ids, position_ids = arguments["input_ids"], arguments["position_ids"]
-    # The last token again, for the reason that `pad` gives.
+    # The last token again, for the reason in `pad`.
     filling = token_ids[:, -1:].expand(-1, missing)
     count = torch.arange(missing).expand(*position_ids.shape[:-1], -1)
     added = {"input_ids": torch.cat([token_ids, filling], -1), "position_ids": torch.cat([position_ids, count], -1)}
-    return arguments | added, [*lengths, missing], [*behind, NOTHING]
+    return arguments | added, [*lengths, missing], [*behind, NO_PROMPT]
 
 
 def _own_part(
     predictors: Tensor, targets: Tensor, width: int, sequence: SequenceGroup, device: torch.device | str
-) -> tuple[Share, Tensor, Tensor]:
+) -> tuple[SequenceShard, Tensor, Tensor]:
     part = width // sequence.size
     start = sequence.rank * part
     own = ((predictors >= start) & (predictors < start + part)).nonzero().squeeze(-1)
-    return Share(sequence, own.to(device), len(targets)), predictors[own] - start, targets[own]
+    return SequenceShard(sequence, own.to(device), len(targets)), predictors[own] - start, targets[own]
 
 
 def pack(samples: Sequence[Sample], row: Row | None = None) -> dict[str, Tensor]:
@@ -138,12 +138,12 @@ def pack(samples: Sequence[Sample], row: Row | None = None) -> dict[str, Tensor]
                 f"sample of group {sample.group_id}: position_ids[0] must count 0, 1, 2, … so that samples can be "
                 "packed; models with several position axes need the text positions as a first, additional axis"
             )
-    runs = (row or lay_out(samples, share=False)).runs
-    position_ids = torch.cat([samples[i].position_ids[:, start:end] for i, start, end in runs], dim=-1)
+    segments = (row or lay_out(samples, share=False)).segments
+    position_ids = torch.cat([samples[i].position_ids[:, start:end] for i, start, end in segments], dim=-1)
     return {
-        "input_ids": torch.cat([samples[i].token_ids[start:end] for i, start, end in runs])[None].long(),
+        "input_ids": torch.cat([samples[i].token_ids[start:end] for i, start, end in segments])[None].long(),
         "position_ids": position_ids if position_ids.shape[0] == 1 else position_ids[:, None],
-        **_model_inputs([samples[i] for i, start, _ in runs if start == 0]),
+        **_model_inputs([samples[i] for i, start, _ in segments if start == 0]),
     }
 
 

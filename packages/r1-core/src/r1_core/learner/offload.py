@@ -20,7 +20,7 @@ class Offload:
     reference: bool = False
 
 
-class Movable:
+class OffloadableTensors:
     """Tensors that are on their device or in host memory, page-locked for a GPU.
 
     Tensor objects stay the same, so references to them stay valid. While offloaded, a storage has no bytes. NOT RUN ON
@@ -33,15 +33,15 @@ class Movable:
         """
         self._find = find
         self._away: list[tuple[UntypedStorage, Tensor]] = []
-        self._hosts: dict[int, Tensor] = {}  # a storage's place with the processor, made once
+        self._hosts: dict[int, Tensor] = {}  # host buffers by storage, allocated once
 
     @torch.no_grad()
-    def leave(self) -> None:
+    def offload(self) -> None:
         """Copy all bytes to host memory and free the device's."""
         if self._away:
             return
         storages = distinct_storages(self._find())
-        self._hosts = {one._cdata: self._place(one) for one in storages}
+        self._hosts = {one._cdata: self._host_buffer(one) for one in storages}
         self._away = [(one, self._hosts[one._cdata]) for one in storages]
         for storage, host in self._away:
             host.copy_(_bytes_of(storage), non_blocking=True)
@@ -49,16 +49,16 @@ class Movable:
         for storage in storages:
             storage.resize_(0)
         if any(storage.device.type == "cuda" for storage in storages):
-            torch.cuda.empty_cache()  # torch would keep the room for itself
+            torch.cuda.empty_cache()  # return the memory from torch's cache
 
-    def _place(self, storage: UntypedStorage) -> Tensor:
+    def _host_buffer(self, storage: UntypedStorage) -> Tensor:
         known = self._hosts.get(storage._cdata)
         if known is not None and len(known) == storage.nbytes():
             return known
         return torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=storage.device.type == "cuda")
 
     @torch.no_grad()
-    def fetch(self) -> None:
+    def load(self) -> None:
         """Copy all bytes back to the device."""
         for storage, host in self._away:
             storage.resize_(len(host))
@@ -67,34 +67,34 @@ class Movable:
         self._away = []
 
 
-class Residence:
+class OffloadManager:
     """Tracks which states of a learner are offloaded, by owner: policy, reference, optimizer."""
 
     def __init__(self, offload: Offload, policy: nn.Module, reference: nn.Module | None, optimizer: Optimizer) -> None:
-        self._movable: dict[int, Movable] = {}
+        self._movable: dict[int, OffloadableTensors] = {}
         if offload.weights:
-            self._movable[id(policy)] = Movable(lambda: tensors_of(policy))
+            self._movable[id(policy)] = OffloadableTensors(lambda: tensors_of(policy))
         if offload.optimizer:
-            self._movable[id(optimizer)] = Movable(lambda: states_of(optimizer))
+            self._movable[id(optimizer)] = OffloadableTensors(lambda: states_of(optimizer))
         if offload.reference and reference is not None:
-            self._movable[id(reference)] = Movable(lambda: tensors_of(reference))
+            self._movable[id(reference)] = OffloadableTensors(lambda: tensors_of(reference))
 
-    def moves(self, owner: nn.Module | Optimizer) -> bool:
+    def manages(self, owner: nn.Module | Optimizer) -> bool:
         return id(owner) in self._movable
 
-    def fetch(self, *owners: nn.Module | Optimizer | None) -> None:
+    def load(self, *owners: nn.Module | Optimizer | None) -> None:
         """Load the states of these owners onto the device."""
         for owner in owners:
             if (movable := self._movable.get(id(owner))) is not None:
-                movable.fetch()
+                movable.load()
 
-    def release(self, *owners: nn.Module | Optimizer | None) -> None:
+    def offload(self, *owners: nn.Module | Optimizer | None) -> None:
         """Reshard these models and offload the states that are configured for it."""
         for owner in owners:
             if isinstance(owner, nn.Module):
                 reshard(owner)
             if (movable := self._movable.get(id(owner))) is not None:
-                movable.leave()
+                movable.offload()
 
 
 def tensors_of(model: nn.Module) -> Iterator[Tensor]:

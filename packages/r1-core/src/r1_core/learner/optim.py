@@ -15,7 +15,7 @@ from r1_core.learner.parallel import total_norm
 
 Schedule = Literal["constant", "cosine", "linear"]
 SCHEDULES: tuple[str, ...] = get_args(Schedule)
-REST = "rest"  # the name of the parameters that no group of a rate of its own has
+REST = "rest"  # the name of the parameters in no other group
 STRATEGIES = {"adamw": torch.optim.AdamW, "adamw_bf16": AdamWBF16}
 
 
@@ -26,8 +26,8 @@ class RateGroup:
     Example: `RateGroup("vision", r".*visual\..*", lr=1e-7)`.
     """
 
-    name: str  # what its metrics are called by
-    pattern: str  # a regular expression, which matches a parameter's name from beginning to end
+    name: str  # in names of metrics
+    pattern: str  # a regular expression that matches whole parameter names
     lr: float
     weight_decay: float | None = None  # None: that of the others
 
@@ -58,7 +58,7 @@ def build_optimizer(
             raise ValueError(f"adamw_bf16 trains bfloat16 parameters, {name!r} is {param.dtype}: load the model so")
     settings: dict[str, Any] = {"lr": lr, "betas": betas, "weight_decay": weight_decay}
     if strategy == "adamw":
-        # On processors, and for sharded parameters, torch would loop over them, a dozen small operations for each.
+        # On CPUs and for sharded parameters, torch would loop over parameters with a dozen small operations each.
         settings["fused"] = True
     return STRATEGIES[strategy](_in_groups(trained, groups) if groups else trained.values(), **settings)
 

@@ -9,20 +9,20 @@ import torch
 from torch import Tensor
 
 from r1_core.learner.sequence import SequenceGroup
-from r1_core.prompts import Work
+from r1_core.prompts import SharedPrompts
 from r1_core.types import Sample
 
-NOTHING = -1  # what a run looks back on that is no answer to a shared prompt
+NO_PROMPT = -1  # `Pack.behind` of a segment that follows no shared prompt
 
 
 class Keys(NamedTuple):
     """The tokens that each segment attends to: those of its prompt, then its own."""
 
-    places: Tensor  # int64 [K], where in the row they stand
-    ends: Tensor  # int32 [runs + 1]
+    places: Tensor  # int64 [K], positions in the row
+    ends: Tensor  # int32 [segments + 1]
 
 
-@dataclass(frozen=True, eq=False)  # a row is itself alone: plans are kept by it
+@dataclass(frozen=True, eq=False)  # hashed by identity: attention plans are cached per pack
 class Pack:
     """The segments of a packed row, as lists for the host and as tensors for kernels.
 
@@ -34,9 +34,9 @@ class Pack:
     """
 
     lengths: list[int]
-    behind: list[int]  # the run that each looks back on, `NOTHING` if none
-    ends: Tensor  # int32 [runs + 1]
-    sequence: SequenceGroup | None = None  # the ranks of which each computes a part of the row
+    behind: list[int]  # the segment that each follows, `NO_PROMPT` if none
+    ends: Tensor  # int32 [segments + 1]
+    sequence: SequenceGroup | None = None  # the ranks that share the row
 
     @classmethod
     def of(
@@ -48,7 +48,7 @@ class Pack:
     ) -> "Pack":
         """Build a pack from the lengths of its segments; without `behind`, each is a whole sequence."""
         ends = torch.tensor([0, *lengths]).cumsum(0)
-        behind = [NOTHING] * len(lengths) if behind is None else behind
+        behind = [NO_PROMPT] * len(lengths) if behind is None else behind
         return cls([*lengths], [*behind], ends.to(device, torch.int32), sequence)
 
     @property
@@ -58,12 +58,12 @@ class Pack:
     @cached_property
     def farthest(self) -> int:
         """The most tokens that any token attends to: the longest segment together with its prompt."""
-        before = [0 if run == NOTHING else self.lengths[run] for run in self.behind]
+        before = [0 if segment == NO_PROMPT else self.lengths[segment] for segment in self.behind]
         return max(map(sum, zip(self.lengths, before, strict=True)))
 
     @cached_property
     def shared(self) -> bool:
-        return any(run != NOTHING for run in self.behind)
+        return any(segment != NO_PROMPT for segment in self.behind)
 
     @cached_property
     def starts(self) -> list[int]:
@@ -76,52 +76,52 @@ class Pack:
     @cached_property
     def keys(self) -> Keys:
         """The tokens that each segment's last token attends to; k tokens earlier, all but the last k of them."""
-        runs = zip(self.starts, self.lengths, self.behind, strict=True)
+        segments = zip(self.starts, self.lengths, self.behind, strict=True)
         places, ends = list[Tensor](), [0]
-        for start, length, behind in runs:
-            if behind != NOTHING:
+        for start, length, behind in segments:
+            if behind != NO_PROMPT:
                 places.append(torch.arange(self.starts[behind], self.starts[behind] + self.lengths[behind]))
             places.append(torch.arange(start, start + length))
-            ends.append(ends[-1] + length + (self.lengths[behind] if behind != NOTHING else 0))
+            ends.append(ends[-1] + length + (self.lengths[behind] if behind != NO_PROMPT else 0))
         device = self.ends.device
         return Keys(torch.cat(places).to(device), torch.tensor(ends, dtype=torch.int32).to(device))
 
     def visible(self) -> Tensor:
         """The attention mask, bool [T, T]: which token (row) attends to which (column). For small rows only."""
-        run = torch.arange(len(self.lengths)).repeat_interleave(torch.tensor(self.lengths))
-        place, behind = torch.arange(len(run)), torch.tensor(self.behind)[run]
-        return (behind[:, None] == run) | ((run[:, None] == run) & (place <= place[:, None]))
+        segment = torch.arange(len(self.lengths)).repeat_interleave(torch.tensor(self.lengths))
+        place, behind = torch.arange(len(segment)), torch.tensor(self.behind)[segment]
+        return (behind[:, None] == segment) | ((segment[:, None] == segment) & (place <= place[:, None]))
 
 
 class Row(NamedTuple):
     """Where samples are in a packed row. A shared prompt is a segment; its answers follow in the order of samples."""
 
-    runs: list[tuple[int, int, int]]  # a sample, and which of its tokens: from, to
+    segments: list[tuple[int, int, int]]  # (sample, first token, last token + 1)
     behind: list[int]  # as in `Pack`
-    places: list[Tensor]  # of each sample: int64 [L], where its tokens stand
+    places: list[Tensor]  # per sample int64 [L], positions of its tokens in the row
 
     @property
     def lengths(self) -> list[int]:
-        return [end - start for _, start, end in self.runs]
+        return [end - start for _, start, end in self.segments]
 
 
 def lay_out(samples: Sequence[Sample], *, share: bool) -> Row:
     """Lay samples out one after another; with `share`, each shared prompt once, followed by its answers."""
-    work = Work.of(samples, share)
-    runs, behind, places, start = list[tuple[int, int, int]](), list[int](), [torch.empty(0)] * len(samples), 0
+    work = SharedPrompts.find(samples, share)
+    segments, behind, places, start = list[tuple[int, int, int]](), list[int](), [torch.empty(0)] * len(samples), 0
     for group in work.groups(range(len(samples))):
         prompt = work.lengths[work.prompt[group[0]]] if len(group) > 1 else 0
         before = torch.arange(start, start + prompt)
-        looks_back_on = NOTHING
+        prompt_segment = NO_PROMPT
         if prompt:
-            looks_back_on = len(runs)
-            runs.append((group[0], 0, prompt))
-            behind.append(NOTHING)
+            prompt_segment = len(segments)
+            segments.append((group[0], 0, prompt))
+            behind.append(NO_PROMPT)
             start += prompt
         for i in group:
             length = samples[i].token_ids.shape[0]
-            runs.append((i, prompt, length))
-            behind.append(looks_back_on)
+            segments.append((i, prompt, length))
+            behind.append(prompt_segment)
             places[i] = torch.cat([before, torch.arange(start, start + length - prompt)])
             start += length - prompt
-    return Row(runs, behind, places)
+    return Row(segments, behind, places)

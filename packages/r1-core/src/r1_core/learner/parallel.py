@@ -24,7 +24,7 @@ class Parallel:
     rank: int = 0
     world: int = 1
     mesh: DeviceMesh | None = None  # over `shard`, or over `replicate` and `shard`
-    sequence: SequenceGroup | None = None  # the neighbours with which it computes one sequence; None: alone
+    sequence: SequenceGroup | None = None  # the ranks that share each sequence; None: no sharing
 
     @classmethod
     def join(
@@ -49,16 +49,16 @@ class Parallel:
         size = world if shard_size == -1 else shard_size
         if size < 1 or world % size:
             raise ValueError(f"{world} ranks cannot be cut into shards of {shard_size}; it must divide them, or be -1")
-        alone = cls(rank, world).sharing(sequence_size, timeout)
+        alone = cls(rank, world).with_sequence_size(sequence_size, timeout)
         if size == world:
-            return replace(alone, mesh=DeviceMesh.from_group(_everyone(), device_type, mesh_dim_names=(SHARD,)))
+            return replace(alone, mesh=DeviceMesh.from_group(_all_ranks(), device_type, mesh_dim_names=(SHARD,)))
         ranks = torch.arange(world).view(-1, size)
-        # Meshes that torch makes have its own timeout of 10 minutes, whatever the default group's is.
+        # Meshes made by torch have a timeout of 10 minutes, whatever the default group's is.
         groups = [dist.new_subgroups_by_enumeration(rows.tolist(), timeout=timeout)[0] for rows in (ranks.t(), ranks)]
         return replace(alone, mesh=DeviceMesh.from_group(groups, device_type, ranks, mesh_dim_names=(REPLICATE, SHARD)))
 
     @classmethod
-    def alone(cls, device_type: str) -> "Parallel":
+    def single_process(cls, device_type: str) -> "Parallel":
         """Span this process only, with a one-rank mesh, so that one device runs the code of many.
 
         Opens no port. NOT RUN ON A GPU.
@@ -67,7 +67,7 @@ class Parallel:
         dist.init_process_group(backend, store=HashStore(), rank=0, world_size=1)
         return cls.join(device_type)
 
-    def sharing(self, sequence_size: int, timeout: timedelta = timedelta(minutes=30)) -> "Parallel":
+    def with_sequence_size(self, sequence_size: int, timeout: timedelta = timedelta(minutes=30)) -> "Parallel":
         """Return the same ranks with another number of neighbours per sequence, for a second model; a collective call.
 
         Raises ValueError if `sequence_size` does not divide the number of ranks.
@@ -114,7 +114,7 @@ def _join_sequence(rank: int, world: int, size: int, timeout: timedelta) -> Sequ
     return SequenceGroup(rank % size, size, group)
 
 
-def _everyone() -> dist.ProcessGroup:
+def _all_ranks() -> dist.ProcessGroup:
     group = dist.group.WORLD
     assert group is not None
     return group
@@ -128,9 +128,9 @@ class Shard:
     for CPU tensors, too: "cpu:gloo,cuda:nccl".
     """
 
-    param_dtype: torch.dtype | None = None  # of matrix products and of what is gathered for them
-    reduce_dtype: torch.dtype | None = None  # in which gradients are added up over ranks
-    reshard: bool = True  # gather a block again for its backward pass; otherwise it stays whole from its forward on
+    param_dtype: torch.dtype | None = None  # of matrix products and gathered weights
+    reduce_dtype: torch.dtype | None = None  # of gradient sums over ranks
+    reshard: bool = True  # gather a block again for backward; otherwise it stays gathered from its forward on
     offload: bool = False
 
 
@@ -160,12 +160,12 @@ def shard_model(model: nn.Module, blocks: Iterable[nn.Module], mesh: DeviceMesh,
             mp_policy=precision(cast=type(block).__name__ not in layers),
             offload_policy=offload,
         )
-    # The rest is needed as soon as the backward pass begins, so torch leaves it whole by itself.
+    # The root is needed when backward begins, so torch leaves it gathered.
     fully_shard(model, mesh=mesh, mp_policy=precision(cast=True), offload_policy=offload)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
-            # A factor of 1 alone asks gloo for a scaled sum, which it does not have.
+            # A factor of 1 alone requests a scaled sum, which gloo lacks.
             module.set_force_sum_reduction_for_comms(True)
 
 
@@ -180,7 +180,7 @@ def find_blocks(model: nn.Module) -> list[nn.Module]:
     towers = [tower for tower in towers if tower is not model]
     blocks: list[nn.Module] = []
     inside: set[nn.Module] = set()
-    for module in model.modules():  # a module comes before what it holds
+    for module in model.modules():  # a module comes before its children
         if module not in inside and (module in towers or type(module).__name__ in names):
             blocks.append(module)
             inside.update(module.modules())
@@ -198,7 +198,7 @@ def reshard(model: nn.Module) -> None:
             module.reshard()
 
 
-def whole(tensor: Tensor) -> Tensor:
+def full_tensor(tensor: Tensor) -> Tensor:
     """Return the full tensor of a DTensor (all ranks must call it), or the tensor itself."""
     tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
@@ -235,7 +235,7 @@ def _gather_rows(local: Tensor, rows: int, owner: int, group: dist.ProcessGroup)
     return full[:rows]
 
 
-def like(tensor: Tensor, target: Tensor) -> Tensor:
+def place_like(tensor: Tensor, target: Tensor) -> Tensor:
     """Move a full tensor, which every rank has, to the device, dtype and sharding of `target`."""
     tensor = tensor.to(device=target.device, dtype=target.dtype)
     if isinstance(target, DTensor):
@@ -245,4 +245,4 @@ def like(tensor: Tensor, target: Tensor) -> Tensor:
 
 def total_norm(tensors: list[Tensor]) -> Tensor:
     """Return the Euclidean norm of all tensors together, over all ranks (a scalar)."""
-    return whole(torch.nn.utils.get_total_norm(tensors))
+    return full_tensor(torch.nn.utils.get_total_norm(tensors))

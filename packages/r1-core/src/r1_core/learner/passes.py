@@ -93,7 +93,7 @@ class Passes:
         return dict(zip(sums, values, strict=True))
 
 
-def spoil_if_not_finite(samples: Sequence[Sample], names: Sequence[str], target: str, step: int) -> list[Sample]:
+def invalidate_if_not_finite(samples: Sequence[Sample], names: Sequence[str], target: str, step: int) -> list[Sample]:
     """Return the samples; set `target` to NaN in all if any of the fields `names` has a value that is not finite.
 
     Then `optim_step` skips the step; a clamp in the loss could otherwise hide the value. Logs the first sample.
@@ -114,24 +114,24 @@ def spoil_if_not_finite(samples: Sequence[Sample], names: Sequence[str], target:
 
 def prefetch(batches: Iterable[list[Sample]]) -> Iterator[list[Sample]]:
     """Yield micro-batches with loaded model inputs; those of the next one load in a thread meanwhile."""
-    with ThreadPoolExecutor(1, "r1-model-inputs") as thread:  # without anything elsewhere it never begins
+    with ThreadPoolExecutor(1, "r1-model-inputs") as thread:  # starts only if there is something to load
         coming: Future[None] | None = None
         for batch, after in pairwise(chain(batches, [[]])):
             if coming is None:
-                read(batch)
+                load_inputs(batch)
             else:
                 coming.result()
-            coming = thread.submit(read, after) if any(map(elsewhere, after)) else None
+            coming = thread.submit(load_inputs, after) if any(map(loads_inputs, after)) else None
             yield batch
 
 
-def elsewhere(sample: Sample) -> bool:
+def loads_inputs(sample: Sample) -> bool:
     return bool(sample.model_inputs) and not isinstance(sample.model_inputs, dict)
 
 
-def read(samples: Sequence[Sample]) -> None:
+def load_inputs(samples: Sequence[Sample]) -> None:
     for sample in samples:
-        for name in sample.model_inputs if elsewhere(sample) else ():
+        for name in sample.model_inputs if loads_inputs(sample) else ():
             sample.model_inputs[name]
 
 

@@ -16,27 +16,27 @@ from r1_core.learner.adamw_bf16 import AdamWBF16
 from r1_core.learner.offload import bytes_on_device, states_of
 from r1_core.learner.parallel import reshard
 
-# What torch raises where a processor's memory ends, if the system tells at all.
-HOST_IS_FULL = "can't allocate memory"
+# torch's message when host memory runs out, if the system reports it.
+HOST_OUT_OF_MEMORY = "can't allocate memory"
 
 
 @dataclass(frozen=True, slots=True)
 class PassProfile:
     """Time and memory of a pass.
 
-    Example: `PassProfile(0.8, peak=61 * 10**9, room=139 * 10**9)`.
+    Example: `PassProfile(0.8, peak=61 * 10**9, available=139 * 10**9)`.
     """
 
     seconds: float
-    peak: int  # bytes that were held at most: of the device, with what the optimizer keeps there; of this process
-    room: int | None = None  # bytes of the device that there are for it; None on processors, which name no end
+    peak: int  # bytes: of the device, with the optimizer's states there; on CPUs, of this process
+    available: int | None = None  # bytes of the device for this process; None on CPUs, which report no limit
 
 
 def merge_profiles(trials: Sequence[PassProfile]) -> PassProfile:
     """Combine the profiles of one pass on several ranks: the longest time, the highest peak."""
-    rooms = [trial.room for trial in trials if trial.room is not None]
+    available = [trial.available for trial in trials if trial.available is not None]
     peak = max(trial.peak for trial in trials)
-    return PassProfile(max(trial.seconds for trial in trials), peak, min(rooms, default=None))
+    return PassProfile(max(trial.seconds for trial in trials), peak, min(available, default=None))
 
 
 def profile_pass(
@@ -49,11 +49,11 @@ def profile_pass(
         models: all models that it uses.
         away: the optimizer's states are offloaded during the pass and loaded for the optimizer step.
     """
-    with without_trace(models, device):
+    with restoring_state(models, device):
         if device.type != "cuda":
             begun, own = time.perf_counter(), time.process_time()
             run()
-            # What else the machine does must not count: threads together compute for as long at least as it takes.
+            # CPU time excludes other processes' work; threads together compute at least as long as the pass takes.
             return PassProfile(min(time.perf_counter() - begun, time.process_time() - own), host_peak())
         return _profile_on_gpu(run, optimizer, device, away)
 
@@ -63,7 +63,7 @@ def _profile_on_gpu(run: Callable[[], object], optimizer: Optimizer, device: tor
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
     before = torch.cuda.memory_reserved(device)
-    room = torch.cuda.mem_get_info(device)[0] + before
+    available = torch.cuda.mem_get_info(device)[0] + before
     torch.cuda.synchronize(device)
     begun = time.perf_counter()
     try:
@@ -71,12 +71,12 @@ def _profile_on_gpu(run: Callable[[], object], optimizer: Optimizer, device: tor
         torch.cuda.synchronize(device)
         seconds, peak = time.perf_counter() - begun, torch.cuda.max_memory_reserved(device)
     finally:
-        torch.cuda.reset_peak_memory_stats(device)  # what a run reports of itself begins behind this
+        torch.cuda.reset_peak_memory_stats(device)  # so that a run's own metrics exclude this pass
     trained, states = optimizer_bytes(optimizer)
-    if away:  # they come when the activations are gone
-        return PassProfile(seconds, max(peak, before + trained + states), room)
+    if away:  # they load after the activations are freed
+        return PassProfile(seconds, max(peak, before + trained + states), available)
     present = bytes_on_device(states_of(optimizer))
-    return PassProfile(seconds, peak + max(states - present, 0), room)
+    return PassProfile(seconds, peak + max(states - present, 0), available)
 
 
 def optimizer_bytes(optimizer: Optimizer) -> tuple[int, int]:
@@ -92,17 +92,17 @@ def _local_bytes(param: Tensor) -> int:
 
 
 @contextmanager
-def without_trace(models: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
+def restoring_state(models: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
     """Restore gradients, buffers and random states at the end."""
-    restore = [_keep(module) for model in models for module in model.modules() if module._buffers]
+    restore = [_buffer_restorer(module) for model in models for module in model.modules() if module._buffers]
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
             yield
         except BaseException:
             for model in models:
-                model.zero_grad(set_to_none=True)  # of whole weights, which go with them into the next pass
+                model.zero_grad(set_to_none=True)  # of gathered weights, which would enter the next pass
                 if isinstance(model, FSDPModule) and hasattr(model, "reset_iter_state"):
-                    model.reset_iter_state()  # torch 2.13: else the next backward pass would end half-way
+                    model.reset_iter_state()  # torch 2.13: otherwise the next backward pass would end half-way
             raise
         finally:
             for model in models:
@@ -113,11 +113,11 @@ def without_trace(models: Sequence[nn.Module], device: torch.device) -> Iterator
                 back()
 
 
-def _keep(module: nn.Module) -> Callable[[], None]:
+def _buffer_restorer(module: nn.Module) -> Callable[[], None]:
     """Return a function that restores a module's buffers and numeric attributes: RoPE caches its longest row."""
     buffers = {name: (own, _copy(own)) for name, own in module._buffers.items()}
     numbers = {name: value for name, value in vars(module).items() if isinstance(value, int | float)}
-    numbers.pop("training", None)  # which every verb sets
+    numbers.pop("training", None)  # which every pass sets
 
     @torch.no_grad()
     def restore() -> None:
@@ -151,4 +151,4 @@ def host_peak() -> int:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether an error means that device or host memory ran out."""
-    return isinstance(error, torch.OutOfMemoryError) or HOST_IS_FULL in str(error)
+    return isinstance(error, torch.OutOfMemoryError) or HOST_OUT_OF_MEMORY in str(error)

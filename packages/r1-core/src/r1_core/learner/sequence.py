@@ -30,14 +30,14 @@ class SequenceGroup:
         Needs at least as many heads as ranks; see `repeat_heads`.
         """
         _, heads, tokens, size = own.shape
-        came = self._exchange(own[0]).view(self.size, heads // self.size, tokens, size)
-        return came.transpose(0, 1).reshape(1, heads // self.size, self.size * tokens, size)
+        received = self._exchange(own[0]).view(self.size, heads // self.size, tokens, size)
+        return received.transpose(0, 1).reshape(1, heads // self.size, self.size * tokens, size)
 
     def gather_heads(self, own: Tensor) -> Tensor:
         """Exchange all tokens of own heads [1, T, h / n, d] for own tokens of all heads [1, T / n, h, d]."""
         _, tokens, heads, size = own.shape
-        came = self._exchange(own[0]).view(self.size, tokens // self.size, heads, size)
-        return came.transpose(0, 1).reshape(1, tokens // self.size, self.size * heads, size)
+        received = self._exchange(own[0]).view(self.size, tokens // self.size, heads, size)
+        return received.transpose(0, 1).reshape(1, tokens // self.size, self.size * heads, size)
 
     def repeat_heads(self, key: Tensor) -> Tensor:
         """Repeat key heads [1, k, T / n, d] until there is one for each rank, if there are fewer."""
@@ -51,14 +51,14 @@ class SequenceGroup:
 
 
 @dataclass(frozen=True, slots=True)
-class Share:
+class SequenceShard:
     """Which of a row's `total` trained tokens are predicted by this rank.
 
     They need not be neighbours: the last token of a shared prompt predicts the first token of all its answers.
     """
 
     sequence: SequenceGroup
-    own: Tensor  # int64 [T'], rising
+    own: Tensor  # int64 [T'], ascending
     total: int
 
     def spread(self, own: Tensor) -> Tensor:
@@ -85,7 +85,7 @@ class _Sum(Function):
         return grads[0], None
 
 
-# What a decoder takes of a whole row, and along which dimension tokens lie there.
+# Arguments of a decoder, and their dimension of tokens.
 TOKENS = {"input_ids": 1, "inputs_embeds": 1, "position_ids": -1}
 
 
@@ -105,7 +105,7 @@ def _cut(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> t
     for name, dim in TOKENS.items():
         if own.get(name) is not None:
             own[name] = sequence.part(own[name], dim).contiguous()
-    visual = own.get("visual_pos_masks")  # Qwen3-VL adds features of pictures in later layers, too
+    visual = own.get("visual_pos_masks")  # Qwen3-VL also adds picture features in later layers
     if visual is not None:
         own["visual_pos_masks"] = sequence.part(visual, 1)
         counts = [int(part.sum()) for part in visual.chunk(sequence.size, 1)]

@@ -15,9 +15,9 @@ from torch import Tensor
 from r1_core.disk import force_to_disk, write_text
 from r1_core.learner.parallel import Parallel, gather
 
-FILE_BYTES = 2_000_000_000  # of a large checkpoint's files: the most that a rank holds beside its shards
-ADAPTER = "adapter_model"  # a part that is one file always: peft and vLLM look for no index
-MESSAGE_BYTES = 500  # of an error that one rank has and all of them raise
+FILE_BYTES = 2_000_000_000  # per file of a large checkpoint: the most that a rank holds besides its shards
+ADAPTER = "adapter_model"  # always one file: peft and vLLM read no index
+MESSAGE_BYTES = 500  # of an error message that is sent to all ranks
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,7 +135,7 @@ def save(tensors: dict[str, Tensor], path: Path) -> None:
     """Write one file and flush it to disk. Raises OSError."""
     try:
         save_file(tensors, path, metadata={"format": "pt"})
-    except SafetensorError as error:  # what a full disk is to it
+    except SafetensorError as error:  # raised if the disk is full
         raise OSError(f"{path}: {error}") from error
     force_to_disk(path)
 
@@ -166,14 +166,14 @@ def raise_together(failure: OSError | None, parallel: Parallel) -> None:
     if not parallel.sum(failed).any():
         return
     first = int(failed.argmax())
-    said = torch.zeros(MESSAGE_BYTES, dtype=torch.int32, device=device)
+    message = torch.zeros(MESSAGE_BYTES, dtype=torch.int32, device=device)
     if failure is not None and parallel.rank == first:
         words = str(failure).encode()[:MESSAGE_BYTES]
-        said[: len(words)] = torch.tensor(list(words))
-    parallel.sum(said)
+        message[: len(words)] = torch.tensor(list(words))
+    parallel.sum(message)
     if failure is not None:
         raise failure
-    raise OSError(f"rank {first}: {bytes(said.tolist()).rstrip(bytes(1)).decode(errors='replace')}")
+    raise OSError(f"rank {first}: {bytes(message.tolist()).rstrip(bytes(1)).decode(errors='replace')}")
 
 
 def find_tensors(folder: Path, stem: str) -> dict[str, Stored]:
@@ -250,7 +250,7 @@ def read_slices(files: Iterable[Path], targets: dict[str, Tensor], source: Path)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="torch.distributed is disabled")
         try:
-            # Alone, because to agree on who reads what it would send pickles, and they would all ask for their own.
+            # Each rank alone: coordinated reading would exchange pickles, and ranks read different tensors anyway.
             load(targets, storage_reader=reader, no_dist=True)
         except CheckpointException as error:  # no subclass of Exception
             raise OSError(f"{source} could not be read: {error}") from error

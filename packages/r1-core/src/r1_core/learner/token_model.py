@@ -49,12 +49,12 @@ class TokenModel:
     the head (Gemma 2, Granite, Cohere), which is detected, are called for all logits.
     """
 
-    def __init__(self, model: nn.Module, inside: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
+    def __init__(self, model: nn.Module, context: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
         """Args:
-        inside: makes the context of every call, for example one that disables the adapter.
+        context: makes the context of every call, for example one that disables the adapter.
         """
-        self.model, self._inside = model, inside
-        self._head_is_last: bool | None = None  # None: not seen yet
+        self.model, self._context = model, context
+        self._head_is_last: bool | None = None  # None: unknown before the first pass
 
     @property
     def seen(self) -> bool:
@@ -110,7 +110,7 @@ class TokenModel:
             hidden = self._from_head(head, batch, lambda hidden: hidden)
 
             def logits(rows: Tensor) -> Tensor:
-                with self._inside():
+                with self._context():
                     found: Tensor = forward(rows)
                 return found
 
@@ -132,14 +132,14 @@ class TokenModel:
 
         def forward(hidden: Tensor) -> Tensor:
             given.append(compute(hidden.flatten(0, -2)[batch.predictors]))
-            return given[-1][None].clone()  # which the model may write into
+            return given[-1][None].clone()  # the model may write into it
 
         with _replaced(head, forward):
             logits = self._call(batch)
         if len(given) != 1:
             name = type(self.model).__name__
             raise ValueError(f"{name} calls its head {len(given)} times in a forward pass; a critic needs it once")
-        # FSDP2 waits for a gradient of the model's output, so it gets one, of 0.
+        # FSDP2 waits for a gradient of the model's output, so add one that is 0.
         return batch.gather(given[0] + 0.0 * logits.sum() if logits.requires_grad else given[0])
 
     def _head(self) -> nn.Module | None:
@@ -149,23 +149,23 @@ class TokenModel:
 
     def _from_head(self, head: nn.Module, batch: MicroBatch, compute: Callable[[Tensor], Tensor]) -> Tensor | None:
         """Return what `compute` makes of the hidden states [T, H] inside the head; None if the model changed it."""
-        given: list[tuple[Tensor, int]] = []
+        outputs: list[tuple[Tensor, int]] = []
 
         def forward(hidden: Tensor) -> Tensor:
             result = compute(hidden.flatten(0, -2)[batch.predictors])[None]
             if result.requires_grad:
-                result = result.clone()  # FSDP2 warns of a view: its hook would be lost if someone wrote into it
-            given.append((result, result._version))
+                result = result.clone()  # FSDP2 warns about views, whose hook an in-place write would lose
+            outputs.append((result, result._version))
             return result
 
         with _replaced(head, forward):
             logits = self._call(batch)
-        # They leave the model as its output, because FSDP2 waits for the gradient of just that.
-        self._head_is_last = len(given) == 1 and logits is given[0][0] and logits._version == given[0][1]
+        # The statistics are the model's output, because FSDP2 waits for the gradient of its output.
+        self._head_is_last = len(outputs) == 1 and logits is outputs[0][0] and logits._version == outputs[0][1]
         if self._head_is_last:
             return logits[0]
         logger.warning(
-            "%s changes the logits behind its head, so its log-probs are taken from all logits at once",
+            "%s changes the logits after its head, so its log-probs are computed from all logits at once",
             type(self.model).__name__,
         )
         return None
@@ -173,16 +173,16 @@ class TokenModel:
     def _logits(self, batch: MicroBatch) -> Tensor:
         if batch.pack is not None:
             return self._call(batch, logits_to_keep=batch.predictors)[0]
-        # Rows need different positions, which `logits_to_keep` cannot say.
+        # Rows need different positions, which `logits_to_keep` cannot express.
         return self._call(batch).flatten(0, 1)[batch.predictors]
 
     def _call(self, batch: MicroBatch, **more: Tensor) -> Tensor:
         """Run the model; pass `pack=` if it declares `reads_pack`."""
-        told = {"pack": batch.pack} if batch.pack is not None and getattr(self.model, "reads_pack", False) else {}
-        if batch.pack is not None and batch.pack.shared and not told:
+        extra = {"pack": batch.pack} if batch.pack is not None and getattr(self.model, "reads_pack", False) else {}
+        if batch.pack is not None and batch.pack.shared and not extra:
             raise ValueError(f"{type(self.model).__name__} reads no `pack`, so its samples cannot share prompts")
-        with self._inside():
-            logits: Tensor = self.model(**batch.forward, **more, **told, use_cache=False).logits
+        with self._context():
+            logits: Tensor = self.model(**batch.forward, **more, **extra, use_cache=False).logits
         return logits
 
 
@@ -196,8 +196,8 @@ def _linear(
     head: nn.Linear, hidden: Tensor, targets: Tensor, settings: Settings, loss_gradient: LossGradient | None
 ) -> Tensor:
     weight, bias = head.weight, head.bias
-    # A gradient that is there already grows in place. FSDP2 has none there: it takes each backward pass's away.
-    store = weight.grad if torch.is_grad_enabled() and _takes_gradients_as_they_are(weight) else None
+    # An existing gradient accumulates in place. FSDP2 has none: it removes that of each backward pass.
+    store = weight.grad if torch.is_grad_enabled() and _has_plain_gradient(weight) else None
     settings = replace(settings, dtype=weight.dtype)
     return linear_head.token_stats(hidden, weight, bias, targets, settings, loss_gradient=loss_gradient, store=store)
 
@@ -248,7 +248,7 @@ def _is_linear(head: nn.Module) -> TypeGuard[nn.Linear]:
     return isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward and "forward" not in vars(head)
 
 
-def _takes_gradients_as_they_are(weight: Tensor) -> bool:
+def _has_plain_gradient(weight: Tensor) -> bool:
     return weight.is_leaf and not weight._backward_hooks and not weight._post_accumulate_grad_hooks
 
 

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from r1_core.learner import checkpoint
 from r1_core.learner.batching import Batching, Layout, MicroLimit
 from r1_core.learner.checkpoint import Adaptation
-from r1_core.learner.offload import Offload, Residence
+from r1_core.learner.offload import Offload, OffloadManager
 from r1_core.learner.optim import clip_and_step, group_norms
 from r1_core.learner.parallel import Parallel, reshard
 from r1_core.learner.passes import Passes
@@ -36,14 +36,14 @@ class LearnerInfo:
 
     parameters: int
     flops_per_token: float  # of a training token, forward and backward
-    device: str  # as its maker calls it; "cpu" for processors
-    peak_allocated: int | None  # bytes of the device's memory that tensors have taken at most; None on processors
-    peak_reserved: int | None  # the same with what torch kept for tensors to come
-    devices: int = 1  # of this kind, which train together
-    tokens: tuple[int, ...] = ()  # of a step's updates, on each rank that has samples of its own
-    share_prompts: bool = False  # whether a micro-batch has a prompt once, and not with every answer
-    micro_batch: int = 1  # full sequences that one of an update has room for
-    straggler: float = 1.0  # tokens of the fullest device to those of the mean one, round by round of a step's updates
+    device: str  # the GPU's name, or "cpu"
+    peak_allocated: int | None  # peak bytes of tensors on the device; None on CPUs
+    peak_reserved: int | None  # peak bytes that torch reserved
+    devices: int = 1  # that train together
+    tokens: tuple[int, ...] = ()  # in a step's updates, per data rank
+    share_prompts: bool = False
+    micro_batch: int = 1  # full sequences that fit into a training micro-batch
+    straggler: float = 1.0  # largest over mean tokens of a device, per round of a step's updates
 
 
 def describe(model: nn.Module, device: torch.device) -> LearnerInfo:
@@ -84,7 +84,7 @@ class TrainableModel:
     """
 
     name = "policy"
-    old_names: ClassVar[Mapping[str, str]] = {  # of public methods, for one version
+    old_names: ClassVar[Mapping[str, str]] = {  # of public methods, kept for one version
         "cut": "set_micro_batch_limits",
         "rehearse": "profile_pass",
         "rest": "offload",
@@ -117,11 +117,11 @@ class TrainableModel:
         self.skipped_steps = 0
         self.device = device or next(model.parameters()).device
         self._base_lrs = [group["lr"] for group in optimizer.param_groups]
-        self._apart = None if reference is None else reference.requires_grad_(False).eval()
-        self._models = [model] if self._apart is None else [model, self._apart]
-        self._residence = Residence(offload or Offload(), model, self._apart, optimizer)
+        self._frozen = None if reference is None else reference.requires_grad_(False).eval()
+        self._models = [model] if self._frozen is None else [model, self._frozen]
+        self._offloads = OffloadManager(offload or Offload(), model, self._frozen, optimizer)
 
-    if not TYPE_CHECKING:  # a type checker knows the new names alone
+    if not TYPE_CHECKING:  # type checkers know the new names only
 
         def __getattr__(self, name):
             if (new := self.old_names.get(name)) is None:
@@ -174,9 +174,9 @@ class TrainableModel:
         Named parameter groups add `grad_norm/NAME`, before clipping. If the gradient is not finite, parameters and
         optimizer stay unchanged, and `skipped_steps` counts it. Raises RuntimeError without a gradient.
         """
-        norms = group_norms(self.optimizer)  # before they are clipped
+        norms = group_norms(self.optimizer)  # before clipping
         scale = self.learning_rate(self.step)
-        self._residence.fetch(self.optimizer)
+        self._offloads.load(self.optimizer)
         grad_norm = clip_and_step(self.optimizer, [base * scale for base in self._base_lrs], self.max_grad_norm)
         if not math.isfinite(grad_norm):
             if self.skipped_steps == 0 and self.parallel.rank == 0:
@@ -194,7 +194,7 @@ class TrainableModel:
 
     def offload(self) -> None:
         """Move everything configured for offloading to host memory. The next call that needs it loads it back."""
-        self._residence.release(self.model, self._apart, self.optimizer)
+        self._offloads.offload(self.model, self._frozen, self.optimizer)
 
     def save(self, folder: Path, *, model_only: bool = False, file_bytes: int = FILE_BYTES) -> None:
         """Write weights, optimizer and `learner.json` into `folder`, without pickle; see `checkpoint.save`.
@@ -211,8 +211,8 @@ class TrainableModel:
 
     def _state(self, model_only: bool) -> tuple[nn.Module, Optimizer | None, dict[str, int], Parallel]:
         optimizer = None if model_only else self.optimizer
-        self._residence.fetch(self.model, optimizer)
-        reshard(self.model)  # what a verb that failed has left whole
+        self._offloads.load(self.model, optimizer)
+        reshard(self.model)  # what a failed call left gathered
         return self.model, optimizer, {"step": self.step, "skipped_steps": self.skipped_steps}, self.parallel
 
     def load(self, folder: Path, *, model_only: bool = False) -> None:
@@ -221,7 +221,7 @@ class TrainableModel:
         `model_only` loads the weights alone. Raises FileNotFoundError or ValueError, naming file and tensor, if the
         folder does not fit this model.
         """
-        self._residence.fetch(self.model, None if model_only else self.optimizer)
+        self._offloads.load(self.model, None if model_only else self.optimizer)
         state = {} if model_only else checkpoint.load_numbers(folder)
         checkpoint.load_model(folder, self.model, self.adaptation)
         if not model_only:

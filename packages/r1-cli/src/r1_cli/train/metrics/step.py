@@ -13,7 +13,7 @@ from r1_cli.train.groups.group import Group
 from r1_core import kl
 from r1_core.learner.trainable import LearnerInfo
 from r1_core.losses import correction
-from r1_core.prompts import Work
+from r1_core.prompts import SharedPrompts
 from r1_core.rows import known, rows, tokens, trained
 from r1_core.types import Sample
 
@@ -229,7 +229,7 @@ def performance(
 
     Tokens are those that have to be computed: a prompt once where its answers share it, however often it was.
     """
-    lengths = Work.of(samples, info.share_prompts).in_order()
+    lengths = SharedPrompts.find(samples, info.share_prompts).in_order()
     total = sum(lengths)
     sampled = sum(sample.response_length for sample in samples)
     tokens_of = {"gen": sampled, "reward": sampled, **dict.fromkeys(OF_ALL_TOKENS, total)}
