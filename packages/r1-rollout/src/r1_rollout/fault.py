@@ -58,9 +58,8 @@ def find_fault(
     1. The same weights once more. If that closes the gap, the sync had lost something.
     2. Sequences that it has never seen. If there is no gap on these, a cache was not reset.
     3. Without one group after the other (embedding, each layer, head, vision tower, adapter), zero on both sides. A
-    group
-       whose absence changes the learner and not the engine never arrives. If there is none, the group without which
-       both agree arrives wrong: transposed, swapped, bound to another module.
+       group whose absence changes the learner and not the engine never arrives. If there is none, the group without
+       which both agree arrives wrong: transposed, swapped, bound to another module.
 
     Cost: one sync and a short forward pass on both sides for each group. Limits: of several groups that arrive wrong at
     once none is found; embedding, final norm and head can be told apart only if they do not arrive; a gap just above

@@ -16,8 +16,11 @@ from r1_rollout.tokens import end_token_ids, media_token_ids, read_end_token_ids
 from r1_rollout.types import Completion, Groups, OldEngineNames, PromptLike, SamplingParams
 
 if TYPE_CHECKING:
+    import torch
     from torch import Tensor
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+    from r1_rollout.fault import Engine
     from r1_rollout.types import Tokens
     from r1_rollout.weight_source import WeightSource
 
@@ -29,7 +32,7 @@ def load(
     model: Any,
     engine: Literal["auto", "embedded", "vllm"] = "auto",
     *,
-    tokenizer: Any = None,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
     chat: bool | None = None,
     **options: Any,
 ) -> "LoadedEngine":
@@ -85,7 +88,9 @@ class LoadedEngine(OldEngineNames):
     twice in a call has different samples.
     """
 
-    def __init__(self, engine: Any, tokenizer: Any = None, chat: bool | None = None) -> None:
+    def __init__(
+        self, engine: "Engine", tokenizer: "PreTrainedTokenizerBase | None" = None, chat: bool | None = None
+    ) -> None:
         self.engine, self.tokenizer = engine, tokenizer
         self._chat = bool(setting(tokenizer, "chat_template")) if chat is None else chat
 
@@ -154,7 +159,7 @@ class LoadedEngine(OldEngineNames):
         )
         return chat
 
-    def _need_tokenizer(self, what: str) -> Any:
+    def _need_tokenizer(self, what: str) -> "PreTrainedTokenizerBase":
         if self.tokenizer is None:
             raise ValueError(f"{what} needs a tokenizer: load(model, tokenizer=…), or give token ids")
         return self.tokenizer
@@ -174,7 +179,7 @@ def _make_prompt(id: str, token_ids: list[int]) -> _TokenPrompt:
     return _TokenPrompt(id, token_ids, torch.arange(len(token_ids))[None])
 
 
-def _tokenizer(path: str) -> Any:
+def _tokenizer(path: str) -> "PreTrainedTokenizerBase | None":
     from transformers import AutoTokenizer
 
     try:
@@ -183,7 +188,7 @@ def _tokenizer(path: str) -> Any:
         return None
 
 
-def _vllm(path: str, tokenizer: Any, options: dict[str, Any]) -> Any:
+def _vllm(path: str, tokenizer: "PreTrainedTokenizerBase | None", options: dict[str, Any]) -> "Engine":
     """Start vLLM with the embedded engine's defaults: precision, end tokens, and no media in responses."""
     import torch
     from transformers import AutoConfig
@@ -203,7 +208,9 @@ def _vllm(path: str, tokenizer: Any, options: dict[str, Any]) -> Any:
     return import_module("r1_rollout.vllm.engine").VllmEngine.load(path, **chosen)
 
 
-def _embedded(model: Any, is_path: bool, tokenizer: Any, options: dict[str, Any]) -> Any:
+def _embedded(
+    model: Any, is_path: bool, tokenizer: "PreTrainedTokenizerBase | None", options: dict[str, Any]
+) -> "Engine":
     import torch
 
     from r1_rollout.embedded import EmbeddedEngine
@@ -232,7 +239,7 @@ def _embedded(model: Any, is_path: bool, tokenizer: Any, options: dict[str, Any]
     )
 
 
-def _checkpoint(path: str, dtype: Any) -> Any:
+def _checkpoint(path: str, dtype: "torch.dtype | str") -> "PreTrainedModel":
     from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)

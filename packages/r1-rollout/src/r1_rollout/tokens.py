@@ -1,7 +1,10 @@
 """Special tokens of a model, read from its files: those that end a response, those that stand for media."""
 
 import re
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from transformers import GenerationConfig, PreTrainedConfig, PreTrainedTokenizerBase
 
 # What configurations call the tokens that stand for media, and those around them: `image_token_id`,
 # `vision_start_token_id`, in some `image_token_index`; `boi` begins an image, `eoa` ends audio.
@@ -10,7 +13,11 @@ _MEDIA_KEY = re.compile(r"^(image|video|vision|audio|[be]o[ia])_([a-z]+_)?token_
 _MEDIA_TOKENS = ("<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>", "<|vision_pad|>")
 
 
-def end_token_ids(generation_config: Any, config: Any, tokenizer: Any = None) -> frozenset[int]:
+def end_token_ids(
+    generation_config: "GenerationConfig | None",
+    config: "PreTrainedConfig",
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
+) -> frozenset[int]:
     """Return the tokens that end a response: those of the generation settings and the tokenizer's.
 
     If the settings name none, those of the model's configuration are used.
@@ -19,7 +26,9 @@ def end_token_ids(generation_config: Any, config: Any, tokenizer: Any = None) ->
     return named | _named(tokenizer)
 
 
-def read_end_token_ids(path: str, trust_remote_code: bool = False, tokenizer: Any = None) -> frozenset[int]:
+def read_end_token_ids(
+    path: str, trust_remote_code: bool = False, tokenizer: "PreTrainedTokenizerBase | None" = None
+) -> frozenset[int]:
     """Return `end_token_ids` of the model in a Hugging Face folder, or of a hub name."""
     from transformers import AutoConfig, GenerationConfig
 
@@ -30,7 +39,7 @@ def read_end_token_ids(path: str, trust_remote_code: bool = False, tokenizer: An
         return end_token_ids(None, config, tokenizer)
 
 
-def media_token_ids(config: Any, tokenizer: Any = None) -> frozenset[int]:
+def media_token_ids(config: "PreTrainedConfig", tokenizer: "PreTrainedTokenizerBase | None" = None) -> frozenset[int]:
     """Return the tokens that stand for media or surround them: a response with one would ask for a picture."""
     ids = {value for name, value in config.to_dict().items() if _MEDIA_KEY.match(name) and isinstance(value, int)}
     if tokenizer is not None:

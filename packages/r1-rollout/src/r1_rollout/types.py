@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     Tokens: TypeAlias = Sequence[int] | NDArray[np.int32]
 
 
+Json: TypeAlias = Any  # what JSON texts hold
+JsonObject: TypeAlias = dict[str, Any]
+
 _COLDEST = 1e-5  # logits divided by less leave the range of float32
 
 

@@ -1,7 +1,7 @@
 """A check that the embedded engine computes what the model does by itself, when it takes over a model."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -17,11 +17,14 @@ from r1_rollout.errors import RolloutError
 from r1_rollout.probes import ProbePrompt, spread_tokens
 from r1_rollout.tokens import setting
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 _LENGTHS = (48, 5)  # tokens of the two prompts; over the long one rotary embeddings that are off add up
 _RESPONSE = 2
 
 
-def require_agreement(model: Any, reach: Reach, allowed: Sequence[int], filler: int) -> Stack | None:
+def require_agreement(model: "PreTrainedModel", reach: Reach, allowed: Sequence[int], filler: int) -> Stack | None:
     """Compare the log-probs of two short sequences, batched in the engine, with the model's own of each alone.
 
     The model's own forward attends by `eager`, which implements every kind of attention. One sequence is at the last
@@ -69,7 +72,7 @@ def require_agreement(model: Any, reach: Reach, allowed: Sequence[int], filler: 
     return stack if widest_gap(found, expected) <= tolerance else None
 
 
-def _prompts(model: Any, reach: Reach, allowed: Sequence[int]) -> list[ProbePrompt]:
+def _prompts(model: "PreTrainedModel", reach: Reach, allowed: Sequence[int]) -> list[ProbePrompt]:
     text = model.config.get_text_config()
     rope = setting(text, "rope_parameters") or {}
     known = reach.positions or 2 * (setting(text, "max_position_embeddings") or 1024)
@@ -84,7 +87,7 @@ def _prompts(model: Any, reach: Reach, allowed: Sequence[int]) -> list[ProbeProm
 
 
 @torch.inference_mode()
-def _own_logprobs(model: Any, prompt: ProbePrompt, response: list[int]) -> list[float]:
+def _own_logprobs(model: "PreTrainedModel", prompt: ProbePrompt, response: list[int]) -> list[float]:
     rotary = rotary_axes(prompt.position_ids)
     behind = int(rotary.max()) + 1 + torch.arange(len(response)).expand(len(rotary), -1)
     positions: Tensor = without_lone_axis(torch.cat([rotary, behind], dim=1)[:, None])
@@ -99,7 +102,7 @@ def _own_logprobs(model: Any, prompt: ProbePrompt, response: list[int]) -> list[
 
 
 def _engine_logprobs(
-    model: Any,
+    model: "PreTrainedModel",
     prompts: Sequence[ProbePrompt],
     responses: Sequence[list[int]],
     filler: int,

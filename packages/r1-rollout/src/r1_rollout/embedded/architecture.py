@@ -2,12 +2,15 @@
 
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
 
 from r1_rollout.embedded.kv import ATTENTION
 from r1_rollout.tokens import setting
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 # Within their window, sliding layers are full ones.
 _LAYERS = {"full_attention", "sliding_attention"}
@@ -19,7 +22,7 @@ class Reach:
     window: int | None  # tokens that its sliding layers see; None without such layers
 
 
-def prepare(model: Any) -> Reach:
+def prepare(model: PreTrainedModel) -> Reach:
     """Let `model` attend through the engine's cache; return its reach.
 
     Raises:
@@ -44,18 +47,18 @@ def prepare(model: Any) -> Reach:
     raise ValueError(f"{type(model).__name__} has {obstacle}: the embedded engine cannot sample from it, vLLM may")
 
 
-def _decoders(model: Any, text: Any) -> list[Any]:
+def _decoders(model: PreTrainedModel, text: "PreTrainedConfig") -> list[Any]:
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel) and part.config is text]
     return [model, *parts]
 
 
-def _known_positions(text: Any) -> int | None:
+def _known_positions(text: "PreTrainedConfig") -> int | None:
     rope = setting(text, "rope_parameters") or {}
     known: int | None = setting(text, "max_position_embeddings")
     return known if rope.get("rope_type", "default") == "default" else None
 
 
-def _window(text: Any) -> int | None:
+def _window(text: "PreTrainedConfig") -> int | None:
     kinds = setting(text, "layer_types")
     slides = "sliding_attention" in kinds if kinds else setting(text, "use_sliding_window", True)
     return (setting(text, "sliding_window") or None) if slides else None

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import torch
 from torch import Tensor
@@ -16,6 +16,9 @@ from r1_rollout.embedded.strategies import DecodingStrategy
 from r1_rollout.errors import EngineMemoryError, NonFiniteLogits
 from r1_rollout.types import Completion, PromptLike
 
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
 
 class Decoding:
     """Continuous batching: whole groups enter when there is room, and finished rows make room at once.
@@ -26,7 +29,7 @@ class Decoding:
 
     def __init__(
         self,
-        model: Any,
+        model: "PreTrainedModel",
         prompts: Sequence[PromptLike],
         strategy: DecodingStrategy,
         *,

@@ -3,7 +3,7 @@
 import weakref
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -20,6 +20,8 @@ from r1_rollout.weight_source import WeightSource
 from r1_rollout.weights import WeightStore
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
     from r1_rollout.types import Tokens
 
 
@@ -32,13 +34,13 @@ class EmbeddedEngine(OldEngineNames):
 
     def __init__(
         self,
-        model: Any,
+        model: "PreTrainedModel",
         *,
         end_token_ids: Collection[int],
         banned_token_ids: Collection[int] = (),
         max_sequences: int = 256,
         device: torch.device | str = "cpu",
-        tokenizer: Any = None,
+        tokenizer: "PreTrainedTokenizerBase | None" = None,
         version: int | None = None,
         read_only: bool = False,
         eager: bool = False,

@@ -1,13 +1,16 @@
 """Prefill: a batch of prompts of different lengths, with pictures, through the model."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from transformers import DynamicCache
 
 from r1_rollout.types import PromptLike
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 _PROMPTS = 16  # per forward; with _TOKENS it bounds the logits and activations
 _SHORT = 64  # tokens: such prompts go together whatever their lengths
@@ -44,7 +47,7 @@ def alike(inputs: Sequence[Mapping[str, Tensor]]) -> list[list[int]]:
 
 
 def prefill(
-    model: Any, prompts: Sequence[PromptLike], inputs: Sequence[Mapping[str, Tensor]], filler: int
+    model: "PreTrainedModel", prompts: Sequence[PromptLike], inputs: Sequence[Mapping[str, Tensor]], filler: int
 ) -> tuple[DynamicCache, Tensor]:
     """Run prompts, padded on the right, through the model.
 

@@ -24,7 +24,7 @@ _GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
 
 
 class Stack:
-    def __init__(self, text: Any, head: nn.Module, around: Sequence[nn.Module]) -> None:
+    def __init__(self, text: PreTrainedModel, head: nn.Module, around: Sequence[nn.Module]) -> None:
         self._embed, self._rotary, self._norm, self._head = text.embed_tokens, text.rotary_emb, text.norm, head
         self._layers = [_Layer(layer) for layer in text.layers]
         gone_around = [*around, *text.layers, text.norm]
@@ -91,7 +91,7 @@ class _Layer:
         return hidden
 
 
-def stack_of(model: Any) -> Stack | None:
+def stack_of(model: PreTrainedModel) -> Stack | None:
     """Return the stack of a model of a known family; None for any other."""
     text_config, head = model.config.get_text_config(), model.get_output_embeddings()
     for text in model.modules():

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -12,6 +12,8 @@ from r1_rollout.sampling import choose_tokens, noise_key, tempered, uniform
 from r1_rollout.types import PromptLike, SamplingParams
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from r1_rollout.types import Tokens
 
 
@@ -31,7 +33,7 @@ def sampling_strategy(
     *,
     banned: Tensor,
     end_token_ids: Collection[int],
-    tokenizer: Any = None,
+    tokenizer: "PreTrainedTokenizerBase | None" = None,
 ) -> DecodingStrategy:
     """Return the strategy that samples `params.n` answers. Raises ValueError on stop strings without a tokenizer."""
     if params.stop and tokenizer is None:
@@ -47,7 +49,7 @@ def sampling_strategy(
 
     def stopped(rows: Rows) -> Tensor:
         ended = torch.isin(rows.last, end_tokens)
-        if params.stop:
+        if params.stop and tokenizer is not None:
             ended |= torch.tensor(_completed(rows, params.stop, tokenizer), device=ended.device)
         return ended
 
@@ -72,7 +74,7 @@ def forced_strategy(responses: "Sequence[Tokens]", temperature: float, device: t
     return DecodingStrategy(1, lambda prompt: len(responses[prompt]), longest, lambda prompt: [prompt], choose, stopped)
 
 
-def _completed(rows: Rows, strings: Sequence[str], tokenizer: Any) -> list[bool]:
+def _completed(rows: Rows, strings: Sequence[str], tokenizer: "PreTrainedTokenizerBase") -> list[bool]:
     """Return for each row whether its last token has completed one of the strings.
 
     A token is at least a byte, so as many tokens as the string has bytes contain it; four more keep characters whole.

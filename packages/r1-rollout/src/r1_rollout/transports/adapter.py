@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -13,8 +13,13 @@ from r1_rollout.errors import WeightsError
 from r1_rollout.lora import Adapter
 from r1_rollout.private_folder import PrivateFolder
 from r1_rollout.transports.folder import UNSEEN, new_folder
+from r1_rollout.types import JsonObject
 from r1_rollout.weight_source import Shapes, WeightSource
 from r1_rollout.weights import Weights
+
+if TYPE_CHECKING:
+    from vllm import LLM
+    from vllm.lora.request import LoRARequest
 
 WEIGHTS_FILE = "adapter_model.safetensors"
 LAYER = re.compile(r"(?:layers|blocks)\.\d+\..+")  # what names have in common on both sides
@@ -41,7 +46,7 @@ def _write_seen(weights: Weights, folder: Path) -> Shapes:
         raise WeightsError(str(error)) from error
 
 
-def load_adapter(llm: Any, adapter: Adapter, version: int) -> Any:
+def load_adapter(llm: "LLM", adapter: Adapter, version: int) -> "LoRARequest":
     """Let vLLM load `adapter` in place of the one before; return the request that names it.
 
     Raises:
@@ -111,7 +116,7 @@ def _layer(name: str) -> str:
     return found.group() if found else name
 
 
-def _config(adapter: Adapter) -> dict[str, Any]:
+def _config(adapter: Adapter) -> JsonObject:
     return {
         "peft_type": "LORA",
         "task_type": "CAUSAL_LM",

@@ -7,11 +7,12 @@ order of the calls, and run the same code over TCP between CPUs.
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeAlias
+from typing import Protocol, TypeAlias
 
 from torch import Tensor
 
 from r1_rollout.transports.groups import Group
+from r1_rollout.types import Json, JsonObject
 from r1_rollout.weights import buckets
 
 BUCKET = 1 << 28  # bytes of weights in flight, on each GPU
@@ -22,16 +23,16 @@ Pass: TypeAlias = Callable[[], Iterable[tuple[str, Tensor]]]  # makes one pass o
 class Workers(Protocol):
     """The workers of one engine or several. A call returns when all are done; vLLM's `VLLMWeightSyncClient`."""
 
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None: ...
+    def init_weight_transfer_engine(self, init_info: JsonObject) -> None: ...
 
     def start_weight_update(self) -> None: ...
 
-    def update_weights(self, update_info: Any) -> None: ...
+    def update_weights(self, update_info: Json) -> None: ...
 
     def finish_weight_update(self, weight_version: str | None = None) -> None: ...
 
 
-def describe(bucket: Bucket) -> dict[str, Any]:
+def describe(bucket: Bucket) -> JsonObject:
     """Return names, dtypes and shapes of a bucket, as vLLM's weight transfer reads them."""
     return {
         "names": [name for name, _ in bucket],
@@ -135,7 +136,7 @@ class IpcSender:
 
         self._workers = UntilError(workers)
         info = IPCTrainerInitInfo(rank=rank, packed=True, packed_buffer_size_bytes=max(BUCKET, largest))
-        source: Any = _Repeated(weights)
+        source = _Repeated(weights)
         self._sender = IPCTrainerWeightTransferEngine.trainer_init(info, client=self._workers, source=source)
 
     def send(self) -> None:
@@ -162,13 +163,13 @@ class UntilError:
         self._workers = workers
         self._error: Exception | None = None
 
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+    def init_weight_transfer_engine(self, init_info: JsonObject) -> None:
         self._try(self._workers.init_weight_transfer_engine, init_info)
 
     def start_weight_update(self) -> None:
         self._try(self._workers.start_weight_update)
 
-    def update_weights(self, update_info: Any) -> None:
+    def update_weights(self, update_info: Json) -> None:
         self._try(self._workers.update_weights, update_info)
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
@@ -179,7 +180,7 @@ class UntilError:
         if self._error is not None:
             raise self._error
 
-    def _try(self, call: Callable[..., None], *infos: Any) -> None:
+    def _try(self, call: Callable[..., None], *infos: Json) -> None:
         if self._error is None:
             try:
                 call(*infos)

@@ -12,10 +12,15 @@ import threading
 import time
 from collections.abc import Iterable
 from contextlib import suppress
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch import Tensor
+
+from r1_rollout.types import JsonObject
+
+if TYPE_CHECKING:
+    from vllm.distributed.device_communicators.pynccl import PyNcclCommunicator
 
 _SECRET = 64  # characters of the secret, and bytes of a greeting
 
@@ -23,7 +28,7 @@ _SECRET = 64  # characters of the secret, and bytes of a greeting
 class Group(Protocol):
     """The sender's end. `connect` and `send` are called from one thread, `destroy` from any."""
 
-    init_info: dict[str, Any]  # what the workers need to know to join
+    init_info: JsonObject  # what the workers need to know to join
 
     def connect(self) -> None:
         """Wait until all workers have joined. Raises OSError (TimeoutError) if they have not in time."""
@@ -50,10 +55,10 @@ class NcclGroup:
         self._stream = torch.cuda.Stream(device)
         self._id = bytes(NCCLLibrary().ncclGetUniqueId().internal)
         self._lock = threading.Lock()
-        self._communicator: Any = None
+        self._communicator: PyNcclCommunicator | None = None
         self._error: Exception | None = None
         self._over = False
-        self.init_info: dict[str, Any] = {
+        self.init_info: JsonObject = {
             "nccl_unique_id_b64": base64.b64encode(self._id).decode(),
             "rank_offset": 1,
             "world_size": self._world_size,
@@ -89,6 +94,7 @@ class NcclGroup:
         self._stream.wait_stream(torch.cuda.default_stream(self._device))
         with torch.cuda.stream(self._stream):
             for tensor in tensors:
+                assert self._communicator is not None
                 copy = tensor.to(self._device).contiguous()
                 self._communicator.broadcast(copy, src=0, stream=self._stream)
         self._stream.synchronize()
@@ -110,7 +116,7 @@ class TcpGroup:
         self._secret = secrets.token_hex(_SECRET // 2)
         self._sockets: list[socket.socket] = []
         self._ended = False
-        self.init_info: dict[str, Any] = {
+        self.init_info: JsonObject = {
             "address": address,
             "port": self._listener.getsockname()[1],
             "secret": self._secret,

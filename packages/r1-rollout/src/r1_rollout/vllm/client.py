@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.client import HTTPConnection, HTTPException, HTTPResponse, HTTPSConnection
-from typing import Any
 from urllib.parse import urlsplit
 
 from r1_rollout.errors import ServerError
+from r1_rollout.types import Json, JsonObject
 
 _LONGEST_LINE = 64 * 2**20  # bytes of one event or answer; beyond it a server is not to be believed
 
@@ -102,7 +102,7 @@ class Call:
                     self._socket.shutdown(socket.SHUT_RDWR)
 
 
-def ask(endpoint: Endpoint, method: str, path: str, body: Mapping[str, Any] | None = None, *, timeout: float) -> Any:
+def ask(endpoint: Endpoint, method: str, path: str, body: Mapping[str, Json] | None = None, *, timeout: float) -> Json:
     """Return the JSON answer of the server, or None if it is empty.
 
     Args:
@@ -116,15 +116,15 @@ def ask(endpoint: Endpoint, method: str, path: str, body: Mapping[str, Any] | No
         return _parse(response.read(_LONGEST_LINE), endpoint, path)
 
 
-def tell(endpoint: Endpoint, path: str, body: Mapping[str, Any], *, timeout: float) -> None:
+def tell(endpoint: Endpoint, path: str, body: Mapping[str, Json], *, timeout: float) -> None:
     """Post a request whose answer is a status only. Raises as `ask`."""
     with _open(endpoint, "POST", path, body, timeout, Call()):
         pass
 
 
 def stream(
-    endpoint: Endpoint, path: str, body: Mapping[str, Any], *, timeout: float, call: Call
-) -> Iterator[dict[str, Any]]:
+    endpoint: Endpoint, path: str, body: Mapping[str, Json], *, timeout: float, call: Call
+) -> Iterator[JsonObject]:
     """Yield the events of a server-sent stream up to its `[DONE]`.
 
     Raises:
@@ -146,7 +146,7 @@ def stream(
 
 @contextmanager
 def _open(
-    endpoint: Endpoint, method: str, path: str, body: Mapping[str, Any] | None, timeout: float, call: Call
+    endpoint: Endpoint, method: str, path: str, body: Mapping[str, Json] | None, timeout: float, call: Call
 ) -> Iterator[HTTPResponse]:
     where = f"{endpoint.url}{path}"
     connection = endpoint.connect(timeout)
@@ -186,7 +186,7 @@ def _check_status(response: HTTPResponse, where: str) -> None:
     raise kind(f"{where}: HTTP {response.status}: {answer:.300}")
 
 
-def _check_event(event: Any, where: str) -> None:
+def _check_event(event: Json, where: str) -> None:
     error = event.get("error") if isinstance(event, dict) else event
     if error is None:
         return
@@ -196,7 +196,7 @@ def _check_event(event: Any, where: str) -> None:
     raise ServerFault(f"{where}: an error instead of an event: {str(event)[:300]}")
 
 
-def _parse(text: bytes, endpoint: Endpoint, path: str) -> Any:
+def _parse(text: bytes, endpoint: Endpoint, path: str) -> Json:
     if not text.strip():
         return None
     try:

@@ -9,10 +9,15 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
+
+if TYPE_CHECKING:
+    from vllm.model_executor.models.interfaces import SupportsMRoPE
+    from vllm.multimodal.inputs import MultiModalFeatureSpec
+    from vllm.v1.worker.worker_base import WorkerBase
 
 NAME = "VllmWorker"  # how vLLM calls these processes
 PATIENCE = 10.0  # seconds for a worker to end
@@ -63,7 +68,7 @@ def end_workers(workers: Iterable[BaseProcess]) -> None:
             worker.join()
 
 
-def silence_false_alarms(worker: Any) -> None:
+def silence_false_alarms(worker: "WorkerBase") -> None:
     """Keep meaningless warnings that vLLM repeats at every sync out of the worker's log."""
     for name in _FALSE_ALARMS:
         logging.getLogger(name).addFilter(_worth_saying)
@@ -74,7 +79,7 @@ def _worth_saying(record: logging.LogRecord) -> bool:
     return alarm is None or alarm not in record.getMessage()
 
 
-def forget_names(worker: Any = None) -> None:
+def forget_names(worker: "WorkerBase | None" = None) -> None:
     """Unlink the shared memory that this process has made or mapped for vLLM, whose workers must have started.
 
     Without names it ends with the last process. With names it stays when the processes are killed, hundreds of
@@ -106,7 +111,7 @@ def mapped_names() -> set[str]:
     return {name for name in paths if not name.endswith(" (deleted)")}
 
 
-def follow_positions(model: Any) -> None:
+def follow_positions(model: "SupportsMRoPE") -> None:
     """Let vLLM's `model`, of a kind with M-RoPE, use the learner's positions, which each medium carries.
 
     vLLM's own do not always agree: after a video of Qwen2.5-VL whose seconds reach further than its height and width,
@@ -115,7 +120,7 @@ def follow_positions(model: Any) -> None:
     """
     own = model.get_mrope_input_positions
 
-    def positions(input_tokens: list[int], mm_features: list[Any]) -> tuple[Tensor, int]:
+    def positions(input_tokens: list[int], mm_features: "list[MultiModalFeatureSpec]") -> tuple[Tensor, int]:
         if not mm_features:
             return own(input_tokens, mm_features)
         feature = mm_features[0]

@@ -17,12 +17,15 @@ from r1_rollout.types import Completion, Groups, OldEngineNames, PromptLike, Sam
 from r1_rollout.vllm.compat import end_workers, running_workers, silence_false_alarms, worker_threads
 from r1_rollout.vllm.limits import Limits, require_temperature
 from r1_rollout.vllm.options import EngineOptions, explain_failed_start
-from r1_rollout.vllm.running import Running
-from r1_rollout.vllm.thread import EngineThread
+from r1_rollout.vllm.thread import EngineThread, Running
 from r1_rollout.weight_source import DirectWeights, Shapes, WeightSource
 from r1_rollout.weights import Weights, require_newer
 
 if TYPE_CHECKING:
+    from vllm import LLM, RequestOutput
+    from vllm import SamplingParams as Settings
+    from vllm.lora.request import LoRARequest
+
     from r1_rollout.types import Tokens
 
 START_DEADLINE = 3600.0  # seconds; kernels may be compiled
@@ -41,7 +44,7 @@ class VllmEngine(OldEngineNames):
     """
 
     def __init__(
-        self, llm: Any, thread: EngineThread, options: EngineOptions, *, on_cpu: bool, version: int | None
+        self, llm: "LLM", thread: EngineThread, options: EngineOptions, *, on_cpu: bool, version: int | None
     ) -> None:
         """Take over a started `vllm.LLM` that lives in `thread`; `version` None: its weights are not loaded yet."""
         from r1_rollout.vllm.media import MediaReader
@@ -55,7 +58,7 @@ class VllmEngine(OldEngineNames):
         self._latest = -1 if version is None else version
         self._inside = self._asleep = False
         self._poisoned = False  # the cache may hold what is not finite
-        self._adapter: Any = None  # vLLM's name of it
+        self._adapter: LoRARequest | None = None  # vLLM's name of it
         self._shapes: Shapes = {}  # of the last full weights
         self._running: Running | None = None  # the unfinished call
         self._workers: set[BaseProcess] = set()  # of a tensor-parallel engine
@@ -308,7 +311,7 @@ class VllmEngine(OldEngineNames):
 
     # Called by vLLM's thread.
 
-    def _add(self, prompt: PromptLike, requests: dict[str, Any]) -> None:
+    def _add(self, prompt: PromptLike, requests: "dict[str, Settings]") -> None:
         from vllm.inputs import tokens_input
 
         from r1_rollout.vllm.media import require_no_media
@@ -324,7 +327,7 @@ class VllmEngine(OldEngineNames):
             except ValueError as error:
                 raise PromptError(f"prompt {prompt.id}: vLLM does not take it: {error}") from error
 
-    def _step(self) -> list[Any]:
+    def _step(self) -> "list[RequestOutput]":
         engine = self._llm.llm_engine
         if not engine.has_unfinished_requests():
             raise EngineError("vLLM has nothing left to do, but some samples are missing")

@@ -6,7 +6,7 @@ vLLM gets the processor's output, not the pictures, so nothing is resized, norma
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -17,6 +17,9 @@ from r1_rollout.errors import PromptError
 from r1_rollout.tokens import setting
 from r1_rollout.types import PromptLike
 from r1_rollout.vllm.compat import BROUGHT
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedConfig
 
 # The forward arguments of the Qwen-VL families, which vLLM's models of them read by the same names.
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
@@ -31,7 +34,7 @@ class MediaReader:
     merge: int  # patches along each side of what becomes one token
 
     @classmethod
-    def of(cls, config: Any) -> "MediaReader | None":
+    def of(cls, config: "PreTrainedConfig") -> "MediaReader | None":
         vision = setting(config, "vision_config")
         merge = setting(vision, "spatial_merge_size")
         if merge is None:

@@ -4,8 +4,8 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
+from r1_rollout.types import Json, JsonObject
 from r1_rollout.vllm.limits import BANNED
 
 LORA_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM 0.32 makes room for
@@ -36,10 +36,10 @@ class EngineOptions:
     starts_asleep: bool = False  # leave the device to others until `active` brings weights
     log_stats: bool = False
     trust_remote_code: bool = False
-    hf_overrides: Mapping[str, Any] = field(default_factory=dict)  # changes to the model's configuration
+    hf_overrides: Mapping[str, Json] = field(default_factory=dict)  # changes to the model's configuration
     deadline: float = 600.0  # seconds that one call to vLLM, such as one step of all samples, may take
 
-    def arguments(self, path: str, *, on_cpu: bool) -> dict[str, Any]:
+    def arguments(self, path: str, *, on_cpu: bool) -> JsonObject:
         lora = {"enable_lora": True, "max_lora_rank": self._room_for_rank, "max_loras": 1} if self.lora_rank else {}
         several = {"distributed_executor_backend": "mp"} if self.tensor_parallel_size > 1 else {}  # under Ray, too
         transfer = self.transfer or ("ipc" if self.tensor_parallel_size > 1 and not on_cpu else None)
@@ -63,7 +63,7 @@ class EngineOptions:
             **several,
         }
 
-    def server_options(self, *, on_cpu: bool, transfer: str | None = None) -> dict[str, Any]:
+    def server_options(self, *, on_cpu: bool, transfer: str | None = None) -> JsonObject:
         """Return the options of `vllm serve`. `transfer`: the backend of direct weight transfer; None: a folder."""
         return {
             **self._common(on_cpu),
@@ -78,7 +78,7 @@ class EngineOptions:
             "weight_transfer_config": {"backend": transfer} if transfer else None,
         }
 
-    def _common(self, on_cpu: bool) -> dict[str, Any]:
+    def _common(self, on_cpu: bool) -> JsonObject:
         cache = self.kv_cache_bytes or (CPU_CACHE if on_cpu and "VLLM_CPU_KVCACHE_SPACE" not in os.environ else None)
         return {
             "tokenizer": self.tokenizer,

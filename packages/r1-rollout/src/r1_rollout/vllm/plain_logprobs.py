@@ -9,7 +9,7 @@ It also bans tokens, and forces given answers to score them, which both need the
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ from vllm.v1.sample.logits_processor import LogitsProcessor as FirstRunnerProces
 from vllm.v1.worker.gpu.sample.logits_processor import LogitsProcessor as SecondRunnerProcessor
 
 from r1_rollout.vllm.limits import BANNED, FORCED
+
+if TYPE_CHECKING:
+    from vllm.config import VllmConfig
 
 GREEDY = 1e-5  # vLLM's own bound
 
@@ -64,7 +67,7 @@ class PlainLogprobs(FirstRunnerProcessor, SecondRunnerProcessor):
     slots.
     """
 
-    def __init__(self, vllm_config: Any, *runner: Any) -> None:
+    def __init__(self, vllm_config: "VllmConfig", *runner: Any) -> None:
         self._first = len(runner) == 2
         device = runner[0] if self._first else runner[0].device
         self._device = torch.device(device)

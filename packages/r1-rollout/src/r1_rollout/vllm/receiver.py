@@ -16,6 +16,7 @@ from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngin
 from r1_rollout.checksums import Expected, compare
 from r1_rollout.transports.adapter import adapted_modules, check_bound, written_names
 from r1_rollout.transports.groups import TcpReceiver
+from r1_rollout.types import Json, JsonObject
 from r1_rollout.vllm.sync import drop_unfinished, load_folder, prepare_experts, repack_heads
 from r1_rollout.weights import dtype_named
 
@@ -27,7 +28,7 @@ class WeightReceiver:
     r1_version: str | None = None  # of what it answers with: the base, or the adapter upon it
     r1_unfinished = False  # a load of full weights has begun and has not ended
 
-    def r1_load(self, folder: str, version: str) -> dict[str, Any]:
+    def r1_load(self, folder: str, version: str) -> JsonObject:
         """Replace the model's weights by those in `folder`, named as in the Hugging Face checkpoint.
 
         Returns:
@@ -41,7 +42,7 @@ class WeightReceiver:
         self.r1_base = self.r1_version = version
         return {"version": version, "tensors": tensors}
 
-    def r1_begin(self) -> dict[str, Any]:
+    def r1_begin(self) -> JsonObject:
         """Expect full weights over vLLM's weight transfer; return its backend."""
         worker: Any = self
         self.r1_open()
@@ -49,7 +50,7 @@ class WeightReceiver:
         config = worker.vllm_config.weight_transfer_config
         return {"backend": config.backend if config else None}
 
-    def r1_commit(self, version: str) -> dict[str, Any]:
+    def r1_commit(self, version: str) -> JsonObject:
         """Accept the full weights since `r1_begin` as `version`. Raises RuntimeError if nothing has begun here."""
         if not self.r1_unfinished:
             raise RuntimeError("no broadcast of weights has begun in this worker")
@@ -60,7 +61,7 @@ class WeightReceiver:
         self.r1_base = self.r1_version = version
         return {"version": version}
 
-    def r1_adopt(self, folder: str, version: str) -> dict[str, Any]:
+    def r1_adopt(self, folder: str, version: str) -> JsonObject:
         """Check the adapter in `folder`, which vLLM has loaded itself; return as `r1_load`."""
         names = written_names(folder)
         worker: Any = self
@@ -71,10 +72,10 @@ class WeightReceiver:
         self.r1_version = version
         return {"version": version, "tensors": len(names)}
 
-    def r1_holds(self) -> dict[str, Any]:
+    def r1_holds(self) -> JsonObject:
         return {"base": self.r1_base, "version": self.r1_version}
 
-    def r1_compare(self, expected: dict[str, list[Any]]) -> dict[str, Any]:
+    def r1_compare(self, expected: dict[str, list[Json]]) -> JsonObject:
         """Return a `checksums.Comparison` in JSON, its sums as text. Shards of tensors are not compared.
 
         Args:
@@ -126,7 +127,7 @@ class TcpTransferEngine(NCCLWeightTransferEngine):
     def init_transfer_engine(self, init_info: Any) -> None:
         self.model_update_group = TcpReceiver(init_info.address, init_info.port, init_info.secret, init_info.seconds)
 
-    def update_weights(self, update_info: dict[str, Any]) -> None:
+    def update_weights(self, update_info: JsonObject) -> None:
         self.receive_weights(self.parse_update_info(update_info))  # the base class would wait for an accelerator
 
     def receive_weights(self, update_info: Any) -> None:

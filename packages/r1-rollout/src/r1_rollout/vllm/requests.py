@@ -1,6 +1,6 @@
 """Requests to vLLM in this process, one for each sample, and their results."""
 
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from vllm import SamplingParams as Settings
@@ -12,6 +12,8 @@ from r1_rollout.types import Completion, SamplingParams
 from r1_rollout.vllm.limits import FORCED
 
 if TYPE_CHECKING:
+    from vllm import RequestOutput
+
     from r1_rollout.types import Tokens
 
 
@@ -49,7 +51,7 @@ def forced_settings(response: "Tokens", temperature: float) -> Settings:
     )
 
 
-def to_completion(output: Any, prompt_id: str, version: int) -> Completion:
+def to_completion(output: "RequestOutput", prompt_id: str, version: int) -> Completion:
     """Read a finished request. Raises EngineError if vLLM ended it itself, NonFiniteLogits on such log-probs."""
     answer = output.outputs[0]
     tokens, reason = list(answer.token_ids), answer.finish_reason

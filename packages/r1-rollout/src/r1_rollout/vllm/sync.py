@@ -8,7 +8,7 @@ model plus one layer or one bucket.
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -18,14 +18,19 @@ from r1_rollout.names import FUSED, Directory, unwrapped
 from r1_rollout.private_folder import PrivateFolder
 from r1_rollout.transports import direct
 from r1_rollout.transports.folder import read_shards, write_shards
+from r1_rollout.types import JsonObject
 from r1_rollout.weight_source import DirectWeights, Shapes, TransferCall, known, note, require_same
 from r1_rollout.weights import buckets
+
+if TYPE_CHECKING:
+    from vllm import LLM
+    from vllm.v1.worker.worker_base import WorkerBase
 
 BUCKET = 1 << 30  # bytes on each GPU, or of a file
 
 
 def bring(
-    llm: Any,
+    llm: "LLM",
     weights: Iterable[tuple[str, Tensor]] | DirectWeights,
     came: Shapes,
     first: Shapes,
@@ -53,7 +58,7 @@ def bring(
         send(llm, known(weights, came, first), dtype)
 
 
-def reload(llm: Any, weights: Iterable[tuple[str, Tensor]], came: Shapes, *, on_cpu: bool) -> None:
+def reload(llm: "LLM", weights: Iterable[tuple[str, Tensor]], came: Shapes, *, on_cpu: bool) -> None:
     """Load `weights` into the engine of this process; they are read one by one, and cast as they are copied.
 
     Raises:
@@ -68,7 +73,7 @@ def reload(llm: Any, weights: Iterable[tuple[str, Tensor]], came: Shapes, *, on_
     require_all(llm, came, on_cpu=on_cpu)
 
 
-def require_all(llm: Any, came: Shapes, *, on_cpu: bool) -> None:
+def require_all(llm: "LLM", came: Shapes, *, on_cpu: bool) -> None:
     if on_cpu:
         llm.apply_model(repack_heads)
     (parameters,) = llm.apply_model(named_parameters)
@@ -78,7 +83,7 @@ def require_all(llm: Any, came: Shapes, *, on_cpu: bool) -> None:
         raise ValueError(f"{len(absent)} weights of the engine's model were not given: {shown}")
 
 
-def drop_unfinished(worker: Any) -> None:
+def drop_unfinished(worker: "WorkerBase") -> None:
     """Drop what a failed load has left in a worker: vLLM 0.32 would count it for the next load.
 
     Tensors that vLLM itself has refused it cannot drop, and refuses again here.
@@ -122,7 +127,7 @@ def absent_names(parameters: Mapping[str, Tensor], given: Mapping[str, int]) -> 
     return absent
 
 
-def empty_cache(worker: Any) -> None:
+def empty_cache(worker: "WorkerBase") -> None:
     """Zero a worker's KV cache: kernels multiply masked values by zero, and NaN by zero is NaN."""
     for tensor in worker.model_runner.kv_caches:
         tensor.zero_()
@@ -141,7 +146,7 @@ def repack_heads(model: nn.Module) -> None:
             module.quant_method.process_weights_after_loading(module)
 
 
-def prepare_experts(worker: Any) -> None:
+def prepare_experts(worker: "WorkerBase") -> None:
     """Let a worker's mixtures of experts load weights in the learner's layout, again and again.
 
     Files of some families have experts as [in, out], which vLLM transposes; a learner's are always [out, in]. On CPUs
@@ -160,7 +165,7 @@ def _begin_anew(method: Any, layer: nn.Module) -> None:
     type(method).process_weights_after_loading(method, layer)
 
 
-def push(llm: Any, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:
+def push(llm: "LLM", weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:
     """Send `weights` to workers in other processes of this machine through a private folder."""
     with PrivateFolder("r1-weights-") as place:
         folder = place / "shards"
@@ -171,7 +176,7 @@ def push(llm: Any, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) ->
             raise ValueError(f"worker {rank}: {error}")
 
 
-def load_folder(worker: Any, folder: str) -> tuple[int, str]:
+def load_folder(worker: "WorkerBase", folder: str) -> tuple[int, str]:
     """Load the files of `folder` in a worker's process; return how many tensors there were, and the error, or "".
 
     The error is returned, not raised: of several workers' errors vLLM 0.32 raises the first and leaves the others in
@@ -194,7 +199,7 @@ def load_folder(worker: Any, folder: str) -> tuple[int, str]:
     return tensors, ""
 
 
-def send(llm: Any, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:
+def send(llm: "LLM", weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:
     """Send `weights` to workers in other processes through vLLM's weight transfer (its backend `ipc`).
 
     Each bucket is copied to every GPU and read there by its worker. NOT TESTED on GPUs: tests check only `describe`.
@@ -216,7 +221,7 @@ def send(llm: Any, weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) ->
     llm.finish_weight_update()
 
 
-def receive(llm: Any, calls: Iterable[TransferCall], came: Shapes, first: Shapes) -> None:
+def receive(llm: "LLM", calls: Iterable[TransferCall], came: Shapes, first: Shapes) -> None:
     """Make a sender's calls of vLLM's weight transfer.
 
     Raises:
@@ -240,9 +245,7 @@ def receive(llm: Any, calls: Iterable[TransferCall], came: Shapes, first: Shapes
         raise
 
 
-def describe(
-    bucket: list[tuple[str, Tensor]], devices: list[torch.device], copies: list[list[Tensor]]
-) -> dict[str, Any]:
+def describe(bucket: list[tuple[str, Tensor]], devices: list[torch.device], copies: list[list[Tensor]]) -> JsonObject:
     """Return names, dtypes, shapes and one IPC handle for each GPU of a bucket, as the backend `ipc` reads them."""
     from torch.multiprocessing.reductions import reduce_tensor
 

@@ -1,12 +1,13 @@
-"""The thread that vLLM lives in: it keeps vLLM's thread-local settings apart, and gives every call a deadline."""
+"""The thread that vLLM lives in, with a deadline for every call, and a pending call to `generate`."""
 
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import Future
 from typing import Any, TypeVar
 
 from r1_rollout.errors import EngineError
+from r1_rollout.types import Completion
 
 Result = TypeVar("Result")
 
@@ -65,3 +66,33 @@ class EngineThread:
             except BaseException as error:  # raised where the result is awaited; the thread lives on
                 future.set_exception(error)
             del item, future, call, args  # nothing of the last call is kept alive while waiting for the next
+
+
+class Running:
+    """An iterator of finished groups. Once it has been ended, asking for more raises the reason."""
+
+    def __init__(self, groups: Generator[tuple[int, list[Completion]], None, None]) -> None:
+        self._groups = groups
+        self._done, self._over = False, ""
+
+    def __iter__(self) -> Iterator[tuple[int, list[Completion]]]:
+        return self
+
+    def __next__(self) -> tuple[int, list[Completion]]:
+        if self._over:
+            raise RuntimeError(self._over)
+        try:
+            return next(self._groups)
+        except BaseException:  # the last group has come, or there will be none
+            self._done = True
+            raise
+
+    def close(self) -> None:
+        self._done = True
+        self._groups.close()
+
+    def end(self, reason: str) -> None:
+        """Abandon unfinished groups; a consumer who asks for more gets the reason."""
+        if not self._done:
+            self._over = reason
+        self._groups.close()

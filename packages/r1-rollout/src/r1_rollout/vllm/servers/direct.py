@@ -11,7 +11,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 from urllib.parse import urlsplit
 
 import torch
@@ -21,6 +21,7 @@ from r1_rollout.lora import Adapter
 from r1_rollout.transports.direct import Bucket, Link
 from r1_rollout.transports.folder import write_buckets
 from r1_rollout.transports.groups import Group, NcclGroup, TcpGroup
+from r1_rollout.types import Json, JsonObject
 from r1_rollout.vllm.client import Endpoint, ServerFault, ServerRejected, ServerStalled, ask
 from r1_rollout.vllm.servers.server import require_settings
 from r1_rollout.weight_source import Shapes, known, require_same
@@ -99,25 +100,25 @@ class HttpLink:
 
     # The `Workers` of the group.
 
-    def init_weight_transfer_engine(self, init_info: dict[str, Any]) -> None:
+    def init_weight_transfer_engine(self, init_info: JsonObject) -> None:
         self._call("/init_weight_transfer_engine", {"init_info": init_info})
 
     def start_weight_update(self) -> None:
         self._call("/start_weight_update")
 
-    def update_weights(self, update_info: Any) -> None:
+    def update_weights(self, update_info: Json) -> None:
         self._call("/update_weights", {"update_info": update_info})
 
     def finish_weight_update(self, weight_version: str | None = None) -> None:
         self._call("/finish_weight_update")
 
-    def _call_workers(self, method: str, **arguments: str) -> list[Any]:
+    def _call_workers(self, method: str, **arguments: str) -> list[Json]:
         answer = self._call("/collective_rpc", {"method": method, "kwargs": arguments})
         if not isinstance(answer, dict) or not answer.get("results"):
             raise ServerFault(f"no worker answers {method}, but {answer}")
         return list(answer["results"])
 
-    def _call(self, path: str, body: Mapping[str, Any] | None = None, method: str = "POST") -> Any:
+    def _call(self, path: str, body: Mapping[str, Json] | None = None, method: str = "POST") -> Json:
         if self._left <= 0:
             raise ServerStalled("it did not take the weights in time")
         began = time.monotonic()

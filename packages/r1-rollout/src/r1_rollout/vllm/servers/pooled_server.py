@@ -6,14 +6,14 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from r1_rollout.checksums import Comparison, Expected, merged
 from r1_rollout.errors import EngineError
 from r1_rollout.pool.dispatch import Backlog, Dispatch
 from r1_rollout.transports.direct import Bucket
 from r1_rollout.transports.folder import PushedWeights
-from r1_rollout.types import Completion, PromptLike, SamplingParams
+from r1_rollout.types import Completion, Json, JsonObject, PromptLike, SamplingParams
 from r1_rollout.vllm.client import (
     Call,
     Endpoint,
@@ -285,13 +285,13 @@ class PooledServer:
                 raise ServerStalled(f"{self.name} could not empty its prefix cache within {self.deadlines.load:g} s")
             time.sleep(0.05)
 
-    def _call_workers(self, method: str, **arguments: Any) -> list[dict[str, Any]]:
+    def _call_workers(self, method: str, **arguments: Json) -> list[JsonObject]:
         body = {"method": method, "kwargs": arguments} if arguments else {"method": method}
         answer = self._post("/collective_rpc", body)
         results = answer.get("results") or [] if isinstance(answer, dict) else []
         return [one if isinstance(one, dict) else {"answer": one} for one in results]
 
-    def _post(self, path: str, body: dict[str, Any] | None) -> Any:
+    def _post(self, path: str, body: JsonObject | None) -> Json:
         return ask(self.endpoint, "POST", path, body, timeout=self.deadlines.load)
 
 

@@ -9,15 +9,17 @@ import io
 import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from r1_rollout.errors import ServerError
 from r1_rollout.sampling import sample_seed
-from r1_rollout.types import Completion, PromptLike, SamplingParams
+from r1_rollout.types import Completion, Json, JsonObject, PromptLike, SamplingParams
 from r1_rollout.vllm.client import ServerFault
 from r1_rollout.vllm.limits import FORCED
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
+
     from r1_rollout.types import Tokens
 
 GENERATE = "/inference/v1/generate"
@@ -29,7 +31,7 @@ class Unsendable(ServerError, ValueError):
     """A prompt that no request to a server can carry."""
 
 
-def generate_body(prompt: PromptLike, params: SamplingParams, end_token_ids: Collection[int]) -> dict[str, Any]:
+def generate_body(prompt: PromptLike, params: SamplingParams, end_token_ids: Collection[int]) -> JsonObject:
     """Return the request for a whole group. Raises Unsendable if the prompt has media that cannot be sent."""
     return _prompt(prompt) | {
         "stream": True,
@@ -58,7 +60,7 @@ def ends_of(params: SamplingParams, end_token_ids: Collection[int]) -> frozenset
     return frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else end_token_ids)
 
 
-def replay_body(prompt: PromptLike, response: "Tokens", temperature: float) -> dict[str, Any]:
+def replay_body(prompt: PromptLike, response: "Tokens", temperature: float) -> JsonObject:
     """Return the request for the log-probs of a given response, computed as those of samples are."""
     return _prompt(prompt) | {
         "sampling_params": {
@@ -73,7 +75,7 @@ def replay_body(prompt: PromptLike, response: "Tokens", temperature: float) -> d
     }
 
 
-def read_body(prompt: PromptLike, response: "Tokens") -> dict[str, Any]:
+def read_body(prompt: PromptLike, response: "Tokens") -> JsonObject:
     """Return the request for the log-probs of a prompt and its response, which the server computes in one pass.
 
     Any vLLM that was started with `--enable-scale-out` answers it, at temperature 1 and in `prompt_logprobs`.
@@ -84,7 +86,7 @@ def read_body(prompt: PromptLike, response: "Tokens") -> dict[str, Any]:
     return body | {"sampling_params": settings}
 
 
-def _prompt(prompt: PromptLike) -> dict[str, Any]:
+def _prompt(prompt: PromptLike) -> JsonObject:
     if getattr(prompt, "videos", ()):
         raise Unsendable(
             f"prompt {prompt.id} has a video, which cannot be sent to a server without loss: let one engine sample, or "
@@ -99,7 +101,7 @@ def _prompt(prompt: PromptLike) -> dict[str, Any]:
     return {"token_ids": list(prompt.engine_token_ids), "content_parts": parts}  # type: ignore[attr-defined]
 
 
-def _png(image: Any) -> str:
+def _png(image: "Image") -> str:
     buffer = io.BytesIO()
     image.save(buffer, format="PNG")
     return base64.b64encode(buffer.getvalue()).decode()
@@ -114,7 +116,7 @@ class _Sample:
 
 
 def read_group(
-    events: Iterable[dict[str, Any]],
+    events: Iterable[JsonObject],
     prompt: PromptLike,
     params: SamplingParams,
     *,
@@ -153,7 +155,7 @@ def read_group(
     return [_completion(sample, params, ends, frozenset(banned), version) for sample in samples]
 
 
-def _extend(sample: _Sample, choice: dict[str, Any], label: str) -> int:
+def _extend(sample: _Sample, choice: JsonObject, label: str) -> int:
     tokens = choice["token_ids"] or []
     content = choice["logprobs"]["content"] if tokens else []
     _require([entry["token_id"] for entry in content] == tokens, "tokens and log-probs do not belong together")
@@ -187,7 +189,7 @@ def _completion(
     return Completion(tokens, sample.logprobs, "length", version)
 
 
-def read_replay(answer: Any, prompt: PromptLike, response: "Tokens", label: str) -> list[float]:
+def read_replay(answer: Json, prompt: PromptLike, response: "Tokens", label: str) -> list[float]:
     """Return the log-probs [response_length] in a server's answer to `replay_body`.
 
     Raises:

@@ -9,10 +9,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
 
 from r1_rollout.errors import ServerError
 from r1_rollout.private_folder import PrivateFolder
+from r1_rollout.types import Json
 from r1_rollout.vllm.client import Endpoint, RequestRefused, ServerFault, ServerRejected, ask
 from r1_rollout.vllm.guard import TOKEN_VARIABLE
 from r1_rollout.vllm.servers import watchdog
@@ -49,7 +49,7 @@ class ServerFailed(ServerError, RuntimeError):
     """A server could not be started; the message has the end of its log."""
 
 
-def vllm_command(model: str, options: Mapping[str, Any]) -> Callable[[str], list[str]]:
+def vllm_command(model: str, options: Mapping[str, Json]) -> Callable[[str], list[str]]:
     """Return a function from the path of a server's socket to its command line.
 
     Args:
