@@ -11,16 +11,20 @@ import torch
 from click.testing import CliRunner
 from transformers import AutoConfig, Qwen2Config, Qwen3MoeConfig
 
+from r1_cli.build.parameters import freeze
 from r1_cli.config import RunConfig, load_config
+from r1_cli.config.model import LoraConfig, ModelConfig
 from r1_cli.main import main
+from r1_cli.models.adapters import Adapters, Form
 from r1_cli.models.load import ModelError, load_model, model_family
 from r1_cli.plan.estimate.cards import CardError, Cards, read_cards
 from r1_cli.plan.estimate.estimate import Estimate, as_on_processors, estimate_on_cards, find_savings
 from r1_cli.plan.estimate.models import find_models
 from r1_cli.plan.estimate.times import Assumptions, Work
 from r1_cli.plan.memory import estimate
-from r1_cli.plan.model_sizes import Models, read_sizes
+from r1_cli.plan.model_sizes import Models, ModelSizes, read_sizes
 from r1_cli.plan.phases import find_peak, find_phases, with_value
+from r1_core.learner.parallel import find_blocks
 
 ROOT = Path(__file__).parents[3]
 QUICKSTART, MODEL = str(ROOT / "examples/quickstart/config.yaml"), ROOT / "examples/quickstart/model"
@@ -137,6 +141,33 @@ def test_a_config_json_alone_gives_the_parameters_of_the_model(name: str, tmp_pa
         weight.numel() for weight in model_family(FAMILIES[name]).from_config(FAMILIES[name]).parameters()
     )
     assert "no weights here" in notes[0]
+
+
+TRAINED = {
+    "all": {}, "some": {"freeze": [".*embed.*"]}, "no tower": {"freeze_vision_tower": True},
+    "adapter": {"lora": LoraConfig(rank=8)}, "everywhere": {"lora": LoraConfig(rank=4, exclude_modules=None)},
+    "two products": {"lora": LoraConfig(rank=4, target_modules=["q_proj", "v_proj"])},
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("settings", TRAINED)
+@pytest.mark.parametrize("name", ["text", "tied", "pictures"])
+def test_what_is_decided_by_names_is_what_the_learner_decides_by_the_model(name: str, settings: str) -> None:
+    chosen: dict[str, Any] = TRAINED[settings]
+    if settings == "no tower" and name != "pictures":
+        return
+    with torch.device("meta"):
+        model = model_family(FAMILIES[name]).from_config(FAMILIES[name])
+    sizes, section = ModelSizes({key: tuple(w.shape) for key, w in model.named_parameters()}), ModelConfig(**chosen)
+    blocks = [sum(weight.numel() for weight in block.parameters()) for block in find_blocks(model)]
+    assert sizes.block_sizes == (max(blocks), sizes.parameters - sum(blocks))
+    if section.lora.used:
+        Adapters(Form.of(section.lora)).put_on(model)
+        trained = [weight for key, weight in model.named_parameters() if ".lora_" in key]
+    else:
+        freeze(section, model)
+        trained = [weight for weight in model.parameters() if weight.requires_grad]
+    assert sizes.count_trained(section) == sum(weight.numel() for weight in trained)
 
 
 def test_of_a_mixture_a_token_goes_through_the_experts_that_it_chooses(tmp_path: Path) -> None:
