@@ -1,6 +1,6 @@
 """Configuration sections `worker.actor`, `worker.critic` and `worker.ref`: the models that learn, and the reference."""
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -9,7 +9,7 @@ from pydantic import Field
 
 from r1_cli.config.model import LoraConfig, ModelConfig
 from r1_cli.config.options import LOSS_OPTIONS, LossName, LossSettings, refuse_clashes
-from r1_cli.config.problems import KeyProblem, KeyRemark, nearest_divisors
+from r1_cli.config.problems import Applies, KeyProblem, KeyRemark, nearest_divisors
 from r1_cli.config.section import (
     Count,
     FileFunction,
@@ -19,6 +19,7 @@ from r1_cli.config.section import (
     Ratio,
     Section,
     SizeOrAuto,
+    Tree,
     lookup,
 )
 
@@ -227,7 +228,7 @@ class RefConfig(Section):
 FULL_ATTENTION = "full_attention"
 
 
-def sharing_problems(text: Mapping[str, Any], size: int, per_node: int) -> Iterator[str]:
+def sharing_problems(text: Tree, size: int, per_node: int) -> Iterator[str]:
     """Yield what in a text model's configuration forbids `size` devices to share its sequences.
 
     Args:
@@ -258,15 +259,15 @@ def divide_heads(heads: int, key_heads: int, size: int) -> bool:
     return heads % size == 0 and (key_heads % size == 0 or size % key_heads == 0)
 
 
-def _critic_asks(value: Any, config: Any) -> bool:
+def _critic_asks(value: object, config: Any) -> bool:
     return config.has_critic and bool(value)
 
 
-def _has_critic(value: Any, config: Any) -> bool:
+def _has_critic(_: object, config: Any) -> bool:
     return bool(config.has_critic)
 
 
-def _is_not_checkpointed(owner: str) -> Callable[[Any, Any], bool]:
+def _is_not_checkpointed(owner: str) -> Applies:
     return lambda v, c: not lookup(c, f"worker.{owner}.model.enable_gradient_checkpointing")
 
 

@@ -1,13 +1,13 @@
 """Configuration section `algorithm`: advantages, the KL term, dynamic sampling, and the gap to the engine."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from math import inf
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
 from r1_cli.config.options import ESTIMATOR_OPTIONS, EstimatorName, EstimatorSettings, needs_of, refuse_clashes
-from r1_cli.config.problems import KeyProblem, KeyRemark
+from r1_cli.config.problems import Applies, KeyProblem, KeyRemark
 from r1_cli.config.section import Count, FileFunction, NonNegative, Positive, Ratio, Section, lookup
 from r1_core import catalogue
 from r1_core.kl_control import MAX_ERROR
@@ -30,16 +30,18 @@ Rejection = Literal[
 OLDER_REJECTIONS = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": "seq_mean_k1"}
 
 
-def _by_commas(value: Any) -> Any:
+def _by_commas(value: object) -> object:
     """`a,b` and a single word or number mean a list."""
     if isinstance(value, str):
         return [part.strip() for part in value.split(",")]
     return value if isinstance(value, list) or value is None else [value]
 
 
-def _rejections(value: Any) -> Any:
+def _rejections(value: object) -> object:
     names = _by_commas(value)
-    return names and [OLDER_REJECTIONS.get(name, name) if isinstance(name, str) else name for name in names]
+    if not isinstance(names, list):
+        return names
+    return [OLDER_REJECTIONS.get(name, name) if isinstance(name, str) else name for name in names]
 
 
 def bounds(threshold: float | str) -> tuple[float | None, float]:
@@ -182,7 +184,7 @@ class AlgorithmConfig(EstimatorSettings):
 refuse_clashes(AlgorithmConfig, ESTIMATOR_OPTIONS)
 
 
-def _filters_otherwise(mode: str) -> Callable[[Any, Any], bool]:
+def _filters_otherwise(mode: str) -> Applies:
     return lambda v, c: not (c.algorithm.online_filtering and c.algorithm.filter_mode == mode)
 
 

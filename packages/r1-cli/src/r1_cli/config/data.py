@@ -1,13 +1,13 @@
 """Configuration section `data`: where the rows are, and how they become prompts."""
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
 from r1_cli.config.files import folder_problems, is_template_text, template_problems
 from r1_cli.config.problems import KeyProblem, nearest_divisors
-from r1_cli.config.section import Count, Files, NonNegative, Positive, Section, UserPath
+from r1_cli.config.section import Count, Files, NonNegative, Positive, Section, Tree, UserPath
 from r1_data.formats import NAMES
 
 if TYPE_CHECKING:
@@ -16,7 +16,7 @@ else:
     RowFormat = Literal[NAMES]  # whatever stands in r1_data/row_formats
 
 
-def _numbers(value: Any) -> Any:
+def _numbers(value: object) -> object:
     """LMM-R1 writes `0.1,0.4,0.5`."""
     return [float(part) for part in value.split(",")] if isinstance(value, str) else value
 
@@ -37,7 +37,7 @@ class SourceConfig(Section):
     format_prompt: UserPath | None = None
     system_prompt: str | None = None
     reward_function: UserPath | None = None  # also in validation, by name; null: worker.reward.reward_function
-    reward_function_kwargs: dict[str, Any] = Field(default_factory=dict)  # its keywords
+    reward_function_kwargs: Tree = Field(default_factory=dict)  # its keywords
 
 
 class DataConfig(Section):
@@ -68,7 +68,7 @@ class DataConfig(Section):
     format_prompt: UserPath | None = None  # a Jinja file, rendered with `content` and the row's columns
     system_prompt: str | None = None
     override_chat_template: UserPath | None = None  # in place of the tokenizer's: a Jinja file, or its text
-    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)  # its further arguments, e.g. enable_thinking
+    chat_template_kwargs: Tree = Field(default_factory=dict)  # its further arguments, e.g. enable_thinking
     shuffle: bool = True  # the order of the rows, anew each epoch
     seed: int = 1  # of that order
     min_pixels: Count | None = 262144  # every picture, and frame of a video, is resized into this range

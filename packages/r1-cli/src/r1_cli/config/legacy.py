@@ -3,8 +3,8 @@
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
+from r1_cli.config.section import Tree
 from r1_cli.config.settings import Setting
 
 # Whole keys that have another name today.
@@ -191,7 +191,7 @@ def _dropped(key: str) -> str | None:
     return next((why for old, why in DROPPED.items() if key == old or key.startswith(f"{old.rstrip('.')}.")), None)
 
 
-def _convert(setting: Setting, typed: str, given: dict[str, Any]) -> Iterator[tuple[Setting | None, str]]:
+def _convert(setting: Setting, typed: str, given: Tree) -> Iterator[tuple[Setting | None, str]]:
     """Yield the settings that one setting stands for today, each with a notice ("" for none)."""
     key, value = setting.key, setting.value
     if value is None and _is_old(key):
@@ -232,7 +232,7 @@ def _reward_type(setting: Setting) -> Iterator[tuple[Setting | None, str]]:
         yield setting, "is now the constant REWARD_TYPE in the file of worker.reward.reward_function"
 
 
-def _several(setting: Setting, given: dict[str, Any], meant: dict[str, Any]) -> Iterator[tuple[Setting, str]]:
+def _several(setting: Setting, given: Tree, meant: Tree) -> Iterator[tuple[Setting, str]]:
     """Yield an estimator that stands for another one with settings, those that the user gave excepted."""
     estimator = str(meant[setting.key])
     added = {key: value for key, value in meant.items() if key != setting.key and key not in given}

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Literal, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -16,7 +16,7 @@ from r1_cli.config.problems import ConfigError, Problem, Provenance
 from r1_cli.config.root import RunConfig
 from r1_cli.config.rules import Command, find_problems
 from r1_cli.config.schema import choices, nearest_key, schema
-from r1_cli.config.section import lookup
+from r1_cli.config.section import Tree, lookup
 from r1_cli.config.settings import Setting, read_file, read_words
 
 WANTED = {
@@ -80,11 +80,11 @@ def follow_actor(config: RunConfig, provenance: Provenance) -> RunConfig:
     if not config.has_critic:
         return config
     worker = config.worker
-    sizes = {key: getattr(worker.actor, key) for key in BATCH_SIZES if not provenance.is_set(f"worker.critic.{key}")}
+    sizes = {key: lookup(worker.actor, key) for key in BATCH_SIZES if not provenance.is_set(f"worker.critic.{key}")}
     model = worker.critic.model
     if model.model_path is None:
         own = [key for key in MODEL if not lookup(config, f"worker.critic.model.{key}")]
-        model = model.model_copy(update={key: getattr(worker.actor.model, key) for key in own})
+        model = model.model_copy(update={key: lookup(worker.actor.model, key) for key in own})
     critic = worker.critic.model_copy(update={**sizes, "model": model})
     return config.model_copy(update={"worker": worker.model_copy(update={"critic": critic})})
 
@@ -148,7 +148,7 @@ def _key_problem(setting: Setting) -> Problem | None:
     return Problem(key, message, setting.raw, setting.origin)
 
 
-def _reference(value: Any) -> str | None:
+def _reference(value: object) -> str | None:
     """Return an OmegaConf reference such as `${trainer.project_name}`, None for shell text such as `${NAME:-x}`."""
     references = re.findall(r"\$\{([\w.]+)\}", value) if isinstance(value, str) else []
     return next((f"${{{name}}}" for name in references if schema().has(name)), None)
@@ -171,8 +171,8 @@ def _validate(settings: Mapping[str, Setting]) -> tuple[RunConfig | None, list[P
         return None, list(found.values())
 
 
-def _nested(settings: Iterable[Setting]) -> dict[str, Any]:
-    tree: dict[str, Any] = {}
+def _nested(settings: Iterable[Setting]) -> Tree:
+    tree: Tree = {}
     for setting in settings:
         *path, last = setting.key.split(".")
         section = tree

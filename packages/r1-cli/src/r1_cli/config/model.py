@@ -1,15 +1,15 @@
 """Configuration section `worker.*.model`: a model, an adapter of it, and what is trained."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
 from r1_cli.config.files import names_folder, where_or_near
 from r1_cli.config.problems import KeyProblem
-from r1_cli.config.section import Count, Section, UserPath
+from r1_cli.config.section import Count, Section, Tree, UserPath
 
 
 class LoraConfig(Section):
@@ -30,7 +30,7 @@ class LoraConfig(Section):
 class ModelConfig(Section):
     model_path: UserPath | None = None  # a Hugging Face folder or hub name
     tokenizer_path: UserPath | None = None  # null: the model's own
-    override_config: dict[str, Any] = Field(default_factory=dict)  # entries of the model's config.json
+    override_config: Tree = Field(default_factory=dict)  # entries of the model's config.json
     enable_gradient_checkpointing: bool = True  # compute activations again going backward: less memory, more time
     enable_activation_offload: bool = False  # checkpointed layers' inputs wait in the processor's memory
     trust_remote_code: bool = False
@@ -65,10 +65,10 @@ class ModelConfig(Section):
         if isinstance(positions, int) and not scaled and max_response_length >= positions:
             yield "data.max_response_length", f"has no room: the model has {positions} positions, the prompt's included"
 
-    def read_config(self) -> dict[str, Any]:
+    def read_config(self) -> Tree:
         """Return a local model's `config.json` with `override_config`. Raises OSError, ValueError or TypeError."""
         text = (Path(self.model_path or "") / "config.json").read_text("utf-8")
-        found: dict[str, Any] = json.loads(text) | self.override_config
+        found: Tree = json.loads(text) | self.override_config
         return found
 
     def has_vision(self) -> bool:
@@ -77,6 +77,6 @@ class ModelConfig(Section):
         return file.is_file() and "vision_config" in json.loads(file.read_text("utf-8"))
 
 
-def _scales_positions(part: Mapping[str, Any]) -> bool:
+def _scales_positions(part: Tree) -> bool:
     rope = part.get("rope_scaling") or part.get("rope_parameters") or {}
     return rope.get("rope_type", rope.get("type", "default")) not in ("default", "mrope")

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel, Field, create_model
 
 from r1_cli.config.problems import KeyProblem
-from r1_cli.config.section import Section
+from r1_cli.config.section import Section, Tree
 from r1_core import catalogue
 from r1_core.catalogue import Entry, Setting
 from r1_core.settings import fault
@@ -95,7 +95,7 @@ def shared_key(key: str) -> str | None:
 
 def section_of(name: str, options: Iterable[Option]) -> type[Section]:
     """Return a section of the options' keys, to be inherited from. Ranges are held against the owner that is chosen."""
-    fields: dict[str, Any] = {option.leaf: (_type(option), option.default) for option in options}
+    fields: Tree = {option.leaf: (_type(option), option.default) for option in options}
     return create_model(name, __base__=Section, **fields)
 
 
@@ -139,7 +139,7 @@ def refuse_clashes(section: type[BaseModel], options: Iterable[Option]) -> None:
             raise ValueError(f"{option.key} is a key of every run; rename the setting {option.setting!r} of {owner!r}")
 
 
-def settings_of(section: BaseModel, options: Iterable[Option], name: str) -> dict[str, Any]:
+def settings_of(section: BaseModel, options: Iterable[Option], name: str) -> Tree:
     """Return the settings of the estimator or loss called `name` that the user gave, and not as null."""
     given = {leaf: value for leaf in section.model_fields_set if (value := getattr(section, leaf)) is not None}
     return {option.setting: given[option.leaf] for option in options if name in option.owners and option.leaf in given}

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+Applies = Callable[[Any, Any], bool]  # to the value of a key, and the RunConfig that has it
 KeyProblem = tuple[str, str]  # a key, and what is wrong with its value
 
 
@@ -37,7 +38,7 @@ class KeyRemark:
 
     key: str
     reason: str
-    applies: Callable[[Any, Any], bool] | None = None  # to the key's value in a RunConfig; None: to every one
+    applies: Applies | None = None  # None: always
     only_if_set: bool = False  # by the user; else where the value differs from the default
 
 

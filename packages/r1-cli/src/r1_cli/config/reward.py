@@ -1,16 +1,16 @@
 """Configuration section `worker.reward`: the function that scores answers, and its processes."""
 
 from collections.abc import Iterator
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
 from r1_cli.config.files import reward_problems, sequential_problems
 from r1_cli.config.problems import KeyProblem, KeyRemark
-from r1_cli.config.section import Count, NonNegative, Positive, Section, UserPath
+from r1_cli.config.section import Count, NonNegative, Positive, Section, Tree, UserPath
 
 
-def _with_function(value: Any) -> Any:
+def _with_function(value: object) -> object:
     """A reward file without a function name means its function `main`."""
     return f"{value}:main" if isinstance(value, str) and value.endswith(".py") else value
 
@@ -37,7 +37,7 @@ class OverlongBufferConfig(Section):
 
 class RewardConfig(Section):
     reward_function: Annotated[UserPath, BeforeValidator(_with_function)] | None = None  # `math` or `file.py:function`
-    reward_function_kwargs: dict[str, Any] = Field(default_factory=dict)
+    reward_function_kwargs: Tree = Field(default_factory=dict)
     reward_type: Literal["batch", "sequential"] | None = None  # older; the file's own REWARD_TYPE says it today
     skip_special_tokens: bool = True  # leave them out of the text that the reward gets
     num_cpus: Count = 1  # worker processes

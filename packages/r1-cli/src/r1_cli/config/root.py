@@ -13,7 +13,7 @@ from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, needs_of, own
 from r1_cli.config.problems import ConfigError, KeyRemark, Problem
 from r1_cli.config.reward import RewardConfig
 from r1_cli.config.rollout import RolloutConfig, engine_module
-from r1_cli.config.section import Section
+from r1_cli.config.section import Section, Tree
 from r1_cli.config.trainer import OWN_DEVICES, STALENESS, TrainerConfig
 from r1_core import catalogue
 
@@ -166,7 +166,7 @@ def own_values(config: RunConfig) -> Iterator[tuple[str, Any]]:
         yield "worker.critic.loss_avg_mode", "token"
 
 
-def printable(config: RunConfig) -> dict[str, Any]:
+def printable(config: RunConfig) -> Tree:
     """Return the configuration as plain values to print and log: as a run uses it, with secrets masked."""
     values = config.model_dump(mode="json")
     for key, value in own_values(config):
@@ -189,7 +189,7 @@ def masked_keys(config: RunConfig) -> list[str]:
     return found
 
 
-def _open_mappings(values: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any], str]]:
+def _open_mappings(values: Tree) -> Iterator[tuple[str, Tree, str]]:
     """Yield the options that users name themselves, among which secrets may be: key, section, name in the section."""
     yield "worker.reward.reward_function_kwargs", values["worker"]["reward"], "reward_function_kwargs"
     for owner in ("actor", "critic"):
@@ -208,7 +208,7 @@ def masked(options: Any) -> Any:
     return {name: MASK if SECRET.search(name) and value else masked(value) for name, value in options.items()}
 
 
-def _leaves(options: Any) -> Iterator[tuple[str, Any]]:
+def _leaves(options: object) -> Iterator[tuple[str, object]]:
     """Yield what is in nested options, with its place, such as `.judges[0].api_key`."""
     if isinstance(options, dict | list):
         inside = options.items() if isinstance(options, dict) else enumerate(options)

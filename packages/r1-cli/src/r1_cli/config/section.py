@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
 HOME = re.compile(r"(?:^|(?<=@))~(?=/|$)")
+Tree = dict[str, Any]  # nested settings, or options that a user names
 PRECISION_NAMES = {"float32": "fp32", "float": "fp32", "bfloat16": "bf16", "float16": "fp16", "half": "fp16"}
 
 
@@ -35,11 +36,11 @@ def flatten(tree: Mapping[str, Any], separator: str = ".", prefix: str = "") -> 
             yield f"{prefix}{name}", value
 
 
-def _short_precision(value: Any) -> Any:
+def _short_precision(value: object) -> object:
     return PRECISION_NAMES.get(value, value) if isinstance(value, str) else value
 
 
-def _as_list(value: Any) -> Any:
+def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 

@@ -160,9 +160,10 @@ def _refuse_repeats(node: yaml.MappingNode, prefix: str, file: str | None) -> No
 
 
 def _place(path: Path, error: yaml.YAMLError) -> str:
-    mark = getattr(error, "problem_mark", None)
+    mark = error.problem_mark if isinstance(error, yaml.MarkedYAMLError) else None
     return f"{path}:{mark.line + 1}" if mark else str(path)
 
 
 def _reason(error: yaml.YAMLError) -> str:
-    return str(getattr(error, "problem", None) or error)
+    problem = error.problem if isinstance(error, yaml.MarkedYAMLError) else None
+    return str(problem or error)

@@ -9,6 +9,7 @@ from typing import Any
 from r1_cli.config.data import DataConfig, SourceConfig
 from r1_cli.config.files import folder_problems, reward_problems, template_problems
 from r1_cli.config.problems import KeyProblem, KeyRemark
+from r1_cli.config.section import Tree
 from r1_data.tables.spec import answers_per_prompt, name_source
 from r1_data.types import DataError
 
@@ -32,7 +33,7 @@ class Source:
     format_prompt: str | None
     system_prompt: str | None
     reward_function: str | None  # None: the run's
-    reward_function_kwargs: dict[str, Any]
+    reward_function_kwargs: Tree
 
     @property
     def label(self) -> str:
@@ -40,7 +41,7 @@ class Source:
         return f"{self.key}={self.files[0] if len(self.files) == 1 else list(self.files)}"
 
     @property
-    def reward(self) -> tuple[str | None, dict[str, Any]]:
+    def reward(self) -> tuple[str | None, Tree]:
         return self.reward_function, self.reward_function_kwargs
 
     def file_problems(self, data: DataConfig) -> Iterator[KeyProblem]:

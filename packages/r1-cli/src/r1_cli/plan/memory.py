@@ -1,11 +1,11 @@
 """How many bytes a run's copies of its models take on one device: weights, gradients and optimizer states."""
 
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 from r1_cli.config import RunConfig
 from r1_cli.config.actor import UpdateConfig
 from r1_cli.config.root import Owner
+from r1_cli.config.section import Tree
 from r1_cli.plan.model_sizes import BYTES, Models, read_models
 
 OPTIMIZER_STATES = {"adamw": 2, "adamw_bf16": 3}  # values kept per trained weight
@@ -45,7 +45,7 @@ class Memory:
         actor = self.weights + self.gradients + self.optimizer
         return actor + self.reference + self.engine + (self.critic.total if self.critic else 0)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Tree:
         """Return all figures as plain values."""
         figures = asdict(replace(self, models={}))
         del figures["models"]

@@ -19,6 +19,7 @@ from typing import Any
 from r1_cli.config import RunConfig
 from r1_cli.config.model import LoraConfig, ModelConfig
 from r1_cli.config.root import Owner
+from r1_cli.config.section import Tree
 
 Shapes = Mapping[str, tuple[int, ...]]  # by name of a tensor
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
@@ -212,7 +213,7 @@ def read_text(whole: Any) -> TextSizes | None:
         return None
 
 
-def _width(text: dict[str, Any]) -> int:
+def _width(text: Tree) -> int:
     """Return the width of the MLP that a token goes through: of mixtures the chosen experts and the shared ones."""
     chosen = text.get("num_experts_per_tok")
     if not chosen:

@@ -17,7 +17,8 @@ from r1_cli.plan.model_sizes import BYTES, Models, ModelSizes, TowerSizes, read_
 CONTEXT = 1 << 30  # bytes that CUDA, its libraries and fragments take of a GPU, about; an engine beside has its own
 SEQUENCES = 256  # that decode at the same time in an engine (`build.engines.max_sequences`)
 # What can be set so that less is on the GPU at once, the cheapest first.
-REMEDIES: tuple[tuple[str, Any], ...] = (
+Remedy = tuple[str, Any]  # a key, and the value that saves memory
+REMEDIES: tuple[Remedy, ...] = (
     ("worker.ref.fsdp.enable_cpu_offload", True),
     ("worker.actor.offload.offload_optimizer", True),
     ("worker.actor.offload.offload_params", True),
@@ -197,7 +198,7 @@ def find_remedies(
     card: int,
     *,
     models: Models | None = None,
-    remedies: Sequence[tuple[str, Any]] = REMEDIES,
+    remedies: Sequence[Remedy] = REMEDIES,
     on_gpu: bool = True,
 ) -> list[str] | None:
     """Return settings with which every phase fits into a GPU of so many bytes, as few as do; [] if all fit as it is.
@@ -211,7 +212,7 @@ def find_remedies(
     """
     models = read_models(config) if models is None else models
     peak = partial(find_peak, card=card, models=models, on_gpu=on_gpu)
-    changed, taken = config, list[tuple[str, Any]]()
+    changed, taken = config, list[Remedy]()
     if peak(config) is None:
         return None
     for key, value in (("", None), *remedies):
@@ -228,9 +229,7 @@ def find_remedies(
     return None
 
 
-def _needed(
-    config: RunConfig, taken: list[tuple[str, Any]], fits: Callable[[RunConfig], bool]
-) -> Iterator[tuple[str, Any]]:
+def _needed(config: RunConfig, taken: list[Remedy], fits: Callable[[RunConfig], bool]) -> Iterator[Remedy]:
     """Leave out what it would fit without, the dearest first."""
     needed = list(taken)
     for one in reversed(taken):
@@ -252,5 +251,5 @@ def with_value(section: Any, key: str, value: Any) -> Any:
     return section.model_copy(update={name: with_value(getattr(section, name), rest, value) if rest else value})
 
 
-def _word(value: Any) -> str:
+def _word(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

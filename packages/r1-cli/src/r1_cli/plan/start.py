@@ -12,6 +12,7 @@ from typing import IO, Any
 
 from r1_cli.checkpoint.folders import CheckpointStore, find_damage, read_state
 from r1_cli.config import ConfigError, Problem, RunConfig
+from r1_cli.config.section import Tree
 from r1_cli.runs.record.manifest import now
 from r1_cli.runs.track.files import read_settings
 
@@ -156,7 +157,7 @@ def _require_same_model(config: RunConfig, latest: Path) -> None:
     raise ConfigError([Problem(MODEL, _refusal(latest, model), now)])
 
 
-def require_same_shape(config: RunConfig, start: Path | None, model: Mapping[str, Any]) -> None:
+def require_same_shape(config: RunConfig, start: Path | None, model: Tree) -> None:
     """Raise ConfigError if a checkpoint's model has another architecture than the configured one.
 
     Args:
@@ -172,7 +173,7 @@ def require_same_shape(config: RunConfig, start: Path | None, model: Mapping[str
         raise ConfigError([Problem(MODEL, f"{_refusal(start, 'another model')} ({told})", named)])
 
 
-def _shape(model: Mapping[str, Any]) -> dict[str, Any]:
+def _shape(model: Tree) -> Tree:
     text = {**model, **(model.get("text_config") or {}), "model_type": model.get("model_type")}
     return {name: text[name] for name in SHAPE if text.get(name) is not None}
 

@@ -9,6 +9,7 @@ import yaml
 
 from r1_cli.config.root import MASK, SECRET
 from r1_cli.config.schema import schema
+from r1_cli.config.section import Tree
 from r1_cli.config.settings import Loader
 
 
@@ -34,9 +35,9 @@ class Conversion:
     """
 
     trainer: str
-    given: Mapping[str, Any]  # as the user has them
-    defaults: Mapping[str, Any]  # that trainer's own, where they matter
-    settings: dict[str, Any] = field(default_factory=dict)  # ours, by dotted keys
+    given: Tree  # as the user has them
+    defaults: Tree  # that trainer's own, where they matter
+    settings: Tree = field(default_factory=dict)  # ours, by dotted keys
     remarks: list[str] = field(default_factory=list)  # what is meant otherwise here
     lost: list[str] = field(default_factory=list)  # what has no counterpart, and why
     _read: set[str] = field(default_factory=set)
@@ -57,7 +58,7 @@ class Conversion:
             raise ValueError(f"{name}={value}: must be a list")
         return value
 
-    def take_under(self, name: str) -> dict[str, Any]:
+    def take_under(self, name: str) -> Tree:
         """Return what is given below a name, as `{"x": 1}` of `name.x=1`."""
         inside = [key for key in self.given if key.startswith(f"{name}.")]
         return (self.take(name) or {}) | {key.removeprefix(f"{name}."): self.take(key) for key in inside}
@@ -102,10 +103,10 @@ class Conversion:
             lines += [f"# {title}:", *(f"#   {' '.join(line.split())}" for line in told)] if told else []
         return "\n".join([*lines, yaml.safe_dump(self.tree(), sort_keys=False, allow_unicode=True, width=1000)])
 
-    def tree(self) -> dict[str, Any]:
+    def tree(self) -> Tree:
         """Return the settings as nested sections, in the order of the schema."""
         order = [*schema().values, *schema().open_mappings]
-        tree: dict[str, Any] = {}
+        tree: Tree = {}
         for key in sorted(self.settings, key=lambda key: order.index(schema().open_mapping_above(key) or key)):
             *path, last = key.split(".")
             section = tree
@@ -115,6 +116,6 @@ class Conversion:
         return tree
 
 
-def _shown(name: str, value: Any) -> str:
+def _shown(name: str, value: object) -> str:
     """Return `name=value`, a key or a token masked."""
     return f"{name}={MASK if SECRET.search(name.lstrip('-')) and value else value}"

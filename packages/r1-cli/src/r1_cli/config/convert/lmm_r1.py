@@ -3,11 +3,11 @@
 import json
 import re
 from pathlib import PurePath
-from typing import Any
 
 from r1_cli.config.convert.conversion import Conversion
 from r1_cli.config.convert.lmm_r1_keys import DEFAULTS, KEYS, NO_COUNTERPART
 from r1_cli.config.convert.shell import command_words, read_flags
+from r1_cli.config.section import Tree
 
 PROGRAM = r"(.*\.)?train_ppo_ray(\.py)?"
 
@@ -34,7 +34,7 @@ def convert_lmm_r1(command: str) -> Conversion:
     return made
 
 
-def _dashed(table: dict[str, Any]) -> dict[str, Any]:
+def _dashed(table: Tree) -> Tree:
     return {f"--{name}": value for name, value in table.items()}
 
 
@@ -76,7 +76,7 @@ def _entry(name: str, split: str) -> str:
     return name if is_file else f"{name}@{split}"
 
 
-def _mapping(made: Conversion, name: str) -> dict[str, Any]:
+def _mapping(made: Conversion, name: str) -> Tree:
     value = made.take(name)
     if isinstance(value, str):
         value = json.loads(value)
@@ -90,7 +90,7 @@ def _algorithm(made: Conversion) -> None:
     kept_std = not made.take("--no_advantage_std_norm")
     gamma, lam = made.take("--gamma"), made.take("--lambd")
     if estimator == "gae":
-        chosen: dict[str, Any] = {"adv_estimator": "gae", "gamma": gamma, "lam": lam, "norm_adv_by_std": kept_std}
+        chosen: Tree = {"adv_estimator": "gae", "gamma": gamma, "lam": lam, "norm_adv_by_std": kept_std}
         chosen["adv_unbiased_std"] = False
     elif estimator == "reinforce":
         chosen = {"adv_estimator": "reinforce_plus_plus", "gamma": gamma, "adv_unbiased_std": False}
@@ -155,7 +155,7 @@ def _reward(made: Conversion) -> None:
         paths = [path.strip() for path in str(models).split(",")]
         if len(paths) == 1:
             made.settings["worker.reward.reward_function"] = "reward_model"
-            options: dict[str, Any] = {"path": paths[0]}
+            options: Tree = {"path": paths[0]}
         else:
             made.settings["worker.reward.reward_function"] = "combine"
             parts = {f"model_{i}": {"reward": "reward_model", "weight": 1.0, "path": p} for i, p in enumerate(paths)}
@@ -176,7 +176,7 @@ def _model(made: Conversion) -> None:
     targets, excluded = made.take("--target_modules"), made.take("--exclude_modules")
     four_bits = made.take("--load_in_4bit")
     if rank:
-        lora: dict[str, Any] = {"rank": rank, "alpha": alpha, "exclude_modules": excluded}
+        lora: Tree = {"rank": rank, "alpha": alpha, "exclude_modules": excluded}
         if targets not in (None, "all-linear"):
             lora["target_modules"] = targets
         made.settings |= {f"worker.actor.model.lora.{name}": value for name, value in lora.items()}

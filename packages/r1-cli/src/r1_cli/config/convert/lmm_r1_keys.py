@@ -1,9 +1,9 @@
 """What LMM-R1 and OpenRLHF 0.7 call things: their defaults, which keys of ours they are, and what we have none of."""
 
-from typing import Any
+from r1_cli.config.section import Tree
 
 # Its own values where a command does not say, as far as they are not ours.
-DEFAULTS: dict[str, Any] = {
+DEFAULTS: Tree = {
     "prompt_max_len": 1024,
     "generate_max_len": 1024,
     "rollout_batch_size": 1024,

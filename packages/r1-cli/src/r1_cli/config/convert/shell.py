@@ -8,6 +8,7 @@ from typing import Any
 import yaml
 
 from r1_cli.config.root import SECRET
+from r1_cli.config.section import Tree
 from r1_cli.config.settings import Loader
 
 ENDS = re.compile(r"^(?:[;|&]+|\d?>.*|<.*|2>&1)$")  # of a command, within a line of shell
@@ -47,7 +48,7 @@ def command_words(text: str, program: str) -> list[str]:
     return _until_end(words)
 
 
-def read_flags(words: list[str]) -> dict[str, Any]:
+def read_flags(words: list[str]) -> Tree:
     """Return the options of a command by name: true without a value, one value, or a list of several.
 
     Example: `read_flags(["--bf16", "--adam_betas", "0.9", "0.95"]) == {"bf16": True, "adam_betas": [0.9, 0.95]}`

@@ -1,13 +1,13 @@
 """From a GRPOConfig of TRL, in YAML or JSON or in a training script, to a configuration."""
 
 from math import ceil
-from typing import Any
 
 import yaml
 
 from r1_cli.config.convert.conversion import Conversion, OthersLoader
 from r1_cli.config.convert.trl_keys import DEFAULTS, HARMLESS, KEYS, LOSSES, NO_COUNTERPART, REWARDS, SCALES, SERVED
 from r1_cli.config.convert.trl_script import read_script
+from r1_cli.config.section import Tree
 
 
 def convert_trl(text: str, devices: int) -> Conversion:
@@ -40,7 +40,7 @@ def convert_trl(text: str, devices: int) -> Conversion:
     return made
 
 
-def _read(text: str) -> dict[str, Any]:
+def _read(text: str) -> Tree:
     try:
         given = yaml.load(text, OthersLoader)
     except yaml.YAMLError as error:
@@ -120,7 +120,7 @@ def _loss(made: Conversion) -> None:
     high = low if high is None else high
     if loss == "default" and level == "sequence":
         loss = "gspo"
-    chosen: dict[str, Any] = {"loss_type": loss, "loss_avg_mode": averaged}
+    chosen: Tree = {"loss_type": loss, "loss_avg_mode": averaged}
     if loss == "cispo":  # a bound above, of the ratio itself
         chosen |= {"clip_ratio_low": 1.0, "clip_ratio_high": high - 1}
     elif loss == "sapo":
@@ -214,7 +214,7 @@ def _sampling(made: Conversion) -> None:
 
 def _reward(made: Conversion) -> None:
     functions, weights, model = (made.take(n) for n in ("reward_funcs", "reward_weights", "reward_model_name_or_path"))
-    named: list[tuple[str, dict[str, Any]]] = [("reward_model", {"path": model})] if model else []
+    named: list[tuple[str, Tree]] = [("reward_model", {"path": model})] if model else []
     for name in [functions] if isinstance(functions, str) else functions or []:
         if name.rpartition(".")[2] in REWARDS:
             reward, options = REWARDS[name.rpartition(".")[2]]

@@ -1,9 +1,9 @@
 """What TRL's GRPOConfig calls things: its defaults, which keys of ours they are, and what we have none of."""
 
-from typing import Any
+from r1_cli.config.section import Tree
 
 # Its own values where a file does not say, as far as they are not ours or decide others.
-DEFAULTS: dict[str, Any] = {
+DEFAULTS: Tree = {
     "learning_rate": 1e-6,
     "num_generations": 8,
     "max_completion_length": 256,
@@ -70,7 +70,7 @@ DEFAULTS: dict[str, Any] = {
     "vllm_server_timeout": 240.0,
 }
 # Keys of transformers' TrainingArguments that mean nothing here, with their defaults: a dumped GRPOConfig has them all.
-HARMLESS: dict[str, Any] = {
+HARMLESS: Tree = {
     "average_tokens_across_devices": True,
     "batch_eval_metrics": False,
     "dataloader_drop_last": False,
@@ -158,7 +158,7 @@ LOSSES = {  # the loss and how it is averaged
     "luspo": ("luspo", "seq"),
 }
 SCALES = {"group": "grpo", "none": "dr_grpo", "batch": "lite_ppo", "mean": "maxrl"}
-REWARDS: dict[str, tuple[str, dict[str, Any]]] = {  # functions of trl.rewards, by their names, and what they are here
+REWARDS: dict[str, tuple[str, Tree]] = {  # functions of trl.rewards, by their names, and what they are here
     "accuracy_reward": ("math", {}),
     "think_format_reward": ("format", {"mode": "think"}),
     "get_soft_overlong_punishment": ("length", {"max_length": 1280, "buffer": 256}),  # as its script makes it

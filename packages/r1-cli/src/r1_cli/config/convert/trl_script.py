@@ -7,6 +7,8 @@ import ast
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from r1_cli.config.section import Tree
+
 _MISSING = object()
 _LORA = {"r": "lora_r", "target_modules": "lora_target_modules", "task_type": "lora_task_type"}
 _LORA |= {"modules_to_save": "lora_modules_to_save"}
@@ -14,7 +16,7 @@ _TRAINER = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset")  #
 _HERE = ("args", "peft_config", "processing_class")  # of GRPOTrainer: read by themselves, or not needed
 
 
-def read_script(text: str) -> tuple[dict[str, Any], list[str]] | None:
+def read_script(text: str) -> tuple[Tree, list[str]] | None:
     """Return the arguments as a GRPOConfig file has them, and `call(name=code)` of each that is no literal.
 
     None: the text is not Python, or calls neither GRPOConfig nor GRPOTrainer.
@@ -27,7 +29,7 @@ def read_script(text: str) -> tuple[dict[str, Any], list[str]] | None:
     if not {"GRPOConfig", "GRPOTrainer"} & {name for name, _ in calls}:
         return None
     value = _evaluator(tree)
-    given: dict[str, Any] = {}
+    given: Tree = {}
     unread: list[str] = []
     for name, call in calls:
         if name == "GRPOConfig":

@@ -11,7 +11,7 @@ from r1_cli.config.convert.shell import command_words, read_value
 from r1_cli.config.convert.verl_keys import ACTOR, DEFAULTS, KEYS, LOSSES, MODEL, NO_COUNTERPART, ROLLOUT, VERDICTS
 from r1_cli.config.legacy import Translated, translate
 from r1_cli.config.schema import schema
-from r1_cli.config.section import flatten
+from r1_cli.config.section import Tree, flatten
 from r1_cli.config.settings import COMMAND_LINE, Setting
 
 PROGRAM = r"(.*[./])?main_\w+(\.py)?"
@@ -37,7 +37,7 @@ def convert_verl(text: str, overrides: list[str]) -> Conversion:
     return made
 
 
-def _read(text: str) -> dict[str, Any]:
+def _read(text: str) -> Tree:
     try:
         found = yaml.load(text, OthersLoader)
     except yaml.YAMLError:
@@ -57,7 +57,7 @@ def _override(word: str) -> tuple[str, Any]:
     return key, read_value(value)
 
 
-def _resolved(value: Any, given: dict[str, Any]) -> Any:
+def _resolved(value: object, given: Tree) -> object:
     """Return a value in place of OmegaConf's `${a.b}` and `${oc.select:a.b,default}`; None for one not given."""
     if not isinstance(value, str):
         return value
@@ -192,7 +192,7 @@ def _rest(made: Conversion) -> None:
             made.lost.append(f"{key}={value}: {why or today.notices[0].partition('any more: ')[2]}")
 
 
-def _today(key: str, value: Any) -> Translated | None:
+def _today(key: str, value: object) -> Translated | None:
     """Return what `r1 train` makes of a key, none of today's for one that is not needed; None for one unknown to it."""
     made = translate([Setting(key, value, str(value), COMMAND_LINE)])
     return made if all(schema().has(setting.key) for setting in made.settings) else None

@@ -1,10 +1,10 @@
 """What veRL calls things: its defaults, which keys of ours they are, and what we have none of."""
 
-from typing import Any
+from r1_cli.config.section import Tree
 
 ACTOR, ROLLOUT, MODEL = "actor_rollout_ref.actor.", "actor_rollout_ref.rollout.", "actor_rollout_ref.model."
 # Its own values where a file does not say, as far as they are not ours or decide others.
-DEFAULTS: dict[str, Any] = {
+DEFAULTS: Tree = {
     "data.train_batch_size": 1024,
     "data.max_prompt_length": 512,
     "data.max_response_length": 512,

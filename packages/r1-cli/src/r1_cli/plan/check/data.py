@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
-from typing import Any
 
+from r1_cli.build.rows import OpenSource
 from r1_cli.plan.check.findings import Finding, Subject
 from r1_cli.plan.data_check.findings import TITLES
 from r1_cli.train.roles import Item
@@ -70,7 +70,7 @@ def check_rewards(subject: Subject) -> Iterator[Finding]:
                 yield Finding(f"reward.{found.check}", "error", f"{spec}: {found.check}: {found.result}", fix)
 
 
-def _questions(one: Any) -> Iterator[RewardInput]:
+def _questions(one: OpenSource) -> Iterator[RewardInput]:
     from r1_cli.plan.check.try_reward import as_question
 
     for index in range(len(one.rows)):

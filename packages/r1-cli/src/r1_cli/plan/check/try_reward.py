@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from r1_cli.build.rows import SEEN, OpenSource
 from r1_cli.config import RunConfig
+from r1_cli.config.section import Tree
 from r1_data.formats import Columns
 from r1_data.reader import RowReader
 from r1_data.sources import read_rows
@@ -40,7 +40,7 @@ class RewardCheck:
 
 def try_reward(
     spec: str,
-    kwargs: Mapping[str, Any],
+    kwargs: Tree,
     *,
     data: str | None = None,
     columns: Columns | None = None,
@@ -62,7 +62,7 @@ def try_reward(
 
 
 def try_questions(
-    spec: str, kwargs: Mapping[str, Any], questions: Sequence[RewardInput], *, timeout: float
+    spec: str, kwargs: Tree, questions: Sequence[RewardInput], *, timeout: float
 ) -> Iterator[RewardCheck]:
     """The same of questions that have been read, at least one."""
     with load(spec, kwargs, timeout=timeout) as verifier:
@@ -91,13 +91,11 @@ def try_own_rewards(config: RunConfig, opened: Sequence[OpenSource | None]) -> l
         RewardSpecError: one cannot be loaded, or fails for both answers.
     """
     reward, warnings = config.worker.reward, list[str]()
-    rewards: dict[str, tuple[str, Mapping[str, Any], RewardInput | None]] = {}
+    rewards: dict[str, tuple[str, Tree, RewardInput | None]] = {}
     for one in opened:
         own = one is not None and one.source.reward_function
         spec = one.source.reward_function if one is not None and own else reward.reward_function
-        kwargs: Mapping[str, Any] = (
-            one.source.reward_function_kwargs if one is not None and own else reward.reward_function_kwargs
-        )
+        kwargs: Tree = one.source.reward_function_kwargs if one is not None and own else reward.reward_function_kwargs
         if spec and parse_spec(spec).path:
             known = rewards.get(f"{spec} {kwargs!r}", (spec, kwargs, None))
             rewards[f"{spec} {kwargs!r}"] = (spec, kwargs, known[2] or (None if one is None else _first_question(one)))

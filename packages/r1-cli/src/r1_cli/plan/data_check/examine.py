@@ -26,13 +26,14 @@ from r1_rewards.verifiers import BUILTINS, truth_is_answer
 
 logger = logging.getLogger("r1")
 
+Row = dict[str, Any]
 BATCH = 256  # answers that a reward is given at a time
 
 
-class Some(Sequence[tuple[str, dict[str, Any]]]):
+class Some(Sequence[tuple[str, Row]]):
     """At most so many rows of a source, spread evenly, from the first on."""
 
-    def __init__(self, rows: Sequence[tuple[str, dict[str, Any]]], most: int) -> None:
+    def __init__(self, rows: Sequence[tuple[str, Row]], most: int) -> None:
         self._rows, self._every = rows, max(1, -(-len(rows) // most))
 
     def __len__(self) -> int:

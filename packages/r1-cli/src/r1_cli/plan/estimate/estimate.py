@@ -3,15 +3,15 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import reduce
-from typing import Any
 
 from r1_cli.config import RunConfig
 from r1_cli.config.rollout import AUTO
+from r1_cli.config.section import Tree
 from r1_cli.plan.estimate.cards import Cards
 from r1_cli.plan.estimate.times import TO_HOST, Assumptions, find_times
 from r1_cli.plan.memory import Memory, estimate
 from r1_cli.plan.model_sizes import Models
-from r1_cli.plan.phases import REMEDIES, Phase, find_peak, find_phases, find_remedies, with_value
+from r1_cli.plan.phases import REMEDIES, Phase, Remedy, find_peak, find_phases, find_remedies, with_value
 
 OF_PROCESSORS = tuple(
     setting for setting in REMEDIES if "offload" not in setting[0] and "memory_util" not in setting[0]
@@ -43,7 +43,7 @@ class Estimate:
         rest = sum(self.times.values()) - sampling
         return max(sampling, rest) if self.overlaps else sampling + rest
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> Tree:
         """Return all of it as plain values: bytes, seconds, tokens a second."""
         phases = [{"name": phase.name, "bytes": phase.total, "parts": phase.parts} for phase in self.phases]
         remedies = None if self.remedies is None else [{"set": text, "saves": saved} for text, saved in self.remedies]
@@ -98,14 +98,14 @@ def estimate_on_processors(config: RunConfig, models: Models, room: int, assumed
 
 def as_on_processors(config: RunConfig) -> RunConfig:
     """Return the configuration as processors compute it: nothing leaves, products in the precision that is kept."""
-    values: dict[str, Any] = {
+    values: Tree = {
         "worker.rollout.dtype": "fp32",
         "worker.ref.fsdp.enable_cpu_offload": False,
         "worker.ref.offload.offload_params": False,
     }
     for owner in ("actor", "critic"):
         values |= {
-            f"worker.{owner}.fsdp.mp_param_dtype": getattr(config.worker, owner).kept_dtype,
+            f"worker.{owner}.fsdp.mp_param_dtype": config.trained(owner).kept_dtype,
             f"worker.{owner}.fsdp.enable_cpu_offload": False,
             f"worker.{owner}.offload.offload_params": False,
             f"worker.{owner}.offload.offload_optimizer": False,
@@ -120,13 +120,13 @@ def as_on_processors(config: RunConfig) -> RunConfig:
 
 def find_savings(config: RunConfig, models: Models, room: int, *, on_gpu: bool) -> list[tuple[str, int]] | None:
     """Return the settings that make it fit, each with the bytes by which the largest phase grows without it."""
-    remedies: Sequence[tuple[str, Any]] = REMEDIES if on_gpu else OF_PROCESSORS
+    remedies: Sequence[Remedy] = REMEDIES if on_gpu else OF_PROCESSORS
     found = find_remedies(config, room, models=models, remedies=remedies, on_gpu=on_gpu)
     if found is None:
         return None
     chosen = [(key, value) for key, value in remedies if any(text.startswith(f"{key}=") for text in found)]
 
-    def peak(settings: Sequence[tuple[str, Any]]) -> int:
+    def peak(settings: Sequence[Remedy]) -> int:
         changed = reduce(lambda changed, setting: with_value(changed, *setting), settings, config)
         return find_peak(changed, room, models=models, on_gpu=on_gpu) or 0
 
