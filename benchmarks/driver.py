@@ -38,12 +38,12 @@ from r1_cli.build.rendering import build_renderer
 from r1_cli.checkpoint.folders import CheckpointStore
 from r1_cli.checkpoint.saving import Saver
 from r1_cli.checkpoint.stop import StopRequest
-from r1_cli.cluster.batch import to_columns
+from r1_cli.cluster.batch_transfer import pack_samples
 from r1_cli.cluster.engine import EngineInfo
 from r1_cli.cluster.engines import RemoteEnginePool
-from r1_cli.cluster.media import MediaHost
 from r1_cli.cluster.rank import NewFields
 from r1_cli.cluster.rank_client import RankClient, RankedPolicy
+from r1_cli.cluster.remote_rendering import RenderWorker
 from r1_cli.config import load_config
 from r1_cli.models.files import open_model
 from r1_cli.runs.track import RunInfo, Tracker
@@ -90,7 +90,7 @@ class Store:
         return Store, ()
 
 
-class Ranks(Store):
+class WorkerGroup(Store):
     """Ranks that answer at once; rank 0 has found -0.5 at every trained token."""
 
     def __init__(self, sequences: int, response: int) -> None:
@@ -157,7 +157,7 @@ def make_group(row: int, response: int) -> Group:
     return Group(prompt, responses)
 
 
-def make_run(engine: Engine, ranks: Ranks, folder: Path) -> loop.Run:
+def make_run(engine: Engine, ranks: WorkerGroup, folder: Path) -> loop.Run:
     prompts = len(engine.groups)
     schedule = Schedule(
         total_steps=1, rollout_batch_size=prompts, global_batch_size=prompts // UPDATES, ppo_epochs=1,
@@ -183,7 +183,7 @@ def make_run(engine: Engine, ranks: Ranks, folder: Path) -> loop.Run:
 def measure_steps(sequences: int, tokens: int, profile: bool, before: int) -> dict[str, float]:
     """Take steps; return the best one's seconds, and the peak of memory above what it was `before`, in bytes."""
     response = tokens - PROMPT
-    ranks = Ranks(sequences, response)
+    ranks = WorkerGroup(sequences, response)
     times = []
     with tempfile.TemporaryDirectory() as folder:
         run = make_run(Engine(sequences // ANSWERS, response), ranks, Path(folder))
@@ -216,7 +216,7 @@ def measure_pictures() -> float:
     """
     config, _ = load_config([QUICKSTART])
     renderer, store = build_renderer(config, open_model(config), own_sizes=True), Store()
-    host = MediaHost(renderer, lambda _: nullcontext(), 0, torch.bfloat16, store.put)
+    host = RenderWorker(renderer, lambda _: nullcontext(), 0, torch.bfloat16, store.put)
     content = [{"type": "image"}, {"type": "text", "text": "How many?"}]
     picture = Image.effect_noise((SIDE, SIDE), 50).convert("RGB")
     example = Example("rows:0", [{"role": "user", "content": content}], (picture,), "3")
@@ -224,7 +224,7 @@ def measure_pictures() -> float:
     engines = RemoteEnginePool([("engine", Engines())] * 2, max_sequences=8, dtype=None)
     engines._put = store.put
     engines._prepare(prompts)
-    to_columns([to_sample(prompt, [1]) for prompt in prompts for _ in range(ANSWERS)], store.put, torch.bfloat16)
+    pack_samples([to_sample(prompt, [1]) for prompt in prompts for _ in range(ANSWERS)], store.put, torch.bfloat16)
     whole = renderer.render(example).model_inputs.values()
     return store.num_bytes / PICTURES / sum(2 * t.numel() if t.is_floating_point() else t.nbytes for t in whole)
 

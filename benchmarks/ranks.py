@@ -26,11 +26,11 @@ import torch
 import torch.distributed as dist
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from r1_cli.cluster.actors import Actors, Place
-from r1_cli.cluster.connect import open_cluster
+from r1_cli.cluster.actors import ActorGroup, ActorPlacement
 from r1_cli.cluster.placement import place_ranks
 from r1_cli.cluster.rank import Rank
 from r1_cli.cluster.rank_client import RankClient, RankedPolicy
+from r1_cli.cluster.ray_cluster import open_cluster
 from r1_cli.config import load_config
 from r1_cli.config.trainer import TrainerConfig
 from r1_cli.hardware import Hardware
@@ -137,11 +137,13 @@ class Idle:
 
 
 @contextmanager
-def actors(count: int, folder: Path) -> Iterator[tuple[Actors, Any]]:
+def actors(count: int, folder: Path) -> Iterator[tuple[ActorGroup, Any]]:
     """Actors in a cluster of their own, and their placements."""
     with open_cluster(TrainerConfig(n_gpus_per_node=count), Hardware("cpu")) as machines:
         placements = place_ranks(machines.learner)
-        found = Actors([Place(one.name, one.node, (), folder / f"{one.name}.log", count) for one in placements])
+        found = ActorGroup(
+            [ActorPlacement(one.name, one.node, (), folder / f"{one.name}.log", count) for one in placements]
+        )
         try:
             yield found, placements
         finally:

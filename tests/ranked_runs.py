@@ -37,7 +37,7 @@ class Value:
 
 
 class Together:
-    """`Ranks` of which this process is one: all drivers ask the same, each of its own rank, and get what all answer.
+    """A `WorkerGroup` that this process is one of: all drivers make the same calls, each of its own rank.
 
     What crosses is pickled, as it would be on its way to other processes.
     """

@@ -15,9 +15,9 @@ from r1_cli.cluster import rank as rank_module
 from r1_cli.cluster.direct import DirectBackend
 from r1_cli.cluster.engine import EngineHost
 from r1_cli.cluster.engines import RemoteEnginePool
-from r1_cli.cluster.errors import ClusterError
 from r1_cli.cluster.rank import Rank
 from r1_cli.cluster.weights import RankedWeights
+from r1_cli.cluster.worker_group import ClusterError
 from r1_core.learner.parallel import Parallel
 from r1_rollout.checksums import expected_checksums
 from r1_rollout.embedded import EmbeddedEngine
@@ -31,7 +31,7 @@ def build_engine(stack: ExitStack, *, max_sequences: int = 8) -> EmbeddedEngine:
 
 @dataclass
 class OneHost:
-    """The `Ranks` of one engine's process, which serves one call after the other."""
+    """The `WorkerGroup` of one engine's process, which serves one call after the other."""
 
     host: EngineHost
     asked: list[str] = field(default_factory=list)

@@ -11,8 +11,8 @@ import torch
 from cli_ranks import OneRank, Stored
 from PIL import Image
 
-from r1_cli.cluster.media import MediaHost, MediaSet
-from r1_cli.cluster.ranks import Ranks
+from r1_cli.cluster.remote_rendering import RenderPool, RenderWorker
+from r1_cli.cluster.worker_group import WorkerGroup
 from r1_data.dataset import PromptDataset
 from r1_data.positions import position_ids_of
 from r1_data.prefetch import PromptMemory
@@ -56,15 +56,15 @@ def one_worker(renderer: Renderer) -> Workers:
 def host(
     renderer: Renderer, workers: Callable[[Renderer], Any] = nobody, *, memory: int = 2**20, dtype: Any = None
 ) -> OneRank:
-    return OneRank(MediaHost(renderer, workers, memory, dtype, Stored.put))  # type: ignore[arg-type]
+    return OneRank(RenderWorker(renderer, workers, memory, dtype, Stored.put))  # type: ignore[arg-type]
 
 
 @contextmanager
-def media_of(hosts: Sequence[Ranks], calls: int = 2) -> Iterator[MediaSet]:
-    media = MediaSet(lambda: hosts, len(hosts), calls)
+def media_of(hosts: Sequence[WorkerGroup], calls: int = 2) -> Iterator[RenderPool]:
+    media = RenderPool(lambda: hosts, len(hosts), calls)
     yield media
     media.close()
 
 
-def dataset_of(rows: Sequence[Any], renderer: Renderer, elsewhere: MediaSet | None = None) -> PromptDataset:
+def dataset_of(rows: Sequence[Any], renderer: Renderer, elsewhere: RenderPool | None = None) -> PromptDataset:
     return PromptDataset(rows, renderer, max_prompt_length=500, memory=PromptMemory(0), remote=elsewhere)

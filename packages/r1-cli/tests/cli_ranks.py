@@ -16,9 +16,9 @@ from core_models import IMAGE_TOKEN, in_float64, picture_samples, qwen2, qwen25_
 from torch import Tensor
 
 from r1_cli.build.reference.reading import LearnerReading
-from r1_cli.cluster.media import MediaHost, MediaSet
 from r1_cli.cluster.rank import Build, Rank
 from r1_cli.cluster.rank_client import RankClient, RankedPolicy
+from r1_cli.cluster.remote_rendering import RenderPool, RenderWorker
 from r1_core.advantages import GRPO, assign
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
@@ -72,7 +72,7 @@ def crossed(value: Any) -> Any:
 
 @dataclass
 class OneRank:
-    """`Ranks` of one rank, in this process."""
+    """`WorkerGroup` of one rank, in this process."""
 
     rank: Rank
     asked: list[tuple[str, int]] = field(default_factory=list)  # verbs, and how many bytes went to and fro with each
@@ -101,7 +101,7 @@ class OneRank:
 
 
 class Together:
-    """`Ranks` of which this process is one: all of them make the same calls, and rank 0's answers are what all get."""
+    """A `WorkerGroup` that this process is one of: all make the same calls, and all get rank 0's results."""
 
     putter = Stored.put
 
@@ -180,7 +180,7 @@ class Canned:
         return Prompt(example.id, "", sample.token_ids.tolist(), [], sample.position_ids, "", (), sample.model_inputs)
 
 
-def render_elsewhere(media: MediaSet, samples: list[Sample]) -> list[Sample]:
+def render_elsewhere(media: RenderPool, samples: list[Sample]) -> list[Sample]:
     """The samples with their pictures rendered by a machine of a cluster, once for those that share them."""
     asked: dict[int, Any] = {}
     for number, sample in enumerate(samples):
@@ -196,8 +196,8 @@ def take_many_steps(steps: int) -> list[int]:
     rank.learner.batching = Batching(True, MicroLimit(2), MicroLimit(3))  # the fewest in which some are read ahead
     learner = RankedPolicy(RankClient(Together(rank)))
     canned, taken = Canned(), []
-    host: Any = MediaHost(cast(Any, canned), lambda renderer: nullcontext(), 2**16, None, Stored.put)
-    media = MediaSet(lambda: [OneRank(host)], 1, calls=2)
+    host: Any = RenderWorker(cast(Any, canned), lambda renderer: nullcontext(), 2**16, None, Stored.put)
+    media = RenderPool(lambda: [OneRank(host)], 1, calls=2)
     for step in range(steps):
         canned.samples = step_samples("pictures", seed=step)
         samples = learner.add_logprobs(render_elsewhere(media, canned.samples), ["old_logprobs"])

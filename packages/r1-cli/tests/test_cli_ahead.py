@@ -14,8 +14,8 @@ from fake_vllm import FakeServer
 from server_pools import Pools, weights
 from test_cli_loop import run
 
-from r1_cli.cluster.errors import ClusterError
 from r1_cli.cluster.own_process import OwnProcess
+from r1_cli.cluster.worker_group import ClusterError
 from r1_cli.runs.track.stopwatch import Stopwatch
 from r1_cli.train import loop
 from r1_cli.train.roles import Collected, Position

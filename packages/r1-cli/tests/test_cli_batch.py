@@ -8,7 +8,15 @@ from cli_ranks import Stored, crossed, step_samples
 from core_models import Fetched, text_samples
 from torch import Tensor
 
-from r1_cli.cluster.batch import apply_changes, find_changes, from_columns, in_place, to_array, to_columns, to_tensor
+from r1_cli.cluster.batch_transfer import (
+    diff_fields,
+    pack_samples,
+    to_array,
+    to_tensor,
+    unpack_samples,
+    update_fields,
+    view_as_tensor,
+)
 from r1_cli.train.groups.group import Group, Response, to_samples
 from r1_core.types import PER_TOKEN, Sample
 from r1_data.model_inputs import LazyInputs
@@ -34,8 +42,8 @@ def same(one: Sample, other: Sample) -> bool:
 
 def arrived(samples: list[Sample]) -> list[Sample]:
     """Samples as a rank has them: columns and changes have crossed as bytes, read in place."""
-    there = from_columns(Stored.put(to_columns(samples, Stored.put)).load())
-    apply_changes(there, Stored.put(find_changes(there, samples, range(len(samples)))).load())
+    there = unpack_samples(Stored.put(pack_samples(samples, Stored.put)).load())
+    update_fields(there, Stored.put(diff_fields(there, samples, range(len(samples)))).load())
     return there
 
 
@@ -57,7 +65,7 @@ def test_positions_of_any_kind_arrive_as_they_are() -> None:
 
 
 def test_no_samples_are_no_samples() -> None:
-    assert from_columns(crossed(to_columns(text_samples()[:1], Stored.put)))[0].reward == 0.0
+    assert unpack_samples(crossed(pack_samples(text_samples()[:1], Stored.put)))[0].reward == 0.0
 
 
 def rollouts(prompts: int, answers: int, prompt: int, response: int, axes: int = 1) -> list[Sample]:
@@ -76,14 +84,14 @@ def rollouts(prompts: int, answers: int, prompt: int, response: int, axes: int =
 @pytest.mark.parametrize("axes", [1, 4])
 def test_a_token_crosses_in_at_most_12_bytes(axes: int) -> None:
     samples = rollouts(prompts=4, answers=8, prompt=64, response=448, axes=axes)
-    columns = to_columns(samples, Stored.put)
-    changes = find_changes(from_columns(columns), samples, range(len(samples)))
+    columns = pack_samples(samples, Stored.put)
+    changes = diff_fields(unpack_samples(columns), samples, range(len(samples)))
     num_bytes = Stored.put(columns).num_bytes + Stored.put(changes).num_bytes
     assert num_bytes / (32 * 512) < (8.5 if axes == 1 else 9)
 
 
 def test_columns_are_read_in_place_and_positions_are_shared() -> None:
-    there = from_columns(Stored.put(to_columns(rollouts(1, 3, 8, 8), Stored.put)).load())
+    there = unpack_samples(Stored.put(pack_samples(rollouts(1, 3, 8, 8), Stored.put)).load())
     assert there[0].token_ids.untyped_storage().data_ptr() == there[2].token_ids.untyped_storage().data_ptr()
     assert there[0].position_ids.data_ptr() == there[2].position_ids.data_ptr()
 
@@ -98,10 +106,10 @@ def test_model_inputs_cross_once_a_prompt_in_the_precision_asked_for() -> None:
         put.append(Stored.put(value))
         return put[-1]
 
-    columns = crossed(to_columns(samples, remember, torch.bfloat16))
+    columns = crossed(pack_samples(samples, remember, torch.bfloat16))
     assert len(put) == len(columns.inputs) == 1
     assert put[0].num_bytes < 2 * pixels.numel() + 500
-    there = from_columns(columns)
+    there = unpack_samples(columns)
     assert all(one.model_inputs is there[0].model_inputs for one in there)
     assert torch.equal(there[0].model_inputs["pixel_values"], pixels.bfloat16())
     assert torch.equal(there[0].model_inputs["image_grid_thw"], grid)
@@ -109,7 +117,7 @@ def test_model_inputs_cross_once_a_prompt_in_the_precision_asked_for() -> None:
 
 def test_model_inputs_that_are_references_cross_as_they_are_without_being_read() -> None:
     inputs = LazyInputs(("pixel_values",), b"content", load=fail)
-    columns = to_columns([replace(text_samples()[0], model_inputs=inputs)], fail)
+    columns = pack_samples([replace(text_samples()[0], model_inputs=inputs)], fail)
     assert crossed(columns).inputs == (inputs,)
 
 
@@ -132,4 +140,4 @@ def test_tensors_are_arrays_and_back(dtype: torch.dtype) -> None:
         back = to_tensor(*crossed(to_array(one)))
         assert back.dtype == one.dtype
         assert torch.equal(back, one)
-    assert in_place(to_array(tensor)[0]).data_ptr() == tensor.data_ptr()
+    assert view_as_tensor(to_array(tensor)[0]).data_ptr() == tensor.data_ptr()

@@ -100,7 +100,7 @@ class Recorded:
 
 def test_engines_share_the_gpus_of_their_nodes_ranks_and_get_weights_by_ipc(monkeypatch):
     pytest.importorskip("ray")
-    monkeypatch.setattr("r1_cli.cluster.actors.Actors", Recorded)
+    monkeypatch.setattr("r1_cli.cluster.actors.ActorGroup", Recorded)
     words = ["trainer.n_gpus_per_node=4", "worker.rollout.tensor_parallel_size=2", "worker.rollout.name=vllm"]
     config, _ = load_config([*BASE, *words, "trainer.nnodes=2", "worker.actor.global_batch_size=128"])
     gpus = ("0", "1", "2", "3")
@@ -120,7 +120,7 @@ def test_engines_share_the_gpus_of_their_nodes_ranks_and_get_weights_by_ipc(monk
 def test_processes_import_what_they_take_once_they_have_shown_that_they_see_the_folders(monkeypatch):
     pytest.importorskip("ray")
     order = []
-    monkeypatch.setattr("r1_cli.cluster.actors.Actors", Recorded)
+    monkeypatch.setattr("r1_cli.cluster.actors.ActorGroup", Recorded)
     monkeypatch.setattr(Recorded, "warm", lambda self, *modules: order.append(modules))
     monkeypatch.setattr(learner_job, "require_shared_folders", lambda config, ranks, placements: order.append("seen"))
     words = ["trainer.n_gpus_per_node=2", "worker.rollout.name=embedded"]

@@ -14,8 +14,8 @@ import pytest
 from cluster_toys import Toy, Unpicklable
 from patience import LONG, eventually
 
-from r1_cli.cluster.connect import open_cluster, own_versions, require_same_versions
-from r1_cli.cluster.errors import ClusterError
+from r1_cli.cluster.ray_cluster import open_cluster, own_versions, require_same_versions
+from r1_cli.cluster.worker_group import ClusterError
 from r1_cli.config import ConfigError
 from r1_cli.config.trainer import TrainerConfig
 from r1_cli.hardware import Hardware
@@ -57,9 +57,11 @@ def node(tmp_path_factory, others):
 
 @contextmanager
 def two_toys(node, logs, name, **options):
-    from r1_cli.cluster.actors import Actors, Place
+    from r1_cli.cluster.actors import ActorGroup, ActorPlacement
 
-    actors = Actors([Place(f"{name}-{i}", node, (), logs / f"{name}-{i}.log", 2) for i in range(2)], **options)
+    actors = ActorGroup(
+        [ActorPlacement(f"{name}-{i}", node, (), logs / f"{name}-{i}.log", 2) for i in range(2)], **options
+    )
     actors.make(Toy, [(0,), (1,)])
     yield actors
     left = [psutil.Process(pid) for pid in actors.pids if psutil.pid_exists(pid)]
@@ -166,7 +168,7 @@ def test_an_actor_that_is_stopped_while_the_others_answer_is_named_and_ends_the_
 def test_a_process_that_dies_at_its_start_is_started_once_more(node, tmp_path, monkeypatch, caplog):
     from r1_cli.cluster import actors as module
 
-    class DiesAtFirst(module.Host):
+    class DiesAtFirst(module.ActorProcess):
         def begin(self, place, *args):
             marker = place.log.parent / "started"
             if place.name == "late-1" and not marker.exists():
@@ -174,7 +176,7 @@ def test_a_process_that_dies_at_its_start_is_started_once_more(node, tmp_path, m
                 os._exit(9)
             return super().begin(place, *args)
 
-    monkeypatch.setattr(module, "Host", DiesAtFirst)
+    monkeypatch.setattr(module, "ActorProcess", DiesAtFirst)
     with two_toys(node, tmp_path, "late") as actors:
         assert [one["rank"] for one in actors.ask_all("about")] == [0, 1]
     (told,) = [record.message for record in caplog.records if "Starting it again" in record.message]
@@ -202,11 +204,11 @@ def test_a_value_that_is_lost_is_told_by_who_had_it(doomed):
 
 @pytest.mark.slow
 def test_a_folder_that_a_machine_does_not_see_is_named_with_it(node, tmp_path):
-    from r1_cli.cluster.actors import Actors, Place
+    from r1_cli.cluster.actors import ActorGroup, ActorPlacement
 
     (tmp_path / "logs").write_text("a file")
     with pytest.raises(ClusterError, match=r"every machine must see .*logs.* lost on 127\.0\.0\.1 in start"):
-        Actors([Place("lost", node, (), tmp_path / "logs/lost.log")])
+        ActorGroup([ActorPlacement("lost", node, (), tmp_path / "logs/lost.log")])
 
 
 def test_too_many_gpus_are_refused_before_ray_starts():

@@ -11,9 +11,9 @@ from unittest.mock import MagicMock
 
 import pytest
 
-from r1_cli.cluster import connect
-from r1_cli.cluster.connect import open_cluster
-from r1_cli.cluster.errors import ClusterError
+from r1_cli.cluster import ray_cluster
+from r1_cli.cluster.ray_cluster import open_cluster
+from r1_cli.cluster.worker_group import ClusterError
 from r1_cli.config import ConfigError
 from r1_cli.config.trainer import TrainerConfig
 from r1_cli.hardware import Hardware
@@ -45,7 +45,7 @@ def test_without_a_cluster_the_two_commands_to_type_are_shown(monkeypatch: pytes
         assert first == "ray start --head --port=6379"
         address = re.fullmatch(r"ray start --address=(\S+):6379", other)
         assert address
-        assert address[1] == connect.own_address()
+        assert address[1] == ray_cluster.own_address()
         assert "trainer.nnodes=2" in said
     assert ("ray" in sys.modules) == imported
 
@@ -72,7 +72,7 @@ def test_a_cluster_of_other_versions_is_told_of(monkeypatch: pytest.MonkeyPatch)
         raise RuntimeError("Version mismatch: The cluster was started with Python: 3.10.1")
 
     other = SimpleNamespace(init=refuse, exceptions=SimpleNamespace(RayError=OSError), shutdown=lambda: None)
-    monkeypatch.setattr(connect, "_import_ray", lambda: other)
+    monkeypatch.setattr(ray_cluster, "_import_ray", lambda: other)
     with socket.create_server(("127.0.0.1", 0)) as head:
         address = f"127.0.0.1:{head.getsockname()[1]}"
         monkeypatch.setenv("RAY_ADDRESS", address)
@@ -87,7 +87,7 @@ def test_a_ray_that_gives_up_on_a_busy_machine_is_told_of(tmp_path: Path) -> Non
     ray = MagicMock()
     ray.init.side_effect = Exception("The current node timed out during startup.")
     with pytest.raises(ClusterError, match=r"not started on this machine: The current node timed out.*same command"):
-        connect._start(cast(ModuleType, ray), 2, tmp_path)
+        ray_cluster._start(cast(ModuleType, ray), 2, tmp_path)
 
 
 def test_a_machine_that_lacks_the_software_is_told_of() -> None:
@@ -98,7 +98,7 @@ def test_a_machine_that_lacks_the_software_is_told_of() -> None:
     ray.get.side_effect = LookupError("ModuleNotFoundError: No module named 'r1_cli'")
     with (
         pytest.raises(ClusterError, match=r"a machine of the cluster cannot take part.*No module named 'r1_cli'"),
-        connect._kept_machines(cast(ModuleType, ray), TWO, connect.TOGETHER),
+        ray_cluster._kept_machines(cast(ModuleType, ray), TWO, ray_cluster.TOGETHER),
     ):
         pass
     ray.util.remove_placement_group.assert_called_once_with(ray.util.placement_group.return_value)

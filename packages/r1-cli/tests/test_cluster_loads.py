@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from r1_cli.cluster.loads import Loads
+from r1_cli.cluster.rank import TokenBalance
 from r1_cli.cluster.rank_client import RankClient, RankedPolicy
 from r1_cli.hardware import PEAK_FLOPS
 from r1_cli.train.metrics.step import performance, sequence_balance
@@ -25,7 +25,7 @@ def samples_of(*lengths: int) -> list[Sample]:
 
 @pytest.mark.parametrize("padding_free", [True, False])
 def test_loads_add_up_the_updates_of_a_step_round_by_round(padding_free: bool) -> None:
-    loads, batching = Loads(2), Batching(padding_free, MicroLimit(1), MicroLimit(1))
+    loads, batching = TokenBalance(2), Batching(padding_free, MicroLimit(1), MicroLimit(1))
     assert (loads.tokens, loads.straggler) == ([0, 0], 1.0)
     loads.add(samples_of(5, 3, 2), batching)
     assert (loads.tokens, loads.straggler) == ([7, 3], 7 / 5)

@@ -12,9 +12,9 @@ from cli_engines import as_set, hosts
 from cli_media import CRASHES, Frail, dataset_of, host, make_renderer, media_of, one_worker, row
 from cli_ranks import LOADS, STORE
 
-from r1_cli.cluster.batch import to_columns
-from r1_cli.cluster.media import MediaSet
+from r1_cli.cluster.batch_transfer import pack_samples
 from r1_cli.cluster.placement import Node, place_ranks
+from r1_cli.cluster.remote_rendering import RenderPool
 from r1_cli.jobs.media import machines_of, start_media
 from r1_cli.train.groups.group import to_sample
 from r1_data.mixture import Mixture
@@ -67,9 +67,9 @@ def test_prompts_of_the_machines_are_those_of_one_process_and_hold_no_pixel(rend
 def test_pictures_are_stored_once_a_prompt_for_engines_and_ranks_and_not_once_a_sample(renderer: Renderer) -> None:
     with media_of([host(renderer, dtype=torch.bfloat16)]) as media:
         prompts = [dataset_of(ROWS, renderer, media)[number] for number in (0, 2, 3)]
-        as_set(hosts(2))._sent(prompts)
+        as_set(hosts(2))._prepare(prompts)
         samples = [to_sample(prompt, [answer]) for prompt in prompts for answer in range(5)]
-        columns = to_columns(samples, lambda value: pytest.fail("a picture was put down again"), torch.bfloat16)
+        columns = pack_samples(samples, lambda value: pytest.fail("a picture was put down again"), torch.bfloat16)
         stored = sum(len(head) + sum(map(len, buffers)) for head, buffers in STORE)
         assert len(STORE) == len(columns.inputs) == 3
         whole = [prompt.model_inputs for prompt in prompts]
@@ -138,7 +138,7 @@ def test_machines_start_before_or_with_the_first_picture_and_nothing_is_rendered
         started.append(host(renderer))
         return started
 
-    media = MediaSet(start, 1, 2)
+    media = RenderPool(start, 1, 2)
     dataset = dataset_of(ROWS, renderer, media)
     start_media(None, Mixture([dataset]))
     start_media(media, Mixture([dataset_of(ROWS[1:2], renderer)]))

@@ -23,9 +23,8 @@ import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from r1_cli.cluster.errors import ClusterError
 from r1_cli.cluster.placement import Node, threads_per_rank
-from r1_cli.cluster.process import last_lines, portable, write_into
+from r1_cli.cluster.worker_group import ClusterError, picklable_error, redirect_output, tail_log
 from r1_cli.config.root import SECRET
 
 log = logging.getLogger("r1")
@@ -38,7 +37,7 @@ PASSED_ON = ("CUBLAS_", "GLOO_", "GOMP_", "HF_", "NCCL_", "OMP_", "PYTORCH_", "T
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class ActorPlacement:
     """An actor's name, and where it is to run. `devices` are the GPUs that it sees; none on processors."""
 
     name: str
@@ -51,16 +50,16 @@ class Place:
         return f"{self.name} on {self.node.address}"
 
 
-class Host:
+class ActorProcess:
     """An actor's process, and the one object that it is there for."""
 
     place: ClassVar[str] = "the driver"  # which process this is
     held: Any = None
 
-    def begin(self, place: Place, folder: str, environment: Mapping[str, str]) -> int:
+    def begin(self, place: ActorPlacement, folder: str, environment: Mapping[str, str]) -> int:
         """Write into the log, work in the driver's folder, compute on the place's devices; return the process id."""
-        write_into(place.log)
-        Host.place = str(place)
+        redirect_output(place.log)
+        ActorProcess.place = str(place)
         print(f"--- {place}, process {os.getpid()}, {datetime.now():%Y-%m-%d %H:%M:%S}", flush=True)
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
         os.chdir(folder)
@@ -96,11 +95,11 @@ def _call(function: Callable[..., object], args: tuple[object, ...], kwargs: Map
     except BaseException as error:
         traceback.print_exc()
         sys.stderr.flush()
-        raise portable(error) from None
+        raise picklable_error(error) from None
 
 
 @dataclass(frozen=True, slots=True)
-class Reference:
+class RayReference:
     """A value in Ray's object store."""
 
     reference: Any
@@ -117,15 +116,15 @@ class Reference:
             raise ClusterError(f"{self.owner} is gone, and with it what was to be read here") from error
 
 
-def put(value: object) -> Reference:
+def put(value: object) -> RayReference:
     """Put a value down once a machine, where actors read it in place; it stays while a reference to it does."""
-    return Reference(ray.put(value), Host.place)
+    return RayReference(ray.put(value), ActorProcess.place)
 
 
-class Actors:
+class ActorGroup:
     """Actors that work together: what one fails at, none of them goes on with."""
 
-    def __init__(self, places: Sequence[Place], calls: int = 1, patience: float | None = None) -> None:
+    def __init__(self, places: Sequence[ActorPlacement], calls: int = 1, patience: float | None = None) -> None:
         """Start a process at each place.
 
         Args:
@@ -169,7 +168,7 @@ class Actors:
         """Start a process at each place; return their ids."""
         environment = {k: v for k, v in os.environ.items() if k.startswith(PASSED_ON) and not SECRET.search(k)}
         self._handles = [
-            ray.remote(max_restarts=0, num_cpus=0)(type(place.name, (Host,), {}))
+            ray.remote(max_restarts=0, num_cpus=0)(type(place.name, (ActorProcess,), {}))
             .options(
                 name=place.name + "-again" * attempt,  # Ray frees the name of a dead actor only after a while
                 scheduling_strategy=NodeAffinitySchedulingStrategy(place.node.id, soft=False),
@@ -212,29 +211,29 @@ class Actors:
         """Call a method of what the first one holds, and of no other. Raises as `ask_all` does."""
         return self._collect([self._handles[0].ask.remote(True, verb, *args)], verb)[0]
 
-    def put(self, value: object) -> "Reference":
+    def put(self, value: object) -> "RayReference":
         """Put a value down once a machine, where its actors read it in place."""
         return put(value)
 
-    def apart(self) -> "list[Actors]":
+    def apart(self) -> "list[ActorGroup]":
         """Return each actor by itself: an error of one ends no other."""
         return [self._alone(index) for index in range(len(self.places))]
 
-    def _alone(self, index: int) -> "Actors":
+    def _alone(self, index: int) -> "ActorGroup":
         one = copy(self)
         one.places, one.pids = (self.places[index],), [self.pids[index]]
         one._handles, one._turn = [self._handles[index]], Lock()
         return one
 
     @property
-    def putter(self) -> Callable[[object], "Reference"]:
+    def putter(self) -> Callable[[object], "RayReference"]:
         """What puts a value down in an actor, as `put` does here."""
         return put
 
     @property
-    def caller(self) -> "Caller":
+    def caller(self) -> "ActorCaller":
         """What asks the first of them from another actor."""
-        return Caller(self.places[0], self._handles[0])
+        return ActorCaller(self.places[0], self._handles[0])
 
     def close(self) -> None:
         """End the processes as they are."""
@@ -288,7 +287,7 @@ class Actors:
         index = next(iter(found)) if silent else min(found)  # one that all have met is the first one's
         error, place = found[index], self.places[index]
         if deaths:
-            last = last_lines(place.log)
+            last = tail_log(place.log)
             return ClusterError(
                 f"{place} died in {verb}: {reason_of(error)}\n  its log, {place.log}, ends with\n{last}"
             )
@@ -310,10 +309,10 @@ class Actors:
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class ActorCaller:
     """One actor as another one asks it: `caller(verb, *arguments)`."""
 
-    place: Place
+    place: ActorPlacement
     handle: Any
 
     def __call__(self, verb: str, *args: object) -> object:

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from torch import Tensor
 
-from r1_cli.cluster.batch import Reference, to_tensor
+from r1_cli.cluster.batch_transfer import to_tensor
+from r1_cli.cluster.worker_group import Reference
 from r1_rollout.checksums import Comparison, Expected
 from r1_rollout.fault import Engine
 from r1_rollout.lora import Adapter

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from r1_cli.cluster.batch import Put, Reference, put_inputs
+from r1_cli.cluster.batch_transfer import put_inputs
 from r1_cli.cluster.direct import Ask, DirectBackend
 from r1_cli.cluster.engine import EngineInfo, Numbered
-from r1_cli.cluster.errors import ClusterError
-from r1_cli.cluster.ranks import Ranks
 from r1_cli.cluster.weights import RankedWeights, put_buckets
+from r1_cli.cluster.worker_group import ClusterError, Put, Reference, WorkerGroup
 from r1_rollout.checksums import Comparison, Expected
 from r1_rollout.pool.dispatch import Backlog, Dispatch, Fleet, MemberLost
 from r1_rollout.pool.pool import EnginePool
@@ -44,7 +43,7 @@ class RemoteEngine:
 
     reserve = 2  # groups beyond those that fit, so that it never waits for the driver
 
-    def __init__(self, name: str, ranks: Ranks) -> None:
+    def __init__(self, name: str, ranks: WorkerGroup) -> None:
         """`ranks` is the one process with the `EngineHost`."""
         self.name, self.ranks = name, ranks
         self.backlog = Backlog()
@@ -141,7 +140,7 @@ class RemoteEnginePool(EnginePool[RemoteEngine]):
 
     def __init__(
         self,
-        members: Sequence[tuple[str, Ranks]],
+        members: Sequence[tuple[str, WorkerGroup]],
         *,
         max_sequences: int,
         dtype: torch.dtype | None,

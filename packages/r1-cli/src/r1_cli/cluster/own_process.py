@@ -1,4 +1,4 @@
-"""One object in a subprocess of the driver, without Ray: a `Ranks` of one.
+"""One object in a subprocess of the driver, without Ray: a `WorkerGroup` of one.
 
 Calls go through a pipe as pickles. The process ends with the driver, however that ends, and ignores signals: a signal
 stops the driver, which may still need the result of a pending call.
@@ -21,8 +21,7 @@ from pathlib import Path
 from threading import Lock
 from typing import Any
 
-from r1_cli.cluster.errors import ClusterError
-from r1_cli.cluster.process import last_lines, portable, write_into
+from r1_cli.cluster.worker_group import ClusterError, picklable_error, redirect_output, tail_log
 
 ENDING = 10.0  # seconds until a process that has closed its pipe has ended
 
@@ -102,7 +101,7 @@ class OwnProcess:
                 self._process.join(ENDING)
                 raise ClusterError(
                     f"{self.name}, process {self.pid}, died in {what} (exit code {self._process.exitcode})\n"
-                    f"  its log, {self._log}, ends with\n{last_lines(self._log)}"
+                    f"  its log, {self._log}, ends with\n{tail_log(self._log)}"
                 ) from error
         if not good:
             answer.add_note(f"raised by {self.name} in {what}, see its log {self._log}")
@@ -114,7 +113,7 @@ def _serve(pipe: "Connection[Any, Any]", name: str, log: Path, threads: int) -> 
     """Serve calls until the driver ends."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
-    write_into(log)
+    redirect_output(log)
     print(f"--- {name}, process {os.getpid()}, {datetime.now():%Y-%m-%d %H:%M:%S}", flush=True)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # which are no news in a log
@@ -139,6 +138,6 @@ def _serve(pipe: "Connection[Any, Any]", name: str, log: Path, threads: int) -> 
                 reply = True, answer
             except BaseException as error:
                 traceback.print_exc()
-                reply = False, portable(error)
+                reply = False, picklable_error(error)
             pipe.send_bytes(pickle.dumps(reply, protocol=5))
     os._exit(0)

@@ -23,21 +23,23 @@ from r1_cli.build.adapter import AdaptedLearner
 from r1_cli.build.algorithm import build_objective
 from r1_cli.build.critic import build_critic
 from r1_cli.build.learner import build_learner
-from r1_cli.cluster.batch import Array, Put, Reference, apply_changes, from_columns, to_array
+from r1_cli.cluster.batch_transfer import Array, to_array, unpack_samples, update_fields
 from r1_cli.cluster.direct import Ask, DirectBackend, Sender, open_sender
-from r1_cli.cluster.loads import Loads
-from r1_cli.cluster.saving import Copies
+from r1_cli.cluster.snapshots import SnapshotWriter
 from r1_cli.cluster.weights import spread
+from r1_cli.cluster.worker_group import Put, Reference
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import open_model
 from r1_cli.train.roles import Schedule
 from r1_core.learner import Learner
+from r1_core.learner.batching import Batching, rounds
 from r1_core.learner.checkpoint import synced_tensors
 from r1_core.learner.critic import Critic
 from r1_core.learner.parallel import Parallel
 from r1_core.learner.trainable import LearnerInfo
 from r1_core.objective import Objective
+from r1_core.prompts import SharedPrompts
 from r1_core.rows import tokens
 from r1_core.types import PER_TOKEN, Sample
 from r1_rollout.lora import Adapter
@@ -83,6 +85,34 @@ def build_critic_beside(config: RunConfig, hardware: Hardware, schedule: Schedul
     return build_critic(config, hardware, open_model(config), schedule, parallel)
 
 
+class TokenBalance:
+    """Tokens that each of the ranks computes, added up over the updates of a step.
+
+    Example: of samples of 5, 3 and 2 tokens, one a micro-batch, two ranks compute 5 and 3 in the first round and 2 and
+    0 in the second: `tokens` are [7, 3], and `straggler` is (5 + 2) / 5.
+    """
+
+    def __init__(self, ranks: int) -> None:
+        """`ranks` counts those that have samples of their own."""
+        self.tokens = [0] * ranks
+        self._fullest = 0  # of the fullest rank, round by round: all wait for it
+
+    def add(self, samples: Sequence[Sample], batching: Batching) -> None:
+        """Note an update of these samples: a prompt that a micro-batch shares counts once."""
+        padded, share = not batching.padding_free, batching.share_prompts
+        work = SharedPrompts.find(samples, share and not padded)
+        limit = batching.cap(batching.update)
+        for parts in rounds(samples, limit, len(self.tokens), padded=padded, share_prompts=share):
+            loads = [work.tokens(part) for part in parts]
+            self.tokens = [total + load for total, load in zip(self.tokens, loads, strict=True)]
+            self._fullest += max(loads)
+
+    @property
+    def straggler(self) -> float:
+        """Tokens of the fullest rank, round by round, to the mean one's; 1 where nothing was computed."""
+        return self._fullest * len(self.tokens) / sum(self.tokens) if sum(self.tokens) else 1.0
+
+
 class Rank:
     """One of the processes that train a policy together. All are called alike, but for `open_store`.
 
@@ -114,10 +144,10 @@ class Rank:
         self._timeout = timedelta(seconds=timeout)
         self._store: TCPStore | None = None
         self._batch: list[Sample] = []
-        self._loads = Loads(1)  # of the batch's updates
+        self._loads = TokenBalance(1)  # of the batch's updates
         self._weights: Iterator[list[tuple[str, Tensor]]] = iter(())
         self._sender: Sender | None = None  # of weights past the driver
-        self._copies = Copies()
+        self._copies = SnapshotWriter()
 
     # --- beginning ---------------------------------------------------------------------------------------------------
 
@@ -159,8 +189,8 @@ class Rank:
 
     def take(self, columns: Reference) -> None:
         """Take a batch in the place of the last: rows and changes are of this one from now on."""
-        self._batch = from_columns(columns.load())
-        self._loads = Loads(self.learner.parallel.data_world)
+        self._batch = unpack_samples(columns.load())
+        self._loads = TokenBalance(self.learner.parallel.data_world)
 
     # --- models ------------------------------------------------------------------------------------------------------
 
@@ -205,7 +235,7 @@ class Rank:
 
     def _select(self, rows: Rows, changes: Reference | None) -> list[Sample]:
         if changes is not None:
-            apply_changes(self._batch, changes.load())
+            update_fields(self._batch, changes.load())
         return [self._batch[row] for row in rows]
 
     def _pack(self, rows: Rows, samples: Sequence[Sample], result: Any) -> Any:

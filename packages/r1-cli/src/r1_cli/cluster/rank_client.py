@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from r1_cli.cluster.batch import Array, Reference, find_changes, in_place, to_columns
+from r1_cli.cluster.batch_transfer import Array, diff_fields, pack_samples, view_as_tensor
 from r1_cli.cluster.rank import KLCoef, NewFields
-from r1_cli.cluster.ranks import Ranks
-from r1_cli.cluster.saving import RankedSnapshot
+from r1_cli.cluster.snapshots import RankedSnapshot
 from r1_cli.cluster.weights import RankedWeights
+from r1_cli.cluster.worker_group import Reference, WorkerGroup
 from r1_cli.train.trainable import DECLARED, Collective, Policy, Trainable, ValueModel
 from r1_core.objective import Objective
 from r1_core.rows import with_tokens
@@ -34,7 +34,7 @@ class RankClient:
         ranks_per_node: ranks that share a machine, at most.
     """
 
-    def __init__(self, ranks: Ranks, inputs_dtype: torch.dtype | None = None, ranks_per_node: int = 1) -> None:
+    def __init__(self, ranks: WorkerGroup, inputs_dtype: torch.dtype | None = None, ranks_per_node: int = 1) -> None:
         self.ranks, self._inputs_dtype, self.ranks_per_node = ranks, inputs_dtype, ranks_per_node
         self._error: Exception | None = None  # the first that the ranks have raised
         self._batch: list[Sample] = []  # as the ranks have it
@@ -83,11 +83,11 @@ class RankClient:
         """Send samples that the ranks lack; return their rows in the batch, and the fields that have changed."""
         rows = self._find(samples)
         if rows is None:
-            self.ask("take", self.ranks.put(to_columns(samples, self.ranks.put, self._inputs_dtype)))
+            self.ask("take", self.ranks.put(pack_samples(samples, self.ranks.put, self._inputs_dtype)))
             self._batch = [replace(sample, **FORGOTTEN) for sample in samples]
             self._rows = {id(sample.token_ids): row for row, sample in enumerate(samples)}
             rows = list(range(len(samples)))
-        changes = find_changes(self._batch, samples, rows)
+        changes = diff_fields(self._batch, samples, rows)
         self._keep(rows, samples)
         return np.array(rows, np.int32), self.ranks.put(changes) if changes else None
 
@@ -114,7 +114,7 @@ class RankClient:
             return tuple(self._unpack(rows, samples, part) for part in result)
         if not isinstance(result, NewFields):
             return result
-        found = with_tokens(samples, **{name: in_place(values) for name, values in result.values.items()})
+        found = with_tokens(samples, **{name: view_as_tensor(values) for name, values in result.values.items()})
         self._keep(rows.tolist(), found)
         return found
 

@@ -8,8 +8,9 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
-from r1_cli.cluster.batch import Put, Reference, to_array, to_tensor
+from r1_cli.cluster.batch_transfer import to_array, to_tensor
 from r1_cli.cluster.direct import Ask, DirectBackend
+from r1_cli.cluster.worker_group import Put, Reference
 from r1_core.learner.parallel import Parallel, gather
 from r1_rollout.lora import Adapter
 from r1_rollout.weight_source import BucketWriter, Shapes, WeightSource

@@ -47,7 +47,7 @@ def train(settings: tuple[str, ...], dry_run: bool, full: bool) -> None:
         if config.reads_media:
             start_early()  # its imports take as long as ours, on another processor
         from r1_cli.checkpoint.folders import CheckpointError
-        from r1_cli.cluster.errors import ClusterError
+        from r1_cli.cluster.worker_group import ClusterError
         from r1_cli.jobs.train import train as run_training
         from r1_cli.models.load import ModelError
         from r1_cli.train.groups.advantages import AdvantageError

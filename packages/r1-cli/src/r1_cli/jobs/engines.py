@@ -28,14 +28,14 @@ from r1_rollout.fault import Engine
 from r1_rollout.types import Generator
 
 if TYPE_CHECKING:
-    from r1_cli.cluster.actors import Actors
+    from r1_cli.cluster.actors import ActorGroup
 
 log = logging.getLogger("r1")
 
 
 def start_engines(
     config: RunConfig, hardware: Hardware, places: Sequence[EnginePlacement], stack: ExitStack
-) -> "Actors | None":
+) -> "ActorGroup | None":
     """Start the processes of engines that have placements, which end with `stack`; None if there are none.
 
     They import what an engine takes, which is seconds of a processor, while this process reads the data.
@@ -45,12 +45,12 @@ def start_engines(
     """
     if not places:
         return None
-    from r1_cli.cluster.actors import Actors, Place
+    from r1_cli.cluster.actors import ActorGroup, ActorPlacement
 
     logs = Path(config.trainer.checkpoint_folder).resolve() / "logs"
-    engines = Actors(
+    engines = ActorGroup(
         [
-            Place(
+            ActorPlacement(
                 place.name,
                 place.node,
                 place.devices if hardware.on_gpu else (),
@@ -102,7 +102,7 @@ def open_engine(
     hardware: Hardware,
     model: ModelFiles,
     places: Sequence[EnginePlacement],
-    engines: "Actors | None",
+    engines: "ActorGroup | None",
     stack: ExitStack,
 ) -> Generator:
     """Make what samples, which ends with `stack`: here, or in the actors that `start_engines` has started.

@@ -25,7 +25,7 @@ from r1_cli.train.trainable import Policy, ValueModel
 from r1_core.learner.parallel import Parallel
 
 if TYPE_CHECKING:
-    from r1_cli.cluster.actors import Actors
+    from r1_cli.cluster.actors import ActorGroup
 
 log = logging.getLogger("r1")
 
@@ -54,7 +54,7 @@ def open_placement(config: RunConfig, hardware: Hardware) -> Iterator[Placement]
     if not config.on_cluster:
         yield Placement()
         return
-    from r1_cli.cluster.connect import open_cluster
+    from r1_cli.cluster.ray_cluster import open_cluster
 
     with open_cluster(trainer, hardware, rollout.engines) as machines:
         yield place_all(machines, rollout)
@@ -73,7 +73,7 @@ def rank_hardware(hardware: Hardware, placements: Sequence[RankPlacement]) -> Ha
 
 def start_ranks(
     config: RunConfig, hardware: Hardware, placements: Sequence[RankPlacement], stack: ExitStack
-) -> "Actors | None":
+) -> "ActorGroup | None":
     """Start a process for each placement, which ends with `stack`; None without placements: the learner is in this one.
 
     They import what a rank takes, which is seconds of a processor, while this process reads the data.
@@ -89,12 +89,12 @@ def start_ranks(
         require_parts()
     except PartsError as error:
         raise ModelError(str(error)) from error
-    from r1_cli.cluster.actors import Actors, Place
+    from r1_cli.cluster.actors import ActorGroup, ActorPlacement
 
     logs, trainer = Path(config.trainer.checkpoint_folder).resolve() / "logs", config.trainer
-    ranks = Actors(
+    ranks = ActorGroup(
         [
-            Place(
+            ActorPlacement(
                 placement.name,
                 placement.node,
                 (placement.device,) if hardware.on_gpu else (),
@@ -117,7 +117,7 @@ def prepare_learner(
     model: ModelFiles,
     schedule: Schedule,
     placements: Sequence[RankPlacement],
-    ranks: "Actors | None",
+    ranks: "ActorGroup | None",
     stack: ExitStack,
 ) -> Callable[[], tuple[Policy, ValueModel | None]]:
     """Return what loads the learner, weights and all, into the ranks that `start_ranks` has started, or else here.
@@ -151,7 +151,7 @@ def load_here(
 
 
 def load_ranked(
-    config: RunConfig, hardware: Hardware, schedule: Schedule, placements: Sequence[RankPlacement], ranks: "Actors"
+    config: RunConfig, hardware: Hardware, schedule: Schedule, placements: Sequence[RankPlacement], ranks: "ActorGroup"
 ) -> tuple[Policy, ValueModel | None]:
     """Let actors that have started meet, and load their shares. Raises as `prepare_learner` says."""
     from r1_cli.cluster.rank import Rank, build_critic_beside, build_policy

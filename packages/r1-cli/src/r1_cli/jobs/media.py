@@ -8,9 +8,9 @@ from pathlib import Path
 import torch
 
 from r1_cli.build.rendering import GIGABYTE, open_workers
-from r1_cli.cluster.media import MediaHost, MediaSet
 from r1_cli.cluster.placement import Node, RankPlacement
-from r1_cli.cluster.ranks import Ranks
+from r1_cli.cluster.remote_rendering import RenderPool, RenderWorker
+from r1_cli.cluster.worker_group import WorkerGroup
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware
 from r1_cli.plan.disk import StoredBatch, require_store
@@ -20,29 +20,29 @@ from r1_data.render import Renderer
 
 def open_media(
     config: RunConfig, hardware: Hardware, renderer: Renderer, placements: Sequence[RankPlacement], stack: ExitStack
-) -> MediaSet | None:
+) -> RenderPool | None:
     """Return what renders rows with media where there are placements, else None. Its actors have not begun."""
     if not placements:
         return None
-    from r1_cli.cluster.actors import Actors, Place
-    from r1_cli.cluster.connect import own_node
+    from r1_cli.cluster.actors import ActorGroup, ActorPlacement
+    from r1_cli.cluster.ray_cluster import own_node
 
     data, dtype = config.data, inputs_dtype(config, hardware)
     machines = machines_of(own_node(), placements)
     logs = Path(config.trainer.checkpoint_folder).resolve() / "logs"
     places = [
-        Place(f"media-{number}", node, (), logs / f"media-{number}.log", config.trainer.n_gpus_per_node)
+        ActorPlacement(f"media-{number}", node, (), logs / f"media-{number}.log", config.trainer.n_gpus_per_node)
         for number, node in enumerate(machines)
     ]
     calls = data.filter_overlong_prompts_workers
 
-    def start() -> Sequence[Ranks]:
-        actors = Actors(places, calls)
+    def start() -> Sequence[WorkerGroup]:
+        actors = ActorGroup(places, calls)
         own = renderer, partial(open_workers, config), int(data.media_memory_gb * GIGABYTE), dtype, actors.putter
-        actors.make(MediaHost, [own] * len(places))
+        actors.make(RenderWorker, [own] * len(places))
         return actors.apart()
 
-    media = MediaSet(start, len(places), calls)
+    media = RenderPool(start, len(places), calls)
     stack.callback(media.close)
     return media
 
@@ -54,7 +54,7 @@ def inputs_dtype(config: RunConfig, hardware: Hardware) -> torch.dtype:
     return torch.promote_types(computing, hardware.engine_dtype(config.worker.rollout.dtype))
 
 
-def start_media(media: MediaSet | None, *prompts: Mixture) -> None:
+def start_media(media: RenderPool | None, *prompts: Mixture) -> None:
     """Start the actors beside what else takes long to start, if there is anything for them to render."""
     if media is not None and any(part.has_media for mixture in prompts for part in mixture.parts):
         media.begin()

@@ -10,9 +10,9 @@ from transformers import PretrainedConfig
 from r1_cli.build.rows import OpenSource
 from r1_cli.build.verifiers import DispatchingVerifier
 from r1_cli.checkpoint.folders import CheckpointStore
-from r1_cli.cluster.media import MediaSet
 from r1_cli.cluster.own_process import OwnProcess
 from r1_cli.cluster.placement import Placement
+from r1_cli.cluster.remote_rendering import RenderPool
 from r1_cli.config import RunConfig
 from r1_cli.config.sources import Source
 from r1_cli.hardware import Hardware
@@ -32,7 +32,7 @@ from r1_data.render import Renderer
 from r1_rollout.types import Generator
 
 if TYPE_CHECKING:
-    from r1_cli.cluster.actors import Actors
+    from r1_cli.cluster.actors import ActorGroup
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +55,8 @@ class Devices:
     critic_config: PretrainedConfig | None  # None without a critic
     hardware: Hardware
     placement: Placement
-    ranks: "Actors | None"
-    engines: "Actors | None"
+    ranks: "ActorGroup | None"
+    engines: "ActorGroup | None"
     engine_process: OwnProcess | None  # samples while the learner computes, on the same machine
 
     @property
@@ -100,7 +100,7 @@ class Data:
     validation: DataSplit  # empty without validation rows
     verifier: DispatchingVerifier
     renderer: Renderer
-    media: MediaSet | None  # renders rows with media on the nodes of a cluster
+    media: RenderPool | None  # renders rows with media on the nodes of a cluster
 
     @property
     def sources(self) -> list[Source]:

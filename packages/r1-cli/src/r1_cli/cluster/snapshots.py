@@ -7,13 +7,13 @@ from functools import partial
 from pathlib import Path
 
 from r1_cli.checkpoint.background import Background
-from r1_cli.cluster.ranks import Ranks
+from r1_cli.cluster.worker_group import WorkerGroup
 from r1_core.learner.checkpoint import Snapshot
 
 ASKED_EVERY = 0.2  # seconds; while a rank computes it answers afterwards
 
 
-class Copies:
+class SnapshotWriter:
     """A rank's copies of what it trains, by whose they are: at most one of each."""
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Copies:
 class RankedSnapshot:
     """The `Snapshot` of `r1_cli.train.roles` that ranks have, each its part."""
 
-    ranks: Ranks
+    ranks: WorkerGroup
     owner: str
 
     def write(self, folder: Path) -> None:

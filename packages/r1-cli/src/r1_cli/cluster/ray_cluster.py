@@ -16,8 +16,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from r1_cli.cluster.errors import ClusterError
 from r1_cli.cluster.placement import ClusterNodes, Node, allocate_devices, require_devices
+from r1_cli.cluster.worker_group import ClusterError
 from r1_cli.config import ConfigError, Problem
 from r1_cli.config.rollout import EnginesConfig
 from r1_cli.config.trainer import TrainerConfig

@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 
 import torch
 
-from r1_cli.cluster.batch import Put, put_inputs
-from r1_cli.cluster.ranks import Ranks
+from r1_cli.cluster.batch_transfer import put_inputs
+from r1_cli.cluster.worker_group import Put, WorkerGroup
 from r1_data.model_inputs import LazyMedia
 from r1_data.prefetch import PromptMemory
 from r1_data.references import Video
@@ -31,7 +31,7 @@ OpenWorkers: TypeAlias = Callable[[Renderer], AbstractContextManager[Workers | N
 _M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
 
 
-class MediaHost:
+class RenderWorker:
     """Renders on one machine, in an actor's process that serves several calls at the same time.
 
     What may crash, hang or swell is decoded in workers, as on one device.
@@ -89,23 +89,23 @@ class MediaHost:
         self._stack.close()
 
 
-class MediaSet:
+class RenderPool:
     """Renders rows on the machines of a cluster: r1-data's `RemoteRenderer`.
 
     A row is always the same machine's, so that this one keeps it decoded. What cannot be read there is asked of the
     first machine, the driver's own, before it counts as bad: files need not be everywhere.
     """
 
-    def __init__(self, start: Callable[[], Sequence[Ranks]], machines: int, calls: int) -> None:
+    def __init__(self, start: Callable[[], Sequence[WorkerGroup]], machines: int, calls: int) -> None:
         """Start nothing before `begin` or the first row.
 
         Args:
-            start: makes what asks the `MediaHost` of each machine, the driver's first.
+            start: makes what asks the `RenderWorker` of each machine, the driver's first.
             machines: how many it makes.
             calls: of one machine at the same time.
         """
         self._start, self._closed = start, False
-        self._hosts: Sequence[Ranks] = ()
+        self._hosts: Sequence[WorkerGroup] = ()
         self._turn = threading.Lock()
         self._threads = [ThreadPoolExecutor(calls, f"r1-media-{number}") for number in range(machines)]
 
@@ -143,7 +143,7 @@ class MediaSet:
     def _place(self, key: Key) -> int:
         return key[-1] % len(self._threads)
 
-    def _started(self) -> Sequence[Ranks]:
+    def _started(self) -> Sequence[WorkerGroup]:
         with self._turn:
             if self._closed:
                 raise RuntimeError("the run has ended: nothing is rendered any more")

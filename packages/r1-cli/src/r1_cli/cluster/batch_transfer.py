@@ -3,36 +3,27 @@
 import secrets
 import warnings
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from r1_cli.cluster.worker_group import Put, Reference
 from r1_core.types import PER_TOKEN, Sample
 from r1_data.model_inputs import LazyInputs
 
 Array: TypeAlias = NDArray[Any]
 # A per-token field, rows of the batch, and their new values one after the other, [tokens]; None: they have it no more.
-Change: TypeAlias = tuple[str, NDArray[np.int32], Array | None]
-
-
-class Reference(Protocol):
-    """A value that was put down once for all ranks. It pickles, without the value."""
-
-    def load(self) -> Any:
-        """Return the value where this is a rank; its arrays may be read-only and shared with other ranks."""
-
-
-Put: TypeAlias = Callable[[Any], Reference]
+FieldUpdate: TypeAlias = tuple[str, NDArray[np.int32], Array | None]
 
 
 @dataclass(frozen=True, slots=True)
-class Columns:
+class SampleColumns:
     """N samples without their per-token fields, 4⅛ bytes a text token.
 
     Positions cross up to the last that does not follow the one before it by 1: those of text by their first, those of
@@ -54,7 +45,7 @@ class Columns:
     input: NDArray[np.int32]  # [N], which of them a sample has; -1: none
 
 
-def to_columns(samples: Sequence[Sample], put: Put, dtype: torch.dtype | None = None) -> Columns:
+def pack_samples(samples: Sequence[Sample], put: Put, dtype: torch.dtype | None = None) -> SampleColumns:
     """Return the samples as columns.
 
     Model inputs are put down by `put`, each mapping once however many samples share it; those that are references
@@ -76,7 +67,7 @@ def to_columns(samples: Sequence[Sample], put: Put, dtype: torch.dtype | None = 
         if sample.model_inputs and id(sample.model_inputs) not in inputs:
             inputs[id(sample.model_inputs)] = put_inputs(sample.model_inputs, put, dtype)
     places = {key: place for place, key in enumerate(inputs)}
-    return Columns(
+    return SampleColumns(
         token_ids,
         np.array(lengths, np.int32),
         np.array([sample.prompt_length for sample in samples], np.int32),
@@ -89,7 +80,7 @@ def to_columns(samples: Sequence[Sample], put: Put, dtype: torch.dtype | None = 
     )
 
 
-def from_columns(columns: Columns) -> list[Sample]:
+def unpack_samples(columns: SampleColumns) -> list[Sample]:
     """Return the samples, without per-token fields and rewards.
 
     Their tensors are views of the columns, token ids in int32, or of positions that samples share: read, never write.
@@ -113,7 +104,7 @@ def from_columns(columns: Columns) -> list[Sample]:
             prompt_length=prompt_length,
         )
         for token_ids, prompt_length, mask, position, group_id, chosen in zip(
-            in_place(columns.token_ids).split(lengths),
+            view_as_tensor(columns.token_ids).split(lengths),
             columns.prompt_lengths.tolist(),
             masks.split(lengths),
             columns.position.tolist(),
@@ -124,12 +115,12 @@ def from_columns(columns: Columns) -> list[Sample]:
     ]
 
 
-def find_changes(before: Sequence[Sample], after: Sequence[Sample], rows: Sequence[int]) -> list[Change]:
+def diff_fields(before: Sequence[Sample], after: Sequence[Sample], rows: Sequence[int]) -> list[FieldUpdate]:
     """Return what per-token fields `after` has and the samples `before[rows]` have not, and the other way round.
 
     Fields are told apart as objects, not by their values.
     """
-    changes: list[Change] = []
+    changes: list[FieldUpdate] = []
     for name in PER_TOKEN:
         pairs = [(row, getattr(sample, name)) for row, sample in zip(rows, after, strict=True)]
         other = [(row, value) for row, value in pairs if value is not getattr(before[row], name)]
@@ -143,12 +134,12 @@ def find_changes(before: Sequence[Sample], after: Sequence[Sample], rows: Sequen
     return changes
 
 
-def apply_changes(samples: list[Sample], changes: Sequence[Change]) -> None:
+def update_fields(samples: list[Sample], changes: Sequence[FieldUpdate]) -> None:
     """Bring the samples of a batch up to date, in place."""
     fields: dict[int, dict[str, Any]] = defaultdict(dict)
     for name, rows, values in changes:
         lengths = [len(samples[row].token_ids) for row in rows]
-        parts = [None] * len(rows) if values is None else in_place(values).split(lengths)
+        parts = [None] * len(rows) if values is None else view_as_tensor(values).split(lengths)
         for row, part in zip(rows.tolist(), parts, strict=True):
             fields[row][name] = part
     for row, own in fields.items():
@@ -167,10 +158,10 @@ def to_array(tensor: Tensor) -> tuple[Array, str]:
 
 def to_tensor(array: Array, dtype: str) -> Tensor:
     """Return the tensor of `to_array`, in the array's own memory."""
-    return in_place(array).view(getattr(torch, dtype))
+    return view_as_tensor(array).view(getattr(torch, dtype))
 
 
-def in_place(array: Array) -> Tensor:
+def view_as_tensor(array: Array) -> Tensor:
     """Return a tensor in the array's own memory, which may be read-only: it must not be written to."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
