@@ -27,9 +27,9 @@ _SHARE = 0.1  # of the learner's difference between two pictures
 class Canary:
     """Sequences to compare, and the largest accepted gap.
 
-    Small updates that never arrive hide below the tolerance in bfloat16 until many are missing; the gap on sampled
-    tokens shows them earlier. Wrong rotations or norms are there from the start: `opening` looks for them once, more
-    closely than every sync could, with a tolerance learned from the first weights.
+    Below the tolerance, small updates that never arrive hide in bfloat16; the gap on sampled tokens shows them earlier.
+    `opening` is compared once, with a tolerance learned from the first weights, to find faults that are not of the
+    weights, such as wrong rotations or norms.
     """
 
     probes: Probes
@@ -50,7 +50,6 @@ class Canary:
         return not widest_gap([first], [second]) < _SHARE * widest_gap([expected[0]], [expected[1]])
 
     def accepts(self, gap: float) -> bool:
-        """Whether the gap may be rounding; NaN may not."""
         return gap <= self.tolerance
 
 

@@ -1,7 +1,6 @@
-"""Checksums of weights: an engine's against the learner's, so that equal versions are equal bytes.
+"""Checksums of weights: an engine's against the learner's, byte by byte.
 
-Log-probs cannot show that. In bfloat16 an engine that keeps its first weights for a hundred small steps differs by less
-than rounding does.
+Log-probs cannot show that they are equal: in bfloat16 a hundred small steps change them by less than rounding does.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -40,7 +39,7 @@ class Comparison:
 def checksum(tensor: Tensor) -> int:
     """Return a sum over a tensor's bytes in which every place has a weight of its own, modulo 2^64.
 
-    It differs for tensors that differ in one element, and for others with a chance of all but 1 in 2^32 or less.
+    Different tensors have equal sums with a chance of 1 in 2^32 or less, and never if they differ in one element.
     """
     flat = tensor.detach().contiguous().reshape(-1)
     bits = flat.view({1: torch.uint8, 2: torch.int16}.get(flat.element_size(), torch.int32))

@@ -29,8 +29,7 @@ class Reference(Protocol):
 
     def weights(self, version: int) -> WeightSource: ...
 
-    def logprobs_of(self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Return the learner's log-prob of each token of each response, at the canary's temperature."""
+    def logprobs_of(self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]]) -> list[list[float]]: ...
 
     def zeroed(self, rows: ParameterRows) -> AbstractContextManager[None]: ...
 

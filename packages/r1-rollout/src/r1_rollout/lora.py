@@ -42,12 +42,7 @@ class AdapterSlot:
 
     @torch.no_grad()
     def load(self, adapter: Adapter) -> None:
-        """Replace the adapter. Nothing changes if it raises.
-
-        Raises:
-            ValueError: the adapter is empty, incomplete or not of its rank, or it, or one of its target modules, binds
-                to nothing in the model.
-        """
+        """Replace the adapter. Raises ValueError, with nothing changed, if it is incomplete or binds to nothing."""
         sent = dict(adapter.weights)
         factors = _pair(replace(adapter, weights=sent.items()))
         places = _bind(self._model, adapter, factors)
@@ -79,11 +74,7 @@ class SideSlot:
 
     @torch.no_grad()
     def load(self, adapter: Adapter) -> None:
-        """Replace the adapter. Nothing changes if it raises.
-
-        Raises:
-            ValueError: as `AdapterSlot.load`, or it adapts something other than a linear layer.
-        """
+        """Replace the adapter. Raises as `AdapterSlot.load`, or if it adapts something other than a linear layer."""
         sent = dict(adapter.weights)
         factors = _pair(replace(adapter, weights=sent.items()))
         places = _bind(self._model, adapter, factors)
@@ -107,7 +98,7 @@ def _copied(factor: Tensor, *, like: Tensor) -> Tensor:
 def _add_product(
     a: Tensor, b: Tensor, scale: float, rows: slice | None, _: nn.Module, inputs: tuple[Tensor, ...], output: Tensor
 ) -> Tensor:
-    """Add scale · B (A x) to a linear layer's output [..., outputs], or to some rows of it; a forward hook."""
+    """A forward hook that adds scale · B (A x) to some rows of a linear layer's output."""
     down = nn.functional.linear(inputs[0], a)
     if rows is None:
         return torch.addmm(output.flatten(0, -2), down.flatten(0, -2), b.T, alpha=scale).view(output.shape)

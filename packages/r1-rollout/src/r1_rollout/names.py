@@ -42,7 +42,7 @@ def adapter_part(name: str) -> tuple[str, Literal["A", "B"]] | None:
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where a tensor goes: the engine's own tensor, and which part of it if that is fused."""
+    """The engine's tensor for a weight, and which part of it if that is fused."""
 
     name: str  # the engine's
     target: Tensor

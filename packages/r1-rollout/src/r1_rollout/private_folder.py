@@ -15,9 +15,9 @@ _ENDING = 30.0  # seconds in which a process that still writes into a folder may
 
 
 class PrivateFolder:
-    """A folder of mode 0700, held by a lock that ends with this process; call `remove`, or use it as a context.
+    """A folder of mode 0700, held by a lock that ends with this process.
 
-    Making one removes those with the same prefix and user that dead processes have left in the same place.
+    Making one removes those with the same prefix that dead processes of this user have left.
     """
 
     def __init__(self, prefix: str, parent: Path | None = None) -> None:

@@ -16,7 +16,7 @@ Shapes: TypeAlias = dict[str, tuple[int, ...]]  # of all weights of one sync, by
 
 
 class BucketWriter(Protocol):
-    """Writes buckets of weights, in the process that has them; it pickles."""
+    """Writes buckets of weights in the process that has them; it pickles."""
 
     def reaches(self) -> bool: ...
 

@@ -22,10 +22,7 @@ def dtype_named(name: str) -> torch.dtype:
 
 
 class Cut:
-    """Assigns tensors to buckets of at most `max_bytes`, by their sizes alone; a larger tensor goes alone.
-
-    Any process that asks about the same tensors in the same order gets the same buckets.
-    """
+    """Assigns tensors to buckets of at most `max_bytes`, by sizes alone, so all processes cut alike."""
 
     def __init__(self, max_bytes: int) -> None:
         if max_bytes <= 0:
@@ -65,7 +62,7 @@ def buckets(
 
 class WeightStore:
     def __init__(self, model: nn.Module, *, read_only: bool = False) -> None:
-        """Take the model; if its weights are `read_only`, only adapters can be loaded, beside them."""
+        """If the model's weights are `read_only`, only adapters can be loaded, beside them."""
         self.version: int | None = None  # None before the first load, and after one that failed
         self._latest = -1  # the last version that was loaded whole
         self._model = model
@@ -94,7 +91,7 @@ class WeightStore:
         self.version = version
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the synced tensors by name: the model's, and the factors of the adapter that is loaded."""
+        """Return the synced tensors by name, with the factors of the adapter that is loaded."""
         return {**self._model.state_dict(), **self._adapter.factors}
 
     def require_newer(self, version: int) -> None:

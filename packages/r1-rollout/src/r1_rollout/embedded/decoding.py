@@ -23,8 +23,7 @@ if TYPE_CHECKING:
 class Decoding:
     """Continuous batching: whole groups enter when there is room, and finished rows make room at once.
 
-    An iterator of (index of the prompt, its completions) that works when it is asked for more. Prompts may be appended
-    while some are unfinished.
+    An iterator of (index of the prompt, its completions). Prompts may be appended while some are unfinished.
     """
 
     def __init__(

@@ -117,16 +117,16 @@ class EmbeddedEngine(OldEngineNames):
         self._stays_ready = True
 
     def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> Decoding:
-        """Yield (index into `prompts`, its `params.n` completions) as each group finishes.
+        """Yield (index into `prompts`, its `params.n` completions) as each group finishes; a later call ends an earlier
+        one.
 
-        A later call ends an earlier one; `close()` ends this one and frees its memory. Answer token t of a prompt of
-        length P has position P + t; on the rotary axes of M-RoPE (arXiv 2409.12191) the prompt's largest position + 1 +
-        t.
+        Answer token t of a prompt of length P has position P + t; on the rotary axes of M-RoPE (arXiv 2409.12191) the
+        prompt's largest position + 1 + t.
 
         Raises:
             RuntimeError: the engine is not active, or the call was ended.
             PromptError: a prompt is empty, has unknown tokens or other axes than the first, or its answer may exceed
-                what the model knows or sees; the engine is well.
+                what the model knows or sees.
             ValueError: a group exceeds `max_sequences`; stop strings without a tokenizer.
             NonFiniteLogits, EngineMemoryError: see there.
         """
@@ -147,13 +147,9 @@ class EmbeddedEngine(OldEngineNames):
     def logprobs_of(
         self, prompts: Sequence[PromptLike], responses: "Sequence[Tokens]", temperature: float = 1.0
     ) -> list[list[float]]:
-        """Return the log-probs of each response's tokens under the engine's weights, one response a prompt.
+        """Return the log-probs of each response's tokens, one response a prompt, by the forwards that sample them.
 
-        Every token goes through the forward that samples it, so its faults show here. An unfinished `generate` is not
-        affected.
-
-        Raises:
-            RuntimeError, PromptError, ValueError, NonFiniteLogits: as `generate`, or a response token is unknown.
+        An unfinished `generate` is not affected. Raises as `generate`.
         """
         if len(prompts) != len(responses):
             raise ValueError(f"got {len(prompts)} prompts and {len(responses)} responses: one response a prompt")

@@ -25,7 +25,7 @@ Capture = Callable[[Action], tuple[Callable[[], None], Tensor]]
 
 
 def capture_cuda(action: Action) -> tuple[Callable[[], None], Tensor]:
-    """Capture an action as a CUDA graph; it runs once before, on another stream, as libraries initialise then."""
+    """Capture an action as a CUDA graph, after one run on another stream, in which libraries initialise."""
     beside = torch.cuda.Stream()
     beside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(beside):
@@ -48,7 +48,6 @@ class Graphs:
         self.replayed = 0  # steps
 
     def step(self, tokens: Tensor, position_ids: Tensor, cache: GroupCache) -> Tensor:
-        """Compute `Stack.step`; the logits [rows, vocabulary] are overwritten by the next step."""
         if self._refused:
             return self._stack.step(tokens, position_ids, cache)
         key = (tokens.shape, position_ids.shape, cache.footprint())

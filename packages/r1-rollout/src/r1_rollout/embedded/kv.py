@@ -1,8 +1,7 @@
 """The KV cache of running samples, and the attention that reads it.
 
-A prompt's keys and values are kept once for all its samples, whose own tokens are kept apart; both are cut into
-segments. The softmaxes of the parts are merged by their maxima and sums, which is exact (FlashAttention, arXiv
-2205.14135).
+Prompts are kept once for all their samples, whose own tokens are kept apart; both are cut into segments. The softmaxes
+of the parts are merged by their maxima and sums, which is exact (FlashAttention, arXiv 2205.14135).
 """
 
 import math
@@ -49,15 +48,12 @@ class Target(NamedTuple):
 class GroupCache(Cache):
     """A slot per prompt and a row per running sample.
 
-    Rows have their own lengths, so samples of different prompts and ages decode together, and a row can be replaced
-    without touching the others. Columns past a row's length hold leftovers and are masked.
+    Rows have their own lengths, and can be replaced without touching the others. Columns past a row's length are
+    masked.
     """
 
     def __init__(self, rows: int, columns: int, *, in_place: bool = False) -> None:
-        """Make an empty cache for at most `rows` samples of at most `columns` tokens each.
-
-        With `in_place`, what a step reads keeps its addresses as long as possible, see `footprint`.
-        """
+        """Make an empty cache. With `in_place`, what a step reads keeps its addresses as long as possible."""
         super().__init__(layers=[])
         self._grain = GRAIN if in_place else 1
         self._prompts, self._answers = cut(rows), cut(rows, columns)
@@ -257,7 +253,6 @@ def partial_attention(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor 
 
 
 def merge(first: Partial, second: Partial) -> Partial:
-    """Return the softmax over the columns of both."""
     peak = torch.maximum(first.peak, second.peak)
     first_scale, second_scale = (first.peak - peak).exp2(), (second.peak - peak).exp2()
     output = first.output * first_scale + second.output * second_scale

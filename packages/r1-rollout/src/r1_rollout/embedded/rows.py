@@ -73,7 +73,7 @@ class Rows:
         return tokens
 
     def remove(self, finished: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Remove rows; return which rows (sources) have moved to which places (targets) to close the gaps."""
+        """Remove rows; return which rows (sources) have moved to which places (targets)."""
         sources, targets = close_gaps(len(self), finished)
         for tensor in (self._tokens, self._logprobs, self._state):
             tensor[targets] = tensor[sources]

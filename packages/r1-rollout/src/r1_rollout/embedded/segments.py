@@ -56,7 +56,6 @@ class Segment:
         return slice(taken, len(self.owners))
 
     def leave(self, owners: Collection[int]) -> None:
-        """Remove those of the sequences that are here; the last ones move to their places."""
         leaving = np.flatnonzero(np.isin(self.owners, [*owners])).tolist()
         sources, targets = close_gaps(len(self.owners), leaving)
         for keys, values in self.layers if sources else ():

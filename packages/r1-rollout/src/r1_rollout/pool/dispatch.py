@@ -76,7 +76,7 @@ class Fleet:
         return self.members
 
     def retries(self, member: Member, error: BaseException) -> bool:
-        """Note a failure; return whether the group may go to another member."""
+        """Return whether a group that failed may go to another member."""
         self.broken |= isinstance(error, MemberLost)
         return False
 
@@ -145,7 +145,7 @@ class Dispatch:
         self.end("it was closed")
 
     def end(self, reason: str) -> None:
-        """Abandon unfinished groups; a consumer who asks for more gets RuntimeError with the reason."""
+        """Abandon unfinished groups; a consumer who asks for more gets RuntimeError."""
         with self._fleet.changed:
             if not self._over:
                 self._error = RuntimeError(f"this generate() call is over: {reason}")

@@ -1,7 +1,7 @@
 """HTTP client of one vLLM server: JSON requests, JSON or streamed answers, deadlines, cancellation.
 
-It is the standard library's `http.client` and not httpx: r1-rollout must install with numpy, torch and transformers
-alone, and httpx cannot close the socket of a streamed answer from another thread, which `Call.cancel` does.
+It uses the standard library and not httpx: r1-rollout needs numpy, torch and transformers only, and httpx's synchronous
+client has no call that interrupts a blocked read from another thread, as `Call.cancel` does.
 """
 
 import json
@@ -51,12 +51,10 @@ class Endpoint:
 
     @property
     def remote(self) -> bool:
-        """Whether it is on another machine."""
         return urlsplit(self.url).hostname not in (None, "localhost", "127.0.0.1", "::1")
 
     @property
     def exposed(self) -> bool:
-        """Whether the token and all else is sent over a network in the clear."""
         return self.remote and urlsplit(self.url).scheme == "http"
 
     def connect(self, timeout: float) -> HTTPConnection:
@@ -83,7 +81,7 @@ class _UnixConnection(HTTPConnection):
 
 
 class Call:
-    """A pending request. `cancel`, from any thread, closes its connection, and the server drops the computation."""
+    """A pending request; `cancel`, from any thread, closes its connection."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

@@ -35,9 +35,8 @@ BROUGHT = "{kind}_position_ids"  # name of the input, by kind of media: int64 [a
 def worker_threads(count: int, *, on_cpu: bool) -> Iterator[None]:
     """Inside the block, workers start that share the CPU; this process keeps its own number of threads.
 
-    On CPUs vLLM would bind each worker to a memory node of its own, and refuses more workers than there are nodes. Here
-    they are not bound and divide the threads, unless the environment says otherwise. vLLM also sets torch to one thread
-    in the process that starts workers, where the learner computes, too.
+    vLLM would bind each worker to a memory node, and refuses more workers than there are nodes. Here they divide the
+    threads, unless the environment says otherwise. vLLM also sets torch to one thread here, where the learner computes.
     """
     threads, before = torch.get_num_threads(), {name: os.environ.get(name) for name in (_BINDING, _THREADS)}
     if on_cpu:
@@ -59,7 +58,7 @@ def running_workers() -> set[BaseProcess]:
 
 
 def end_workers(workers: Iterable[BaseProcess]) -> None:
-    """Kill those that do not end by themselves: one that hangs would keep this process from ending."""
+    """Kill those that do not end by themselves."""
     deadline = time.monotonic() + PATIENCE
     for worker in workers:
         worker.join(max(0.0, deadline - time.monotonic()))
@@ -80,13 +79,9 @@ def _worth_saying(record: logging.LogRecord) -> bool:
 
 
 def forget_names(worker: "WorkerBase | None" = None) -> None:
-    """Unlink the shared memory that this process has made or mapped for vLLM, whose workers must have started.
+    """Unlink the shared memory of vLLM, whose workers must have started: it then ends with the last process.
 
-    Without names it ends with the last process. With names it stays when the processes are killed, hundreds of
-    megabytes for each engine of several workers.
-
-    Args:
-        worker: whose process it is; as vLLM calls a function in its workers.
+    Otherwise hundreds of megabytes for each engine of several workers stay when the processes are killed.
     """
     from vllm.distributed.device_communicators.shm_broadcast import ShmRingBuffer
 
@@ -114,9 +109,8 @@ def mapped_names() -> set[str]:
 def follow_positions(model: "SupportsMRoPE") -> None:
     """Let vLLM's `model`, of a kind with M-RoPE, use the learner's positions, which each medium carries.
 
-    vLLM's own do not always agree: after a video of Qwen2.5-VL whose seconds reach further than its height and width,
-    vLLM goes on after the largest position so far, as the paper of M-RoPE has it (arXiv 2409.12191), transformers 5.19
-    after height and width.
+    vLLM's own differ after a video of Qwen2.5-VL whose seconds exceed its height and width: vLLM continues after the
+    largest position (arXiv 2409.12191), transformers 5.19 after height and width.
     """
     own = model.get_mrope_input_positions
 
@@ -130,10 +124,10 @@ def follow_positions(model: "SupportsMRoPE") -> None:
 
 
 def extended(positions: Tensor, length: int) -> tuple[Tensor, int]:
-    """Return the positions [axes, prompt_length] of a prompt, and of an answer after it up to `length` tokens in all.
+    """Return the positions [axes, length] of a prompt and of an answer after it, and the answer's offset.
 
-    Also return by how much the answer's positions differ from the numbers of its tokens. A request that vLLM has
-    preempted comes back with the tokens that it had by then.
+    The offset is the difference of the answer's positions and the numbers of its tokens. A request that vLLM has
+    preempted comes back with the tokens that it had.
     """
     after = int(positions.max()) + 1
     answer = torch.arange(after, after + length - positions.shape[1]).expand(len(positions), -1)

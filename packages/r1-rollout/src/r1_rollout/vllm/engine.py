@@ -38,15 +38,13 @@ SETTINGS = {
 class VllmEngine(OldEngineNames):
     """A `Generator` over vLLM in this process (arXiv 2309.06180); several workers are processes of their own.
 
-    Make one with `VllmEngine.load`. Two engines in one process must not be open at the same time on GPUs. vLLM's
-    kernels are not the learner's, so log-probs agree to their tolerance, 1e-5 in float32; and in half precision a
-    sample may depend on its batch, though its noise does not.
+    On GPUs two engines must not be open at the same time. Log-probs agree with the learner's to 1e-5 in float32. In
+    half precision a sample may depend on its batch, though its noise does not.
     """
 
     def __init__(
         self, llm: "LLM", thread: EngineThread, options: EngineOptions, *, on_cpu: bool, version: int | None
     ) -> None:
-        """Take over a started `vllm.LLM` that lives in `thread`; `version` None: its weights are not loaded yet."""
         from r1_rollout.vllm.media import MediaReader
 
         self._llm, self._thread, self._options, self._on_cpu = llm, thread, options, on_cpu
@@ -125,8 +123,7 @@ class VllmEngine(OldEngineNames):
     def active(self, source: WeightSource | None = None) -> Iterator[None]:
         """Sample inside the block, sleep after it.
 
-        Memory for the weights is allocated first and for the cache after loading, so that the cache and what loading
-        needs are never there at the same time. Caches that depend on weights (prefixes, pictures) are emptied.
+        Memory for the weights is allocated first, and for the cache after loading. Caches of older weights are emptied.
 
         Args:
             source: of all weights, or of an `Adapter`, if `lora_rank` was given, for the full weights that came last.

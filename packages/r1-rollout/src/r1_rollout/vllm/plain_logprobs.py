@@ -1,9 +1,8 @@
 """Makes vLLM report the log-prob that a learner computes: over the whole vocabulary, at the sampling temperature.
 
 None of vLLM's modes does: `raw_logprobs` are at temperature 1, `processed_logprobs` after bans, top-k, top-p and min-p.
-But in the mode `processed_logits` it reports the logit, divided by the temperature, that it sampled from, and adding a
-constant to all logits of a row changes no probability. So this logits processor shifts each row, before anything is
-masked, such that those logits are the plain log-probs.
+In the mode `processed_logits` it reports the logit, divided by the temperature. Adding a constant to a row's logits
+changes no probability, so this logits processor shifts each row such that those logits are the plain log-probs.
 
 It also bans tokens, and forces given answers to score them, which both need the unmasked row.
 """
@@ -52,7 +51,6 @@ def plain_logprobs_(logits: Tensor, temperature: Tensor, banned: Tensor, forced:
 
 
 def reported_temperature(params: SamplingParams) -> float:
-    """Return the temperature of the reported log-probs: 1 for greedy sampling."""
     return 1.0 if params.temperature < GREEDY else float(params.temperature)
 
 

@@ -1,8 +1,6 @@
-"""Weight sync into a running vLLM.
+"""Weight sync into a running vLLM: by reference in this process, else by CUDA IPC, files, or the sender's calls.
 
-In this process weights are read by reference. To workers in other processes they go by CUDA IPC, or through files on
-CPUs; or a sender in another process sends them. A layer is loaded as soon as its tensors are there, so the peak is the
-model plus one layer or one bucket.
+A layer is loaded as soon as its tensors are there, so the peak is the model plus one layer or one bucket.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -86,7 +84,7 @@ def require_all(llm: "LLM", came: Shapes, *, on_cpu: bool) -> None:
 def drop_unfinished(worker: "WorkerBase") -> None:
     """Drop what a failed load has left in a worker: vLLM 0.32 would count it for the next load.
 
-    Tensors that vLLM itself has refused it cannot drop, and refuses again here.
+    What vLLM itself has refused cannot be dropped.
     """
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
@@ -102,8 +100,8 @@ def named_parameters(model: nn.Module) -> dict[str, Tensor]:
 def absent_names(parameters: Mapping[str, Tensor], given: Mapping[str, int]) -> list[str]:
     """Return the weights of the model that were not given, by their names in a checkpoint.
 
-    vLLM keeps some weights in a layout of its own, such as experts in one block. A group of parameters, see
-    `fault.group_of`, in which a given name has no counterpart is not checked.
+    Groups of parameters, see `fault.group_of`, that vLLM keeps in a layout of its own, such as experts, are not
+    checked.
 
     Args:
         given: names that were given, each with the tensor's rows.
@@ -134,10 +132,9 @@ def empty_cache(worker: "WorkerBase") -> None:
 
 
 def repack_heads(model: nn.Module) -> None:
-    """Let the output layer pack its weight again.
+    """Let the output layer pack its weight again, as a packed copy serves on CPUs.
 
-    On CPUs linear layers keep a packed copy of their weights. vLLM 0.32 packs a layer again when weights of its own
-    name are loaded. A head that shares the embedding's weight gets none, and would keep its first packing.
+    vLLM 0.32 packs a layer when weights of its name are loaded; a head that shares the embedding's weight gets none.
     """
     from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
 
@@ -149,8 +146,8 @@ def repack_heads(model: nn.Module) -> None:
 def prepare_experts(worker: "WorkerBase") -> None:
     """Let a worker's mixtures of experts load weights in the learner's layout, again and again.
 
-    Files of some families have experts as [in, out], which vLLM transposes; a learner's are always [out, in]. On CPUs
-    vLLM 0.32 packs the weights of its first load only, and mistakes later ones, unpacked, for packed.
+    vLLM transposes experts of families whose files have them as [in, out]; a learner's are [out, in]. On CPUs vLLM 0.32
+    packs the weights of its first load only, and mistakes later ones for packed.
     """
     for module in worker.get_model().modules():
         if getattr(module, "is_fused_checkpoint_transposed", False):
@@ -179,8 +176,7 @@ def push(llm: "LLM", weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) 
 def load_folder(worker: "WorkerBase", folder: str) -> tuple[int, str]:
     """Load the files of `folder` in a worker's process; return how many tensors there were, and the error, or "".
 
-    The error is returned, not raised: of several workers' errors vLLM 0.32 raises the first and leaves the others in
-    their queues, where its next call mistakes them for its own answers.
+    If several workers raised, vLLM 0.32 would raise the first error and take the others for answers to its next call.
     """
     tensors = 0
 

@@ -15,7 +15,7 @@ Result = TypeVar("Result")
 class EngineThread:
     """Runs calls one after the other, in a thread of its own.
 
-    vLLM in the same process cannot be killed. But a call that outlasts its deadline raises, and so does every later
+    vLLM in the same process cannot be killed, but a call that outlasts its deadline raises, and so does every later
     one. The thread is a daemon, so that a hanging engine does not keep the process alive.
     """
 
@@ -49,7 +49,6 @@ class EngineThread:
         raise self.fail(message)
 
     def fail(self, message: str) -> EngineError:
-        """Make no further call; return the error that says why."""
         self._failure = self._failure or message
         return EngineError(message)
 

@@ -202,7 +202,7 @@ def push(
 
 @dataclass(slots=True)
 class _Attempted:
-    """A link that is not used again once it has failed, so that it does not hold up the others."""
+    """A link that is not used again once it has failed."""
 
     link: HttpLink
     fault: Exception | None = None

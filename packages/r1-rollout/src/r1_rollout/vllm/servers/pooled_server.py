@@ -135,7 +135,7 @@ class PooledServer:
         return logprobs
 
     def require_tokenizer(self) -> None:
-        """Raise RequestRefused if the server has no tokenizer: it would ignore stop strings silently."""
+        """Raise RequestRefused if the server has no tokenizer: it would ignore stop strings."""
         try:
             ask(self.endpoint, "POST", "/detokenize", {"tokens": [0]}, timeout=self.deadlines.stall)
         except (RequestRefused, ServerRejected) as error:
@@ -226,7 +226,7 @@ class PooledServer:
         return merged(found)
 
     def warn_if_open(self) -> None:
-        """Log a warning if others can replace the server's weights, or read what is sent to it."""
+        """Log a warning if others can replace the server's weights, or read its traffic."""
         if self.backend is not None and self.endpoint.remote:
             log.warning("%s: weights are sent over the network in the clear; use a private one or a tunnel", self.name)
         if self.endpoint.exposed:
@@ -296,7 +296,7 @@ class PooledServer:
 
 
 class ServerSession:
-    """One `generate` call on one server: a request for each group, in a thread of its own."""
+    """One `generate` call on one server: a request and a thread for each group."""
 
     def __init__(
         self, server: PooledServer, params: SamplingParams, weights: PushedWeights, dispatch: Dispatch

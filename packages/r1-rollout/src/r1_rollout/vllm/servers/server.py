@@ -67,10 +67,10 @@ def vllm_command(model: str, options: Mapping[str, Json]) -> Callable[[str], lis
 
 
 class LocalServer:
-    """A server that this process starts, on a Unix socket in a folder of its own.
+    """A server that this process starts, on a Unix socket in a private folder.
 
-    Other users cannot open the socket, and requests need the token, which is new at each start and in the server's
-    environment, not in its command line. The server ends with this process (see `watchdog`).
+    Requests need the token, which is new at each start and in the environment, not in the command line. The server ends
+    with this process (see `watchdog`).
     """
 
     def __init__(
@@ -110,7 +110,7 @@ class LocalServer:
 
     @property
     def pid(self) -> int | None:
-        """The watchdog's process id, which is also the id of the server's process group."""
+        """The watchdog's process id, and the server's process group."""
         return self._process.pid if self._process else None
 
     def start(self, cancelled: Callable[[], bool] = lambda: False) -> None:
@@ -162,7 +162,6 @@ class LocalServer:
         return (self._folder.path / "log").read_text(errors="replace")[-_TAIL:]
 
     def stop(self) -> None:
-        """End the server and its helpers, gently first, and remove its folder."""
         process, self._process = self._process, None
         if process is not None:
             if process.stdin:

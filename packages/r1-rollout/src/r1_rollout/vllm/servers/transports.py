@@ -40,7 +40,7 @@ class FolderTransport:
 
 @dataclass(slots=True)
 class DirectTransport(FolderTransport):
-    """Sends full weights from the process that has them, and writes them for servers that fail meanwhile."""
+    """Sends full weights from the process that has them, and writes them for servers that fail."""
 
     def send(self, source: WeightSource, members: Sequence[PooledServer]) -> Sequence[Exception | None]:
         task = partial(
@@ -69,8 +69,6 @@ class AdapterTransport:
 
 
 def load_all(members: Sequence[PooledServer], weights: PushedWeights) -> list[Exception | None]:
-    """Let all members load at the same time; return what each has failed at."""
-
     def attempt(member: PooledServer) -> Exception | None:
         try:
             member.load(weights)

@@ -1,8 +1,7 @@
 """Runs a command as long as its starter lives: `python -m r1_rollout.vllm.servers.watchdog COMMAND …`.
 
-When standard input closes, because the starter closed it or was killed, the command gets SIGTERM and, GRACE seconds
-later, its whole process group SIGKILL. The parent-death signal alone would not do: Linux sends it when the starting
-*thread* ends. It is the second line of defence, should this process be killed itself.
+When standard input closes, the command gets SIGTERM and, GRACE seconds later, its process group SIGKILL. Linux sends
+the parent-death signal when the starting *thread* ends, so it is only used in case this process is killed itself.
 """
 
 import ctypes
@@ -18,7 +17,6 @@ _PR_SET_PDEATHSIG = 1
 
 
 def keep(command: list[str]) -> int:
-    """Run `command` until it ends or standard input does; return its exit status."""
     child = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_die_with_parent)
     while child.poll() is None:
         readable, _, _ = select.select([sys.stdin], [], [], 0.2)
