@@ -20,8 +20,7 @@ from safetensors.torch import load_file
 
 from r1_cli.build import profiling
 from r1_cli.build.micro_batch_sizes import Choice
-from r1_cli.runs.record.manifest import read_manifest
-from r1_cli.runs.record.reader import read_samples, read_steps
+from r1_cli.runs.reader import RunReader
 
 FOLDER = ROOT / "examples/quickstart"
 CHANCE = 0.25  # four answers, equally often right
@@ -150,10 +149,10 @@ def test_the_run_leaves_its_settings_and_some_answers(quickstart: Path) -> None:
 
 def test_every_answer_is_recorded_as_the_metrics_say(quickstart: Path) -> None:
     records = {record["step"]: record for record in read_log(quickstart)}
-    assert read_steps(quickstart) == [1, 2, 3]
-    assert read_steps(quickstart, "validation") == [0, 2, 3]
+    assert RunReader(quickstart).recorded_steps() == [1, 2, 3]
+    assert RunReader(quickstart).recorded_steps("validation") == [0, 2, 3]
     for step in (1, 2, 3):
-        rows, record = read_samples(quickstart, step), records[step]
+        rows, record = RunReader(quickstart).samples(step), records[step]
         assert fmean(row["score"] for row in rows) == pytest.approx(record["reward/overall"])
         assert fmean(row["parts"]["accuracy"] for row in rows) == pytest.approx(record["reward/accuracy"])
         assert fmean(len(row["tokens"]) for row in rows) == pytest.approx(record["response_length/mean"])
@@ -166,12 +165,12 @@ def test_every_answer_is_recorded_as_the_metrics_say(quickstart: Path) -> None:
         assert {row["weight_version"] for row in rows} == {step - 1}
         assert all((quickstart / "media" / name).is_file() for row in rows for name in row["media"])
         assert {len(row["media"]) for row in rows} == {1}
-    rows = read_samples(quickstart, 2, "validation")
+    rows = RunReader(quickstart).samples(2, "validation")
     assert fmean(row["score"] for row in rows) == pytest.approx(records[2]["val/reward_score"])
 
 
 def test_the_manifest_says_what_ran(quickstart: Path) -> None:
-    (start,) = read_manifest(quickstart)
+    (start,) = RunReader(quickstart).starts()
     assert start["end"] == "complete"
     assert start["config"]["trainer"]["max_steps"] == 3
     assert start["packages"].keys() >= {"torch", "transformers", "r1-cli"}
@@ -189,8 +188,8 @@ def test_the_record_is_read_in_a_line_as_the_page_says(quickstart: Path, tmp_pat
     (tmp_path / "checkpoints/quickstart/shapes").symlink_to(quickstart)
     command = [sys.executable, "read.py"]
     said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True).stdout.split()
-    train = [row for step in (1, 2, 3) for row in read_samples(quickstart, step)]
-    val = [row for step in (0, 2, 3) for row in read_samples(quickstart, step, "validation")]
+    train = [row for step in (1, 2, 3) for row in RunReader(quickstart).samples(step)]
+    val = [row for step in (0, 2, 3) for row in RunReader(quickstart).samples(step, "validation")]
     assert int(said[0]) == len(train) + len(val)
     assert float(said[1]) == min(row["score"] for row in train if row["step"] == 3)
     assert float(said[2]) == read_log(quickstart)[3]["reward/overall"]

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 from endtoend import QUICKSTART, R1, SMALL, read_log
 
-from r1_cli.runs.record.manifest import MANIFEST_FILE
-from r1_cli.runs.record.reader import read_steps
+from r1_cli.runs.reader import MANIFEST_FILE, RunReader
 
 pytestmark = pytest.mark.slow  # they look at a run that other fast tests need on the other worker
 SHOWN = ["1. prompt", "2. answer 0", "3. score", "2. answer 3", "4. group", "5. update", "actor/grad_norm"]
@@ -36,7 +35,7 @@ def test_a_step_in_the_middle_of_a_run_that_began_anew_is_the_same_though_it_cho
     told = r1("replay", quickstart, "--step", "2", "--output", tmp_path / "kept").output
     assert "steps 1 to 2, from the start" in told
     assert "step 2 is the same to the bit" in told
-    assert read_steps(tmp_path / "kept") == [1, 2]
+    assert RunReader(tmp_path / "kept").recorded_steps() == [1, 2]
 
 
 def test_another_setting_is_taken_and_what_differs_is_named(quickstart: Path, r1: R1, tmp_path: Path) -> None:

@@ -2,7 +2,7 @@
 
 from endtoend import ROOT
 
-from r1_cli.runs.record.schema import COLUMNS
+from r1_cli.runs.schema import COLUMNS
 
 
 def test_the_page_has_a_line_for_each_column_of_the_record() -> None:

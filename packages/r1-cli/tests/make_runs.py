@@ -14,9 +14,7 @@ from pathlib import Path
 import pyarrow.parquet as pq
 
 from r1_cli.runs.diagnose.answers import COLUMNS, STEPS
-from r1_cli.runs.record import SAMPLES
-from r1_cli.runs.record.reader import read_steps, read_table
-from r1_cli.runs.record.schema import file_name
+from r1_cli.runs.reader import SAMPLES, RunReader, sample_file
 
 REWARD = "worker.reward.reward_function=packages/r1-cli/tests/bad_rewards.py:"
 HERE = Path(__file__).parent
@@ -104,8 +102,10 @@ def main(names: list[str]) -> None:
 def keep_record(run: Path, target: Path) -> None:
     """Keep of the record what a diagnosis reads."""
     (target / SAMPLES).mkdir(exist_ok=True)
-    for step in read_steps(run)[-STEPS:]:
-        pq.write_table(read_table(run, step, columns=COLUMNS), target / SAMPLES / file_name(step, "train"))
+    for step in RunReader(run).recorded_steps()[-STEPS:]:
+        pq.write_table(
+            RunReader(run).sample_table(step, columns=COLUMNS), target / SAMPLES / sample_file(step, "train")
+        )
 
 
 def short(value: float | None) -> float | None:

@@ -11,9 +11,8 @@ from click.testing import CliRunner, Result
 from rich.cells import cell_len
 
 from r1_cli.main import main
-from r1_cli.runs.diagnose.history import History
-from r1_cli.runs.diff.differences import part
-from r1_cli.runs.diff.run import Run
+from r1_cli.runs.diff import part
+from r1_cli.runs.history import History
 
 HEALTHY = Path(__file__).parent / "runs" / "healthy_01"
 START: dict[str, Any] = {
@@ -41,9 +40,9 @@ def diff(*words: Any, code: int = 0) -> Result:
     return result
 
 
-def of(values: Any) -> Run:
+def of(values: Any) -> History:
     rows = [{"step": step, "reward/overall": float(value)} for step, value in enumerate(values, start=1)]
-    return Run(History("made", "r1", rows), [])
+    return History("made", "r1", rows)
 
 
 def test_a_run_does_not_differ_from_itself(tmp_path: Path) -> None:

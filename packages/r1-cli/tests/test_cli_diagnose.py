@@ -12,15 +12,16 @@ from click.testing import CliRunner
 
 from r1_cli.main import main
 from r1_cli.runs.diagnose.answers import diagnose_answers, diagnose_run
-from r1_cli.runs.diagnose.history import NoHistoryError, read_history
 from r1_cli.runs.diagnose.signatures import SIGNATURES, diagnose
+from r1_cli.runs.history import NoHistoryError, read_history
+from r1_cli.runs.reader import RunReader
 
 RUNS = Path(__file__).parent / "runs"
 ANSWERS = {"repeated_answers", "dead_media"}
 
 
 def found_in(run: Path) -> set[str]:
-    answers = diagnose_answers(run) if run.is_dir() else []
+    answers = diagnose_answers(RunReader(run)) if run.is_dir() else []
     return {one.signature for one in [*diagnose(read_history(run)), *answers]}
 
 
@@ -82,7 +83,7 @@ def first_steps(run: Path, count: int, folder: Path, *, shift: float = 0.0) -> P
 @pytest.mark.parametrize("shift", [0.0, -1.0])
 @pytest.mark.parametrize("count", [4, 5, 7, 8, 30])
 def test_a_rate_that_is_too_high_is_told_before_what_follows_from_it(count: int, shift: float, tmp_path: Path) -> None:
-    cause, *symptoms = diagnose_run(read_history(first_steps(RUNS / "rate_too_high", count, tmp_path, shift=shift)))
+    cause, *symptoms = diagnose_run(RunReader(first_steps(RUNS / "rate_too_high", count, tmp_path, shift=shift)))
     assert (cause.signature, cause.follows) == ("rate_too_high", "")
     assert "truncation" in {one.signature for one in symptoms}
     assert all(one.advised.startswith("first what it follows from, 'the reward falls") for one in symptoms)
@@ -97,12 +98,12 @@ def test_the_first_steps_of_healthy_runs_are_not_said_to_have_lost_all(tmp_path:
 
 
 def test_what_is_advised_asks_whether_the_reward_is_constant_and_its_sign_right() -> None:
-    constant, symptom = diagnose_run(read_history(RUNS / "no_variance"))
+    constant, symptom = diagnose_run(RunReader(RUNS / "no_variance"))
     assert (constant.signature, symptom.signature) == ("constant_reward", "no_variance")
     assert "is the reward constant?" in symptom.advised
     assert "r1 reward test" in constant.advice
     for name in ("rate_too_high", "part_falls"):
-        (one,) = [one for one in diagnose_run(read_history(RUNS / name)) if one.signature == name]
+        (one,) = [one for one in diagnose_run(RunReader(RUNS / name)) if one.signature == name]
         assert "is the sign" in one.advice
 
 
@@ -119,8 +120,8 @@ def test_a_record_without_pictures_truths_or_several_answers_says_nothing(tmp_pa
         pq.write_table(
             table.filter([i % 8 == 0 for i in range(len(table))]).slice(0, 3), tmp_path / "samples" / place.name
         )
-    assert not diagnose_answers(tmp_path)
-    assert not diagnose_answers(tmp_path / "nothing here")
+    assert not diagnose_answers(RunReader(tmp_path))
+    assert not diagnose_answers(RunReader(tmp_path / "nothing here"))
 
 
 @pytest.mark.parametrize("count", [0, 1, 2, 3, 7])

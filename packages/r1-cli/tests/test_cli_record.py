@@ -12,10 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
-from r1_cli.runs.record import MEDIA, SAMPLES, manifest
+from r1_cli.runs.reader import MANIFEST_FILE, MEDIA, SAMPLES, RunReader
+from r1_cli.runs.record import manifest
 from r1_cli.runs.record.media import MediaFolder
-from r1_cli.runs.record.reader import read_samples, read_steps, read_table
-from r1_cli.runs.record.schema import SCHEMA
+from r1_cli.runs.schema import SCHEMA
 from r1_cli.train.groups.group import Group, Response, to_samples
 from r1_cli.train.recorder import Recorder
 from r1_core.rows import with_tokens
@@ -63,8 +63,8 @@ def picture(shade: int, side: int = 8) -> Image.Image:
 def test_a_row_holds_what_was_asked_said_scored_and_learned(tmp_path: Path) -> None:
     groups = step()
     record(tmp_path, 12, groups, learned(groups))
-    assert read_steps(tmp_path) == [12]
-    rows = read_samples(tmp_path, 12)
+    assert RunReader(tmp_path).recorded_steps() == [12]
+    rows = RunReader(tmp_path).samples(12)
     assert [(row["group"], row["sample"]) for row in rows] == [(0, 0), (0, 1), (1, 0), (1, 1)]
     assert rows[1] == {
         "step": 12, "phase": "train", "group": 0, "sample": 1, "prompt_id": "rows.parquet:0", "source": "shapes",
@@ -80,8 +80,8 @@ def test_a_row_holds_what_was_asked_said_scored_and_learned(tmp_path: Path) -> N
 
 def test_a_validation_has_no_fields_of_the_learner(tmp_path: Path) -> None:
     record(tmp_path, 0, step(), phase="validation")
-    assert read_steps(tmp_path) == []
-    (row, *_) = read_samples(tmp_path, 0, "validation", ["tokens", "old_logprobs", "advantages"])
+    assert RunReader(tmp_path).recorded_steps() == []
+    (row, *_) = RunReader(tmp_path).samples(0, "validation", ["tokens", "old_logprobs", "advantages"])
     assert row == {"tokens": [0, 1], "old_logprobs": None, "advantages": None}
 
 
@@ -90,7 +90,7 @@ def test_odd_answers_are_recorded_as_they_are(tmp_path: Path) -> None:
     odd = [response(0, text=""), response(1, failed, text="\ud800 \x00 <script>"), response(1, text="漢" * 10**6)]
     group = Group(replace(prompt(), text="", ground_truth="\udfff"), odd, truth_problem="no number")
     record(tmp_path, 1, [group])
-    rows = read_samples(tmp_path, 1)
+    rows = RunReader(tmp_path).samples(1)
     assert [row["tokens"] for row in rows] == [[], [0], [0]]
     assert math.isnan(rows[1]["score"])
     assert rows[1]["parts"] == {"accuracy": math.inf}
@@ -99,13 +99,13 @@ def test_odd_answers_are_recorded_as_they_are(tmp_path: Path) -> None:
     assert rows[1]["reason"] == "no number"
     assert len(rows[2]["answer"]) == 10**6
     record(tmp_path, 2, [])
-    assert read_samples(tmp_path, 2) == []
+    assert RunReader(tmp_path).samples(2) == []
 
 
 def test_pictures_are_kept_once_and_are_what_the_model_saw(tmp_path: Path) -> None:
     groups = [Group(prompt(i, images=(picture(i % 2), picture(9))), [response()]) for i in range(4)]
     record(tmp_path, 1, groups)
-    files = [row["media"] for row in read_samples(tmp_path, 1, columns=["media"])]
+    files = [row["media"] for row in RunReader(tmp_path).samples(1, columns=["media"])]
     assert files[0] == files[2] != files[1] == files[3]
     assert {path.name for path in (tmp_path / MEDIA).iterdir()} == {name for names in files for name in names}
     with Image.open(tmp_path / MEDIA / files[1][0]) as found:
@@ -125,7 +125,7 @@ def test_a_videos_frames_are_kept_in_a_file(tmp_path: Path, frames: int, kept: i
 def test_a_step_that_is_reached_again_replaces_its_file(tmp_path: Path) -> None:
     record(tmp_path, 3, step(4))
     record(tmp_path, 3, step(1))
-    assert len(read_samples(tmp_path, 3)) == 2
+    assert len(RunReader(tmp_path).samples(3)) == 2
     assert [path.name for path in (tmp_path / SAMPLES).iterdir()] == ["000000003-train.parquet"]
 
 
@@ -146,10 +146,10 @@ def test_the_oldest_steps_leave_with_the_pictures_that_nothing_else_shows(
         recorder.flush()
     files = list((tmp_path / "all").rglob("*.*"))
     assert sum(path.stat().st_size for path in files) <= 4 * size
-    steps = read_steps(tmp_path / "all")
+    steps = RunReader(tmp_path / "all").recorded_steps()
     assert steps == list(range(steps[0], 31))
     assert 2 <= len(steps) <= 5
-    shown = {name for number in steps for row in read_samples(tmp_path / "all", number) for name in row["media"]}
+    shown = {name for number in steps for row in RunReader(tmp_path / "all").samples(number) for name in row["media"]}
     assert {path.name for path in (tmp_path / "all" / MEDIA).iterdir()} == shown
     assert caplog.text.count("trainer.record_gb") == 1
 
@@ -157,7 +157,7 @@ def test_the_oldest_steps_leave_with_the_pictures_that_nothing_else_shows(
 def test_what_is_larger_than_the_bound_by_itself_stays(tmp_path: Path) -> None:
     record(tmp_path, 1, step(), most=1)
     record(tmp_path, 2, step(), most=1)
-    assert read_steps(tmp_path) == [2]
+    assert RunReader(tmp_path).recorded_steps() == [2]
 
 
 def test_nothing_is_recorded_where_nothing_may_be(tmp_path: Path) -> None:
@@ -179,17 +179,17 @@ def test_a_record_that_cannot_be_written_is_off_and_says_so_once(
     recorder.take(3, "train", step())
     recorder.close()
     assert caplog.text.count("samples are not recorded from step 2 on: OSError: [Errno 28] No space left") == 1
-    assert read_steps(tmp_path) == [1], "what was there is whole"
+    assert RunReader(tmp_path).recorded_steps() == [1], "what was there is whole"
 
 
 def test_what_is_asked_for_and_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"step 4 is not in the record \(train\); none is"):
-        read_table(tmp_path, 4)
+        RunReader(tmp_path).sample_table(4)
     record(tmp_path, 1, step())
     with pytest.raises(FileNotFoundError, match="steps 1 to 1 are"):
-        read_table(tmp_path, 4)
+        RunReader(tmp_path).sample_table(4)
     with pytest.raises(KeyError, match="no column 'token'"):
-        read_samples(tmp_path, 1, columns=["token"])
+        RunReader(tmp_path).samples(1, columns=["token"])
 
 
 CONFIG = {"data": {"seed": 1}, "worker": {"rollout": {"seed": 2}}}
@@ -197,13 +197,13 @@ CONFIG = {"data": {"seed": 1}, "worker": {"rollout": {"seed": 2}}}
 
 def test_a_manifest_tells_of_every_start_and_how_it_ended(tmp_path: Path) -> None:
     with manifest.describe(tmp_path, CONFIG, {"train": "abc"}, ["cpu"], step=0):
-        (running,) = manifest.read_manifest(tmp_path)
+        (running,) = RunReader(tmp_path).starts()
         assert (running["end"], running["ended"]) == ("is running, or was killed", None)
     with pytest.raises(RuntimeError), manifest.describe(tmp_path, CONFIG, {"train": "abc"}, ["0", "1"], step=3):
         raise RuntimeError("a rank is gone\nand more")
     with manifest.describe(tmp_path, CONFIG, {}, [], step=5) as start:
         start["end"] = "left after step 7, by a signal"
-    starts = manifest.read_manifest(tmp_path)
+    starts = RunReader(tmp_path).starts()
     assert [start["end"] for start in starts] == [
         "complete", "RuntimeError: a rank is gone", "left after step 7, by a signal",
     ]  # fmt: skip
@@ -216,10 +216,10 @@ def test_a_manifest_tells_of_every_start_and_how_it_ended(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"starts": null}'])
 def test_a_manifest_that_cannot_be_read_is_begun_anew(tmp_path: Path, content: str) -> None:
-    (tmp_path / manifest.MANIFEST_FILE).write_text(content)
+    (tmp_path / MANIFEST_FILE).write_text(content)
     with manifest.describe(tmp_path, CONFIG, {}, [], step=0):
         pass
-    assert len(manifest.read_manifest(tmp_path)) == 1
+    assert len(RunReader(tmp_path).starts()) == 1
 
 
 def test_secrets_of_a_command_are_hidden() -> None:

@@ -13,8 +13,8 @@ from r1_cli.checkpoint.folders import STATE_FILE
 from r1_cli.jobs.replay.compare import compare_step, compare_tables, read_metrics
 from r1_cli.jobs.replay.settings import NoReplayError, plan_replay
 from r1_cli.jobs.replay.stages import show_group
-from r1_cli.runs.record import SAMPLES
-from r1_cli.runs.record.schema import SCHEMA, file_name
+from r1_cli.runs.reader import SAMPLES, sample_file
+from r1_cli.runs.schema import SCHEMA
 
 ROW: dict[str, Any] = {
     "step": 3, "phase": "train", "group": 0, "sample": 0, "prompt_id": "rows.parquet:0", "source": "shapes",
@@ -125,7 +125,7 @@ def test_a_groups_stages_are_shown_and_another_group_is_refused(tmp_path: Path) 
     rows = table(
         {}, long, {"tokens": [], "rollout_logprobs": [], "old_logprobs": [], "advantages": [], "entropies": []}
     )
-    pq.write_table(rows, run / SAMPLES / file_name(3, "train"))
+    pq.write_table(rows, run / SAMPLES / sample_file(3, "train"))
     told = "\n".join(show_group(run, 3, 0))
     assert "actor/grad_norm" in told
     assert "…" in told

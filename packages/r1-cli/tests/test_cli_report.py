@@ -11,6 +11,7 @@ from cli_pages import HOSTILE, PICTURE, write_run, write_samples
 from click.testing import CliRunner
 
 from r1_cli.main import main
+from r1_cli.runs.reader import RunReader
 from r1_cli.runs.report.chart import MOST_POINTS, draw, thin
 from r1_cli.runs.report.examples import choose, pictures_of
 from r1_cli.runs.report.page import write_report
@@ -98,18 +99,18 @@ def test_answers_that_cannot_be_read_are_those_of_the_step_before(tmp_path: Path
         (run / "samples" / f"{name}.parquet").write_bytes(b"PAR1 torn")
     text = Page(write_report(run)).text
     assert "Answers of step 1" in text
-    assert [one.step for one in measure(run)] == [1]
+    assert [one.step for one in measure(RunReader(run))] == [1]
 
 
 def test_an_answer_with_a_million_pictures_shows_six(tmp_path: Path) -> None:
     run = write_run(tmp_path, steps=1)
-    assert len(pictures_of(run, {"media": [PICTURE] * 10**6})) == 6
-    assert pictures_of(run, {"media": None}) == []
+    assert len(pictures_of(RunReader(run), {"media": [PICTURE] * 10**6})) == 6
+    assert pictures_of(RunReader(run), {"media": None}) == []
 
 
 def test_typical_is_the_median_however_many_answers_there_are(tmp_path: Path) -> None:
     write_samples(tmp_path, 1, groups=5_000, each=5)
-    _, chosen = choose(tmp_path)
+    _, chosen = choose(RunReader(tmp_path))
     assert {row["score"] for row in chosen["typical"]} == {2.0}
     assert {row["score"] for row in chosen["best"]} == {4.0}
 
@@ -140,9 +141,9 @@ def test_one_row_of_another_score_says_that_nothing_is_known() -> None:
 
 def test_validation_is_by_rows_and_leaves_out_what_is_no_number(tmp_path: Path) -> None:
     write_samples(tmp_path, 4, groups=3, each=2, phase="validation")
-    (found,) = measure(tmp_path)
+    (found,) = measure(RunReader(tmp_path))
     assert (found.step, found.rows, found.value) == (4, 3, 1.0)  # `accuracy` is 1 in all
-    assert measure(tmp_path / "nothing") == []
+    assert measure(RunReader(tmp_path / "nothing")) == []
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,9 @@ from rich.console import Console
 
 from r1_cli.runs.track import libraries
 from r1_cli.runs.track.console import ConsoleReporter
-from r1_cli.runs.track.plot import plot, spread
 from r1_cli.runs.track.stopwatch import Stopwatch
 from r1_cli.runs.track.types import Generation
-from r1_cli.runs.track.view import LEAST_HEIGHT, View, clock, pick, quantity
+from r1_cli.runs.track.view import LEAST_HEIGHT, View, clock, pick, plot, quantity, spread
 
 RECORD = {
     "reward/overall": 0.53591, "reward/failures": 0.0, "response_length/mean": 10.42,

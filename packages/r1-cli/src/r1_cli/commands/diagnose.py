@@ -22,12 +22,13 @@ def diagnose(run: Path, as_json: bool) -> None:
       r1 diagnose outputs/checkpoint-500/trainer_state.json --json
     """
     from r1_cli.runs.diagnose.answers import diagnose_run
-    from r1_cli.runs.diagnose.history import NoHistoryError, read_history
     from r1_cli.runs.diagnose.signatures import SIGNATURES
+    from r1_cli.runs.history import NoHistoryError
+    from r1_cli.runs.reader import RunReader
 
     with user_errors(NoHistoryError):
-        history = read_history(run)
-        found = diagnose_run(history)
+        reader = RunReader(run)
+        history, found = reader.history, diagnose_run(reader)
     last = int(history.steps[-1]["step"])
     if as_json:
         click.echo(json.dumps({"run": str(run), "step": last, "findings": [asdict(one) for one in found]}, indent=2))

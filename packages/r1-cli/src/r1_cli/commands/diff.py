@@ -23,15 +23,14 @@ def diff(run_a: Path, run_b: Path, as_json: bool) -> None:
     \b
       r1 diff checkpoints/easy_r1/demo checkpoints/easy_r1/demo_2
     """
-    from r1_cli.runs.diagnose.history import NoHistoryError
-    from r1_cli.runs.diff.differences import compare
-    from r1_cli.runs.diff.run import read_run
-    from r1_cli.runs.diff.tell import tell
+    from r1_cli.runs.diff import compare, format_differences
+    from r1_cli.runs.history import NoHistoryError
+    from r1_cli.runs.reader import RunReader
 
     with user_errors(NoHistoryError):
-        found = compare(read_run(run_a), read_run(run_b))
+        found = compare(RunReader(run_a), RunReader(run_b))
     if as_json:
         click.echo(json.dumps({"runs": [str(run_a), str(run_b)], **asdict(found)}, indent=2))
         return
-    for line in tell(found):
+    for line in format_differences(found):
         click.echo(line)

@@ -19,7 +19,7 @@ def report(run: Path, output: Path | None) -> None:
       r1 report checkpoints/easy_r1/demo
       r1 report checkpoints/easy_r1/demo --output demo.html
     """
-    from r1_cli.runs.diagnose.history import NoHistoryError
+    from r1_cli.runs.history import NoHistoryError
     from r1_cli.runs.report.page import write_report
 
     file = output or (run if run.is_dir() else run.parent) / "report.html"

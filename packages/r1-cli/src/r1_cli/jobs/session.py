@@ -46,11 +46,10 @@ from r1_cli.models.files import open_critic_config, open_model, read_assets
 from r1_cli.plan.announce import announce, render_sources, show_phases, show_table
 from r1_cli.plan.batches import Plan, make_plan
 from r1_cli.plan.start import find_start, hold_folder, require_same_shape, set_damaged_aside
+from r1_cli.runs.reader import RunReader
 from r1_cli.runs.record.manifest import describe as describe_start
-from r1_cli.runs.record.manifest import read_manifest
 from r1_cli.runs.track import RunInfo, Tracker, libraries
 from r1_cli.runs.track.console import ConsoleReporter
-from r1_cli.runs.track.files import read_settings
 from r1_cli.runs.track.timeline import TIMELINE_FILE, Timeline
 from r1_cli.train import loop
 from r1_cli.train.groups.stream_position import StreamPosition, resume_stream_position
@@ -202,7 +201,7 @@ class Session:
         if start:
             chosen = read_state(start).get("micro_batches", {})
         else:
-            chosen = find_previous_sizes(read_manifest(folder.path), config, devices.names)
+            chosen = find_previous_sizes(RunReader(folder.path).starts(), config, devices.names)
         pictures = any(part.has_media for part in data.training.prompts.parts)
         return choose_micro_batches(
             config, hardware, model, data.renderer, models.learner, models.critic, chosen, pictures=pictures
@@ -228,13 +227,13 @@ class Session:
         info = RunInfo(trainer.project_name, trainer.experiment_name, path, printable(config), at.step)
         named = [*data.training.named(), *data.validation.named(" (validation)")]
         record_rows(path, named, resumed=resumed)
-        starts = read_manifest(path)
+        starts = RunReader(path).starts()
         digests = {name: part.digest for name, part in named}
         numerics = {"threads": self.threads, "micro_batches": at.micro_batches}
         entry = self.stack.enter_context(describe_start(path, info.config, digests, devices.names, at.step, numerics))
         if resumed:
             threads = starts[-1].get("numerics", {}).get("threads", self.threads) if starts else self.threads
-            before = {**read_settings(path), "OMP_NUM_THREADS": threads}
+            before = {**RunReader(path).settings(), "OMP_NUM_THREADS": threads}
             report_changes(before, {**info.config, "OMP_NUM_THREADS": self.threads})
         tracker = Tracker(trainer.logger, info, reports.console)
         self.stack.callback(tracker.close)

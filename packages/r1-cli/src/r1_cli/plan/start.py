@@ -13,8 +13,8 @@ from typing import IO, Any
 from r1_cli.checkpoint.folders import CheckpointStore, find_damage, read_state
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.section import Tree
+from r1_cli.runs.reader import RunReader
 from r1_cli.runs.record.manifest import now
-from r1_cli.runs.track.files import read_settings
 
 log = logging.getLogger(__name__)
 
@@ -143,7 +143,7 @@ def _require_same_model(config: RunConfig, latest: Path) -> None:
 
     A model that is no longer where it was may have moved: then its architecture decides (`require_same_shape`).
     """
-    model: Any = read_settings(latest.parent)
+    model: Any = RunReader(latest.parent).settings()
     for name in MODEL.split("."):
         model = model.get(name) if isinstance(model, dict) else None
     now = config.worker.actor.model.model_path or ""

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from r1_cli.checkpoint.background import Background
-from r1_cli.runs.record import MEDIA, SAMPLES
+from r1_cli.runs.reader import MEDIA, SAMPLES, Phase, sample_file
 from r1_cli.runs.record.media import MediaFolder
-from r1_cli.runs.record.schema import COLUMNS, SCHEMA, Phase, file_name
+from r1_cli.runs.schema import COLUMNS, SCHEMA
 from r1_cli.train.groups.group import Group
 from r1_core.rows import tokens
 from r1_core.types import Sample
@@ -71,7 +71,7 @@ class Recorder:
         try:
             table = to_table(step, phase, groups, samples, self._media.keep)
             self._samples.mkdir(parents=True, exist_ok=True)
-            path = self._samples / file_name(step, phase)
+            path = self._samples / sample_file(step, phase)
             draft = path.with_name(f".draft_{path.name}")
             pq.write_table(table, draft, compression="zstd", use_dictionary=REPEATED)
             os.replace(draft, path)

@@ -7,9 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from r1_cli.runs.record.manifest import read_manifest
-from r1_cli.runs.record.reader import read_steps, read_table
-from r1_cli.runs.track.files import read_records
+from r1_cli.runs.reader import RunReader
 
 # In the order in which a step makes them: the first that differs is where to look.
 IN_ORDER = (
@@ -38,8 +36,8 @@ def compare_step(run: Path, again: Path, step: int) -> Comparison:
     """Compare a step of a run with the same step in the folder in which it was taken again."""
     differences: list[str] = []
     answers = None
-    if step in read_steps(run):
-        then, now = (read_table(folder, step) for folder in (run, again))
+    if step in RunReader(run).recorded_steps():
+        then, now = (RunReader(folder).sample_table(step) for folder in (run, again))
         answers = len(then)
         differences += compare_tables(then, now)
     metrics = None
@@ -69,7 +67,7 @@ def compare_tables(then: pa.Table, now: pa.Table) -> list[str]:
 def read_metrics(run: Path, step: int) -> dict[str, Any]:
     """Return a step's numbers but those of the clock; none if it was not logged. Validation is not part of a step."""
     found: dict[str, Any] = {}
-    for row in read_records(run):
+    for row in RunReader(run).records():
         if row.get("step") == step:
             found |= row
     return {name: value for name, value in found.items() if not name.startswith((*OF_THE_CLOCK, "val/", "val-"))}
@@ -77,7 +75,7 @@ def read_metrics(run: Path, step: int) -> dict[str, Any]:
 
 def list_changes(run: Path, again: Path) -> list[str]:
     """Return what has changed of packages, commit and rows since a run was last started."""
-    starts = read_manifest(run)[-1:], read_manifest(again)[-1:]
+    starts = RunReader(run).starts()[-1:], RunReader(again).starts()[-1:]
     if not all(starts):
         return []
     then, now = starts[0][0], starts[1][0]

@@ -6,8 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from r1_cli.checkpoint.folders import CheckpointStore, find_damage, read_state
-from r1_cli.runs.record.manifest import read_manifest
-from r1_cli.runs.track.files import read_records, read_settings
+from r1_cli.runs.reader import RunReader
 
 
 class NoReplayError(ValueError):
@@ -31,7 +30,7 @@ def plan_replay(run: Path, step: int, folder: Path) -> Replay:
         NoReplayError: the folder is no run, or the step was not taken in it; says which were.
     """
     config, threads = _settings_of(run, step)
-    taken = max((int(one["step"]) for one in read_records(run)), default=None)
+    taken = max((int(one["step"]) for one in RunReader(run).records()), default=None)
     if taken is not None and step > taken:
         raise NoReplayError(f"step {step} of {run} cannot be taken again: it has taken {taken} steps")
     store = CheckpointStore(run)
@@ -48,8 +47,8 @@ def plan_replay(run: Path, step: int, folder: Path) -> Replay:
 
 def _settings_of(run: Path, step: int) -> tuple[dict[str, Any], int | None]:
     """Return settings and threads of the last start before a step; of a run without a manifest, the last settings."""
-    starts = [one for one in read_manifest(run) if one["from_step"] < step]
-    settings = starts[-1]["config"] if starts else read_settings(run)
+    starts = [one for one in RunReader(run).starts() if one["from_step"] < step]
+    settings = starts[-1]["config"] if starts else RunReader(run).settings()
     if not settings:
         raise NoReplayError(f"{run} is no run of r1: neither manifest.json nor experiment_config.json is in it")
     threads = starts[-1].get("numerics", {}).get("threads") if starts else None

@@ -7,7 +7,7 @@ from typing import Any
 
 from r1_cli.jobs.replay.compare import read_metrics
 from r1_cli.jobs.replay.settings import NoReplayError
-from r1_cli.runs.record.reader import read_samples
+from r1_cli.runs.reader import RunReader
 
 LONGEST = 2_000  # characters of a text that are shown
 TOKENS = 12  # of an answer that are listed, from its beginning and from its end
@@ -21,7 +21,7 @@ def show_group(run: Path, step: int, group: int) -> Iterator[str]:
     Raises:
         NoReplayError: the step has no such group; says how many it has.
     """
-    rows = read_samples(run, step)
+    rows = RunReader(run).samples(step)
     ours = [row for row in rows if row["group"] == group]
     if not ours:
         raise NoReplayError(f"step {step} has groups 0 to {rows[-1]['group']}, not {group}")

@@ -1,32 +1,29 @@
 """What is known to go wrong in answers, by the record of the last steps."""
 
 from collections import Counter
-from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from r1_cli.runs.diagnose.findings import Finding, causes_first
-from r1_cli.runs.diagnose.history import History
+from r1_cli.runs.diagnose.findings import Diagnosis, causes_first
 from r1_cli.runs.diagnose.signatures import diagnose
+from r1_cli.runs.reader import RunReader
 
 STEPS = 3  # the last ones that are looked at
 LEAST_PROMPTS = 8
 COLUMNS = ["prompt_id", "prompt", "answer", "ground_truth", "media", "group", "score", "finish_reason"]
 
 
-def diagnose_run(history: History) -> list[Finding]:
+def diagnose_run(run: RunReader) -> list[Diagnosis]:
     """Return what a run's numbers and recorded answers show to go wrong, causes before their symptoms."""
-    return causes_first([*diagnose(history), *(diagnose_answers(history.folder) if history.folder else ())])
+    return causes_first([*diagnose(run.history), *diagnose_answers(run)])
 
 
-def diagnose_answers(run: Path) -> list[Finding]:
+def diagnose_answers(run: RunReader) -> list[Diagnosis]:
     """Return what the recorded answers of a run's last steps show to go wrong; nothing for a run without a record."""
-    from r1_cli.runs.record.reader import read_steps, read_whole
-
-    steps = read_steps(run)[-STEPS:]
+    steps = run.recorded_steps()[-STEPS:]
     groups: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for step in steps:
-        for row in read_whole(run, step, "train", COLUMNS):
+        for row in run.readable_samples(step, "train", COLUMNS):
             groups.setdefault((step, row["group"]), []).append(row)
     if not groups:
         return []
@@ -35,7 +32,7 @@ def diagnose_answers(run: Path) -> list[Finding]:
     return [one for one in found if one is not None]
 
 
-def repeated_answers(groups: list[list[dict[str, Any]]], where: str) -> Finding | None:
+def repeated_answers(groups: list[list[dict[str, Any]]], where: str) -> Diagnosis | None:
     """The answers of a group are one and the same text, and not because all are right."""
     several = [group for group in groups if len(group) > 1]
     shares = [Counter(row["answer"] for row in group).most_common(1)[0][1] / len(group) for group in several]
@@ -45,7 +42,7 @@ def repeated_answers(groups: list[list[dict[str, Any]]], where: str) -> Finding 
     if score > 0.9:
         return None
     example = several[0][0]["answer"][:60]
-    return Finding(
+    return Diagnosis(
         "repeated_answers",
         "the answers of a group are the same text",
         f"{fmean(shares):.0%} of a group are its most frequent answer ({where}), such as {example!r}",
@@ -53,7 +50,7 @@ def repeated_answers(groups: list[list[dict[str, Any]]], where: str) -> Finding 
     )
 
 
-def dead_media(groups: list[list[dict[str, Any]]], where: str) -> Finding | None:
+def dead_media(groups: list[list[dict[str, Any]]], where: str) -> Diagnosis | None:
     """Whatever the picture shows, the answer to one question is the same."""
     asked: dict[str, list[list[dict[str, Any]]]] = {}
     for group in groups:
@@ -65,7 +62,7 @@ def dead_media(groups: list[list[dict[str, Any]]], where: str) -> Finding | None
         said = [Counter(row["answer"] for row in group).most_common(1)[0][0] for group in same]
         answer, times = Counter(said).most_common(1)[0]
         if len(pictures) >= LEAST_PROMPTS and len(truths) > 1 and times >= 0.95 * len(same):
-            return Finding(
+            return Diagnosis(
                 "dead_media",
                 "pictures make no difference",
                 f"{len(same)} different pictures with one question get the answer {answer[:60]!r} most often "

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Diagnosis:
     """One thing that goes wrong: what, how it shows, and what to try; `follows` is the cause that explains it."""
 
     signature: str
@@ -34,7 +34,7 @@ CAUSES = {
 }
 
 
-def causes_first(found: Iterable[Finding]) -> list[Finding]:
+def causes_first(found: Iterable[Diagnosis]) -> list[Diagnosis]:
     """Return findings in the order in which they are to be looked at, each symptom with the cause that explains it."""
     by_name = {one.signature: one for one in found}
     told = []

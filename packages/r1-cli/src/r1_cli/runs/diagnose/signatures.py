@@ -3,15 +3,15 @@
 import math
 from collections.abc import Callable, Iterator
 
-from r1_cli.runs.diagnose.findings import Finding
-from r1_cli.runs.diagnose.history import History, Spell
+from r1_cli.runs.diagnose.findings import Diagnosis
+from r1_cli.runs.history import History, WindowMean
 
 SURE = 3.0  # standard errors by which means must lie apart to count as different
 LEAST = 8  # steps of a run below which nothing is said of how numbers went,
 SHORTEST = 4  # but that all is lost
 
 
-Signature = Callable[[History], Finding | None]
+Signature = Callable[[History], Diagnosis | None]
 SIGNATURES: dict[str, Signature] = {}
 
 
@@ -21,15 +21,15 @@ def signature(of: Signature) -> Signature:
     return of
 
 
-def diagnose(history: History) -> Iterator[Finding]:
+def diagnose(history: History) -> Iterator[Diagnosis]:
     """Yield what a run's numbers show to go wrong."""
     for of in SIGNATURES.values():
         if (found := of(history)) is not None:
             yield found
 
 
-def _span(spell: Spell) -> str:
-    return f"steps {spell.first} to {spell.last}"
+def _span(window: WindowMean) -> str:
+    return f"steps {window.first} to {window.last}"
 
 
 def _rises(history: History, name: str) -> bool:
@@ -59,14 +59,14 @@ def _from_to(history: History, name: str) -> str:
 
 
 @signature
-def failing_rewards(history: History) -> Finding | None:
+def failing_rewards(history: History) -> Diagnosis | None:
     """Answers that could not be scored."""
     failed = history.series("reward/failures")
     steps = [step for step, value in failed if value > 0]
     if len(steps) <= max(1, len(failed) // 20):
         return None
     causes = [name.rpartition("/")[2] for name in history.names("reward/failures/") if any(history.series(name))]
-    return Finding(
+    return Diagnosis(
         "failing_rewards",
         "rewards fail",
         f"{sum(value for _, value in failed):.0f} answers in {len(steps)} of {len(failed)} steps, the first in step "
@@ -76,12 +76,12 @@ def failing_rewards(history: History) -> Finding | None:
 
 
 @signature
-def constant_reward(history: History) -> Finding | None:
+def constant_reward(history: History) -> Diagnosis | None:
     """All answers of all steps earn the same, from the first one on."""
     rewards, idle = history.series("reward/overall"), history.series("reward/groups_without_variance")
     if len(rewards) < 3 or len({value for _, value in rewards}) > 1 or not idle or min(idle, key=_value)[1] < 1:
         return None
-    return Finding(
+    return Diagnosis(
         "constant_reward",
         "no answer earns more than another: is the reward constant?",
         f"reward/overall is {rewards[0][1]:.3g} in each of {len(rewards)} steps, and no group differs",
@@ -95,7 +95,7 @@ def _value(entry: tuple[int, float]) -> float:
 
 
 @signature
-def no_variance(history: History) -> Finding | None:
+def no_variance(history: History) -> Diagnosis | None:
     """Groups whose answers all earn the same: their advantages are 0."""
     late = history.late("reward/groups_without_variance")
     reward = history.late("reward/accuracy") or history.late("reward/overall")
@@ -105,7 +105,7 @@ def no_variance(history: History) -> Finding | None:
     tip = "easier rows, a part of the reward for what is nearly right, more answers (worker.rollout.n)"
     if right:
         tip = "harder rows: nearly all answers are right"
-    return Finding(
+    return Diagnosis(
         "no_variance",
         "groups teach nothing: all answers of a prompt earn the same",
         f"reward/groups_without_variance is {late.mean:.0%} in {_span(late)}",
@@ -114,14 +114,14 @@ def no_variance(history: History) -> Finding | None:
 
 
 @signature
-def format_gamed(history: History) -> Finding | None:
+def format_gamed(history: History) -> Diagnosis | None:
     """The form is met, and the answer is not."""
     form, right = history.late("reward/format"), history.late("reward/accuracy")
     if form is None or right is None or not _rises(history, "reward/format") or _rises(history, "reward/accuracy"):
         return None
     if form.mean < 0.8 or right.mean > 0.5:
         return None
-    return Finding(
+    return Diagnosis(
         "format_gamed",
         "the form is learned, the answer is not",
         f"{_from_to(history, 'reward/format')}; {_from_to(history, 'reward/accuracy')}",
@@ -130,7 +130,7 @@ def format_gamed(history: History) -> Finding | None:
 
 
 @signature
-def part_falls(history: History) -> Finding | None:
+def part_falls(history: History) -> Diagnosis | None:
     """A part of the reward falls while the sum rises."""
     if not _rises(history, "reward/overall"):
         return None
@@ -139,7 +139,7 @@ def part_falls(history: History) -> Finding | None:
         early, late = history.early(name), history.late(name)
         if early is None or late is None or not _falls(history, name) or late.mean > early.mean - 0.05:
             continue
-        return Finding(
+        return Diagnosis(
             "part_falls",
             f"the reward rises at the cost of {name.removeprefix('reward/')}",
             f"{_from_to(history, name)}; {_from_to(history, 'reward/overall')}",
@@ -152,12 +152,12 @@ NOT_PARTS = {"reward/overall", "reward/failures", "reward/groups_without_varianc
 
 
 @signature
-def slow_rewards(history: History) -> Finding | None:
+def slow_rewards(history: History) -> Diagnosis | None:
     """The step waits for scores."""
     reward, step = history.late("timing_s/reward"), history.late("timing_s/step")
     if reward is None or step is None or reward.mean < 0.2 * step.mean or reward.mean < 0.05:
         return None
-    return Finding(
+    return Diagnosis(
         "slow_rewards",
         "steps wait for rewards",
         f"timing_s/reward is {reward.mean:.3g} s of {step.mean:.3g} s in {_span(step)}",
@@ -166,7 +166,7 @@ def slow_rewards(history: History) -> Finding | None:
 
 
 @signature
-def validation_below(history: History) -> Finding | None:
+def validation_below(history: History) -> Diagnosis | None:
     """What is learned does not carry over."""
     train, val = history.late("reward/overall"), history.series("val/reward_score")
     if train is None or len(val) < 2 or not _rises(history, "reward/overall"):
@@ -174,7 +174,7 @@ def validation_below(history: History) -> Finding | None:
     first, last = val[0][1], val[-1][1]
     if last > train.mean - 0.1 or last - first > 0.5 * (train.mean - first):
         return None
-    return Finding(
+    return Diagnosis(
         "validation_below",
         "training improves and validation does not",
         f"val/reward_score is {last:.3g} at step {val[-1][0]} ({first:.3g} at step {val[0][0]}); "
@@ -187,12 +187,12 @@ def validation_below(history: History) -> Finding | None:
 
 
 @signature
-def truncation(history: History) -> Finding | None:
+def truncation(history: History) -> Diagnosis | None:
     """Answers are cut before they end."""
     late = history.late("response_length/clip_ratio")
     if late is None or late.mean < 0.1:
         return None
-    return Finding(
+    return Diagnosis(
         "truncation",
         "answers are cut off",
         f"response_length/clip_ratio is {late.mean:.0%} in {_span(late)}",
@@ -201,12 +201,12 @@ def truncation(history: History) -> Finding | None:
 
 
 @signature
-def length_explosion(history: History) -> Finding | None:
+def length_explosion(history: History) -> Diagnosis | None:
     """Answers grow and earn no more."""
     early, late = history.early("response_length/mean"), history.late("response_length/mean")
     if early is None or late is None or late.mean < 2 * early.mean or _rises(history, "reward/overall"):
         return None
-    return Finding(
+    return Diagnosis(
         "length_explosion",
         "answers grow longer and earn no more",
         _from_to(history, "response_length/mean"),
@@ -215,7 +215,7 @@ def length_explosion(history: History) -> Finding | None:
 
 
 @signature
-def entropy_collapse(history: History) -> Finding | None:
+def entropy_collapse(history: History) -> Diagnosis | None:
     """The policy has stopped trying anything else, before it was good."""
     early, late = history.early("actor/entropy_loss"), history.late("actor/entropy_loss")
     reward = history.late("reward/overall")
@@ -223,7 +223,7 @@ def entropy_collapse(history: History) -> Finding | None:
         return None
     if reward is not None and reward.mean > 0.9:
         return None
-    return Finding(
+    return Diagnosis(
         "entropy_collapse",
         "the policy has stopped trying anything new",
         _from_to(history, "actor/entropy_loss"),
@@ -235,13 +235,13 @@ def entropy_collapse(history: History) -> Finding | None:
 
 
 @signature
-def skipped_steps(history: History) -> Finding | None:
+def skipped_steps(history: History) -> Diagnosis | None:
     """Gradients that are not finite."""
     skipped = history.series("actor/skipped_steps")
     if not skipped or skipped[-1][1] == 0:
         return None
     first = next(step for step, value in skipped if value > 0)
-    return Finding(
+    return Diagnosis(
         "skipped_steps",
         "optimizer steps are skipped: gradients are not finite",
         f"{skipped[-1][1]:.0f} by step {skipped[-1][0]}, the first in step {first}",
@@ -250,12 +250,12 @@ def skipped_steps(history: History) -> Finding | None:
 
 
 @signature
-def kl_runaway(history: History) -> Finding | None:
+def kl_runaway(history: History) -> Diagnosis | None:
     """The policy leaves the reference for good."""
     early, late = history.early("actor/kl_loss"), history.late("actor/kl_loss")
     if early is None or late is None or late.mean < 0.5:
         return None
-    return Finding(
+    return Diagnosis(
         "kl_runaway",
         "the policy runs away from the reference",
         _from_to(history, "actor/kl_loss") + " nats a token",
@@ -264,12 +264,12 @@ def kl_runaway(history: History) -> Finding | None:
 
 
 @signature
-def rate_too_high(history: History) -> Finding | None:
+def rate_too_high(history: History) -> Diagnosis | None:
     """Updates that destroy what was there."""
     if not (fall := _collapse(history) or _fall(history)):
         return None
     rates = [value for _, value in history.series("actor/lr")]
-    return Finding(
+    return Diagnosis(
         "rate_too_high",
         "the reward falls: updates are too large",
         f"reward/overall {fall}; actor/lr " + (f"went up to {max(rates):.3g}" if rates else "is not known"),
@@ -307,7 +307,7 @@ def _collapse(history: History) -> str:
 
 
 @signature
-def rate_too_low(history: History) -> Finding | None:
+def rate_too_low(history: History) -> Diagnosis | None:
     """Groups differ, and nothing moves."""
     late, early = history.late("actor/entropy_loss"), history.early("actor/entropy_loss")
     lr, idle = history.late("actor/lr"), history.late("reward/groups_without_variance")
@@ -321,7 +321,7 @@ def rate_too_low(history: History) -> Finding | None:
     kl = history.late("actor/kl_loss")
     if not still or (kl is not None and kl.mean > 1e-4):
         return None
-    return Finding(
+    return Diagnosis(
         "rate_too_low",
         "nothing moves, although groups differ",
         f"{_from_to(history, 'actor/entropy_loss')}, and the reward stands still; actor/lr is {lr.mean:.3g}",
@@ -330,12 +330,12 @@ def rate_too_low(history: History) -> Finding | None:
 
 
 @signature
-def clipped_often(history: History) -> Finding | None:
+def clipped_often(history: History) -> Diagnosis | None:
     """Most of what the update would do is held back."""
     late = history.late("actor/pg_clipfrac_higher")
     if late is None or late.mean < 0.2:
         return None
-    return Finding(
+    return Diagnosis(
         "clipped_often",
         "the clip range holds many tokens back",
         f"actor/pg_clipfrac_higher is {late.mean:.0%} in {_span(late)}",
@@ -347,12 +347,12 @@ def clipped_often(history: History) -> Finding | None:
 
 
 @signature
-def engine_gap(history: History) -> Finding | None:
+def engine_gap(history: History) -> Diagnosis | None:
     """Engine and learner disagree about what was sampled."""
     late = history.late("rollout/logprob_gap_mean")
     if late is None or late.mean < 0.05:
         return None
-    return Finding(
+    return Diagnosis(
         "engine_gap",
         "engine and learner do not agree on log-probs",
         f"rollout/logprob_gap_mean is {late.mean:.3g} nats in {_span(late)}",
@@ -361,12 +361,12 @@ def engine_gap(history: History) -> Finding | None:
 
 
 @signature
-def stale_samples(history: History) -> Finding | None:
+def stale_samples(history: History) -> Diagnosis | None:
     """Answers are old when they are learned from."""
     late = history.late("staleness/mean")
     if late is None or late.mean <= 2:
         return None
-    return Finding(
+    return Diagnosis(
         "stale_samples",
         "answers are old when they are learned from",
         f"staleness/mean is {late.mean:.2g} weight versions in {_span(late)}",
@@ -375,7 +375,7 @@ def stale_samples(history: History) -> Finding | None:
 
 
 @signature
-def padding_waste(history: History) -> Finding | None:
+def padding_waste(history: History) -> Diagnosis | None:
     """Most of what is computed is padding."""
     packed = history.setting("worker.actor.padding_free")
     if packed is True or (packed is None and history.writer != "trl"):
@@ -387,7 +387,7 @@ def padding_waste(history: History) -> Finding | None:
     filled = sum(one.mean for one in means if one) / max(sum(one.mean for one in most if one), 1e-9)
     if filled > 0.5:
         return None
-    return Finding(
+    return Diagnosis(
         "padding_waste",
         "much of the update is padding",
         f"sequences are {filled:.0%} as long as the longest of their step ({_span(means[1])})",

@@ -1,3 +1,1 @@
 """The record of a run: every sample with its tokens and scores, pictures once, and what the run was started with."""
-
-SAMPLES, MEDIA = "samples", "media"  # folders of a run's folder

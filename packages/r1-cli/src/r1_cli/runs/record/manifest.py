@@ -1,6 +1,5 @@
 """What a run was started with: settings, versions, commit, data, machine and seeds, and how each start of it ended."""
 
-import json
 import logging
 import os
 import platform
@@ -17,10 +16,10 @@ from typing import Any
 
 from r1_cli.checkpoint.folders import write_json
 from r1_cli.config.root import MASK, SECRET
+from r1_cli.runs.reader import MANIFEST_FILE, RunReader
 
 log = logging.getLogger("r1")
 
-MANIFEST_FILE = "manifest.json"
 PACKAGES = (
     "r1-core", "r1-rollout", "r1-rewards", "r1-data", "r1-cli", "r1-easyr1", "torch", "torchvision", "transformers",
     "vllm", "ray", "peft", "bitsandbytes", "numpy", "pyarrow", "pillow", "tokenizers", "safetensors", "math-verify",
@@ -67,7 +66,7 @@ def describe(
         **_software(),
         "host": _host(devices),
     }
-    starts = [*read_manifest(folder), start]
+    starts = [*RunReader(folder).starts(), start]
     write_json(path, {"starts": starts})
     start["end"] = "complete"
     try:
@@ -95,14 +94,6 @@ def _host(devices: Sequence[str]) -> dict[str, Any]:
         "devices": list(devices),
         "environment": {name: os.environ[name] for name in VARIABLES if name in os.environ},
     }
-
-
-def read_manifest(folder: Path) -> list[dict[str, Any]]:
-    """Return the starts of a run, the first one first; none where it has no manifest, or one that cannot be read."""
-    try:
-        return list(json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))["starts"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
 
 
 def hide_secrets(words: Sequence[str]) -> str:

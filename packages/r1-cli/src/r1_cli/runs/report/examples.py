@@ -1,25 +1,21 @@
 """Which recorded answers a report shows, and their pictures as text that stands in the page."""
 
-import base64
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
-from r1_cli.runs.record import MEDIA
-from r1_cli.runs.record.reader import read_steps, read_whole
+from r1_cli.runs.reader import RunReader
 
 EACH = 3  # best, typical and worst answers
 MOST_BYTES = 400_000  # of a picture
 MOST_PICTURES = 6  # of an answer
-KINDS = {".png": "image/png", ".webp": "image/webp"}
 COLUMNS = ["group", "sample", "prompt", "answer", "ground_truth", "media", "score", "parts", "reason", "failure"]
 
 
-def choose(run: Path) -> tuple[int | None, dict[str, list[dict[str, Any]]]]:
+def choose(run: RunReader) -> tuple[int | None, dict[str, list[dict[str, Any]]]]:
     """Return the last recorded step, and of its answers the best, typical (the median) and worst, of a prompt each."""
-    for step in reversed(read_steps(run)):
-        if rows := read_whole(run, step, "train", COLUMNS):
+    for step in reversed(run.recorded_steps()):
+        if rows := run.readable_samples(step, "train", COLUMNS):
             break
     else:
         return None, {}
@@ -42,11 +38,7 @@ def _of_different_prompts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [*chosen.values()]
 
 
-def pictures_of(run: Path, row: Mapping[str, Any]) -> list[str]:
-    """Return the first pictures of a row as `data:` addresses; those that are gone, or too large, are left out."""
-    found = []
-    for name in (row["media"] or ())[:MOST_PICTURES]:
-        path = run / MEDIA / Path(name).name
-        if path.suffix in KINDS and path.is_file() and path.stat().st_size <= MOST_BYTES:
-            found.append(f"data:{KINDS[path.suffix]};base64,{base64.b64encode(path.read_bytes()).decode()}")
-    return found
+def pictures_of(run: RunReader, row: Mapping[str, Any]) -> list[str]:
+    """Return the first pictures of a row as `data:` URLs; those that are gone, or too large, are left out."""
+    names = (row["media"] or ())[:MOST_PICTURES]
+    return [found for name in names if (found := run.embed_media(name, MOST_BYTES))]

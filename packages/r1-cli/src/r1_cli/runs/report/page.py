@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from r1_cli.runs.diagnose.answers import diagnose_run
-from r1_cli.runs.diagnose.history import History, read_history
-from r1_cli.runs.record.manifest import read_manifest
+from r1_cli.runs.history import History
+from r1_cli.runs.reader import RunReader
 from r1_cli.runs.report.chart import draw, number
 from r1_cli.runs.report.examples import choose, pictures_of
-from r1_cli.runs.report.style import STYLE
 from r1_cli.runs.report.validation import Measured, measure
 
 CURVES = (
@@ -28,15 +27,40 @@ SETTINGS = (
 )  # fmt: skip
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"  # whatever gets past, loads and runs nothing
 LONGEST = 4_000  # characters of a text
+STYLE = """
+:root{color-scheme:light dark;--ink:#1b1f24;--soft:#5c6570;--paper:#fff;--card:#f5f6f7;--line:#d5d9de;--mark:#0b5cad}
+@media(prefers-color-scheme:dark){:root{--ink:#e6e9ec;--soft:#9aa4af;--paper:#14171a;--card:#1d2125;--line:#363c43;
+--mark:#6cb2ff}}
+body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);max-width:1000px;margin:2rem auto;
+padding:0 1rem}
+h1,h2,h3{line-height:1.2}h2{margin-top:2.2rem;border-bottom:1px solid var(--line);padding-bottom:.3rem}
+.lead{font-size:1.05rem;color:var(--soft)}
+table{border-collapse:collapse;margin:.8rem 0;width:100%}
+td,th{text-align:left;vertical-align:top;padding:.25rem .7rem .25rem 0;border-bottom:1px solid var(--line);
+overflow-wrap:anywhere}
+td:first-child{color:var(--soft);min-width:9rem}
+.grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,300px),1fr));gap:.8rem}
+figure,article{margin:0;padding:.7rem;background:var(--card);border-radius:8px;min-width:0}
+svg{width:100%;height:auto;display:block}polyline{fill:none;stroke:var(--mark);stroke-width:1.8}
+circle{fill:var(--mark)}.bar{stroke:var(--mark);stroke-width:1.2}.axis{fill:none;stroke:var(--line)}
+svg text{font-size:11px;fill:var(--soft)}
+.share{display:flex;align-items:center;gap:.5rem}.share span{width:9rem;color:var(--soft)}
+.share i{height:.8rem;background:var(--mark);border-radius:2px;min-width:1px}
+pre{white-space:pre-wrap;overflow-wrap:anywhere;font-size:.85rem;max-height:16rem;overflow:auto;margin:.4rem 0}
+.answer{border-left:3px solid var(--mark);padding-left:.6rem}
+img{max-width:100%;max-height:14rem;border-radius:4px;margin-right:.4rem}
+@media print{body{max-width:none;margin:0}figure,article{break-inside:avoid}}
+"""
 
 
-def write_report(run: Path) -> str:
+def write_report(path: Path) -> str:
     """Return a run's report. Raises NoHistoryError where there is no run."""
-    history, starts, validations = read_history(run), read_manifest(run), measure(run)
-    name = escape(run.resolve().name)
+    run = RunReader(path)
+    history, starts, validations = run.history, run.starts(), measure(run)
+    name = escape(path.resolve().name)
     parts = [
         f"<h1>{name}</h1>", *summary(history, starts, validations), *what_ran(history, starts),
-        *curves(history, validations), *time_and_tokens(history), *findings(history), *faults(history, starts),
+        *curves(history, validations), *time_and_tokens(history), *findings(run), *faults(history, starts),
         *samples(run),
     ]  # fmt: skip
     return (
@@ -129,9 +153,9 @@ def time_and_tokens(history: History) -> Iterator[str]:
     yield table([row for row in rows if row[1] != "0"])
 
 
-def findings(history: History) -> Iterator[str]:
+def findings(run: RunReader) -> Iterator[str]:
     """What `r1 diagnose` finds."""
-    found = diagnose_run(history)
+    found = diagnose_run(run)
     yield "<h2>Diagnosis</h2>"
     yield table([(one.what, one.evidence, one.advised) for one in found], ("found", "by", "try"))
     yield "" if found else "<p>Nothing of what is known to go wrong.</p>"
@@ -151,7 +175,7 @@ def faults(history: History, starts: Sequence[Mapping[str, Any]]) -> Iterator[st
     yield table(rows) or "<p>None.</p>"
 
 
-def samples(run: Path) -> Iterator[str]:
+def samples(run: RunReader) -> Iterator[str]:
     """Best, typical and worst answers with their pictures."""
     step, chosen = choose(run)
     if step is None:

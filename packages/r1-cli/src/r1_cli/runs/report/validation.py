@@ -3,10 +3,9 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from statistics import fmean, stdev
 
-from r1_cli.runs.record.reader import read_steps, read_whole
+from r1_cli.runs.reader import RunReader
 
 SURE = 1.959963985  # standard deviations of a normal distribution that hold 95 % of it
 
@@ -22,12 +21,12 @@ class Measured:
     high: float
 
 
-def measure(run: Path) -> list[Measured]:
+def measure(run: RunReader) -> list[Measured]:
     """Return the score of each recorded validation; a row's is the mean over its answers."""
     found = []
-    for step in read_steps(run, "validation"):
+    for step in run.recorded_steps("validation"):
         rows: dict[int, list[float]] = {}
-        for one in read_whole(run, step, "validation", ["group", "score", "parts"]):
+        for one in run.readable_samples(step, "validation", ["group", "score", "parts"]):
             score = one["parts"].get("accuracy", one["score"])
             if math.isfinite(score):
                 rows.setdefault(one["group"], []).append(score)

@@ -3,18 +3,13 @@
 import json
 import math
 import os
-from collections.abc import Iterator
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from r1_cli.checkpoint.folders import CheckpointError, write_json
-from r1_cli.runs.record import SAMPLES
+from r1_cli.runs.history import CONFIG_FILE, LOG_FILE
+from r1_cli.runs.reader import GENERATIONS_FILE, SAMPLES, RunReader
 from r1_cli.runs.track.types import Record, RunInfo
-
-CONFIG_FILE = "experiment_config.json"
-LOG_FILE = "experiment_log.jsonl"
-GENERATIONS_FILE = "generations.jsonl"
 
 
 class JsonLines:
@@ -90,24 +85,9 @@ def _key(row: dict[str, Any]) -> tuple[int, str, str, int]:
     return row["step"], row.get("split", "val"), row["id"], row.get("sample", 0)
 
 
-def read_settings(folder: Path) -> dict[str, Any]:
-    """Return the settings that the folder's run was last started with; empty if there was none."""
-    path = folder / CONFIG_FILE
-    settings: dict[str, Any] = json.loads(path.read_text()) if path.is_file() else {}
-    return settings
-
-
-def read_records(folder: Path) -> Iterator[dict[str, Any]]:
-    """Yield the records of a run's log, which may still grow: a line that is not whole is passed over."""
-    path = folder / LOG_FILE
-    for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-        with suppress(ValueError):
-            yield json.loads(line)
-
-
 def _move_aside_other_run(info: RunInfo) -> None:
     config, records = info.folder / CONFIG_FILE, info.folder / LOG_FILE
-    if not records.is_file() or read_settings(info.folder) == info.config:
+    if not records.is_file() or RunReader(info.folder).settings() == info.config:
         return
     number = 1 + len(list(info.folder.glob("experiment_log.*.jsonl")))
     for path in (config, records, info.folder / GENERATIONS_FILE, info.folder / SAMPLES):

@@ -6,28 +6,31 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, get_args
 
-from r1_cli.runs.record.manifest import MANIFEST_FILE, read_manifest
-from r1_cli.runs.view.curves import LOG, Curves
+from r1_cli.runs.history import LOG_FILE
+from r1_cli.runs.reader import MANIFEST_FILE, MEDIA_KINDS, SAMPLES, Phase, RunReader
+from r1_cli.runs.view.curves import Curves
 from r1_cli.runs.view.guard import Guard
 from r1_cli.runs.view.samples import FILTERS, SORTS, Samples
-from r1_cli.runs.view.samples import FOLDER as SAMPLES
 
 STATIC = Path(__file__).parent / "static"
-PHASES = ("train", "validation")
+PHASES: tuple[Phase, ...] = get_args(Phase)
 MOST_ROWS = 500  # in a response
 QUIET = 600.0  # seconds without a write after which a run without an end may have been killed
 MEDIA = re.compile(r"[0-9a-f]{32}\.(png|webp)")
-KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".png": "image/png", ".webp": "image/webp"}
+KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", **MEDIA_KINDS}
+
+Choice = TypeVar("Choice", bound=str)
 
 
-class Run:
+class ViewedRun:
     """A run's folder, as the page knows it."""
 
     def __init__(self, folder: Path, name: str) -> None:
-        self.folder, self.name, self.curves = folder, name, Curves(folder)
-        self.samples = {phase: Samples(folder, phase) for phase in PHASES}
+        self.folder, self.name = RunReader(folder), name
+        self.curves = Curves(folder)
+        self.samples = {phase: Samples(self.folder, phase) for phase in PHASES}
 
     def status(self) -> dict[str, str]:
         """Return {"state", "told"}: `waiting`, `live`, `finished`, `stopped` or `silent`, and the reason or "".
@@ -35,7 +38,7 @@ class Run:
         A run that was killed cannot say so. It counts as silent if it has written nothing for `QUIET` seconds and for
         three of its longest recent steps.
         """
-        starts, written = read_manifest(self.folder), self._written()
+        starts, written = self.folder.starts(), self._written()
         if written is None:
             return {"state": "waiting", "told": "nothing is written there yet"}
         if starts and starts[-1].get("ended"):
@@ -51,8 +54,8 @@ class Run:
 
     def _written(self) -> float | None:
         """Return when the run last wrote a step, samples or its manifest, in seconds since 1970; None if never."""
-        files = (LOG, MANIFEST_FILE, SAMPLES)
-        return max((path.stat().st_mtime for name in files if (path := self.folder / name).exists()), default=None)
+        files = (LOG_FILE, MANIFEST_FILE, SAMPLES)
+        return max((path.stat().st_mtime for name in files if (path := self.folder.path / name).exists()), default=None)
 
 
 class AskError(ValueError):
@@ -75,7 +78,7 @@ def build_app(folders: Sequence[Path], token: str | None, hosts: frozenset[str] 
     from starlette.responses import FileResponse, Response
     from starlette.routing import Route
 
-    runs = [Run(folder, name) for folder, name in zip(folders, names_of(folders), strict=True)]
+    runs = [ViewedRun(folder, name) for folder, name in zip(folders, names_of(folders), strict=True)]
     files = {"/" + str(path.relative_to(STATIC)): path for path in STATIC.rglob("*") if path.suffix in KINDS}
     files["/"] = STATIC / "index.html"
 
@@ -86,15 +89,15 @@ def build_app(folders: Sequence[Path], token: str | None, hosts: frozenset[str] 
     def media(request: Any) -> Any:
         name = request.path_params["name"]
         try:
-            folder = _run(runs, request.path_params["run"]).folder / "media"
+            folder = _run(runs, request.path_params["run"]).folder
         except AskError as error:
             return Response(str(error), 404, media_type="text/plain")
-        if not MEDIA.fullmatch(name) or not (path := folder / name).is_file() or path.is_symlink():
+        if not MEDIA.fullmatch(name) or not (path := folder.media_path(name)).is_file() or path.is_symlink():
             return Response("there is no such picture", 404, media_type="text/plain")
         headers = {"cache-control": "private, max-age=86400, immutable"}
         return FileResponse(path, media_type=KINDS[path.suffix], headers=headers)
 
-    def as_json(answer: Callable[[list[Run], Any], Any]) -> Callable[[Any], Any]:
+    def as_json(answer: Callable[[list[ViewedRun], Any], Any]) -> Callable[[Any], Any]:
         def endpoint(request: Any) -> Any:
             try:
                 found, status = answer(runs, request.query_params), 200
@@ -112,17 +115,17 @@ def build_app(folders: Sequence[Path], token: str | None, hosts: frozenset[str] 
     return Guard(Starlette(routes=routes), token, hosts)
 
 
-def _runs(runs: list[Run], asked: Any) -> Any:
+def _runs(runs: list[ViewedRun], asked: Any) -> Any:
     return [
         {"name": run.name, **run.status(), **{phase: run.samples[phase].steps() for phase in PHASES}} for run in runs
     ]
 
 
-def _curves(runs: list[Run], asked: Any) -> Any:
+def _curves(runs: list[ViewedRun], asked: Any) -> Any:
     return _run(runs, asked.get("run")).curves.read(_number(asked, "after", 0), _number(asked, "times", 0))
 
 
-def _samples(runs: list[Run], asked: Any) -> Any:
+def _samples(runs: list[ViewedRun], asked: Any) -> Any:
     filters = [name for name in asked.get("filters", "").split(",") if name]
     if unknown := sorted({*filters} - {*FILTERS}):
         raise AskError(f"filters has {unknown[0]!r}; there are {', '.join(FILTERS)}")
@@ -137,21 +140,21 @@ def _samples(runs: list[Run], asked: Any) -> Any:
     )
 
 
-def _group(runs: list[Run], asked: Any) -> Any:
+def _group(runs: list[ViewedRun], asked: Any) -> Any:
     return _of(runs, asked).group(_number(asked, "step", 0), _number(asked, "group", 0))
 
 
-def _same(runs: list[Run], asked: Any) -> Any:
+def _same(runs: list[ViewedRun], asked: Any) -> Any:
     phase = _choice(asked, "phase", PHASES)
     found = [(number, run.samples[phase].same(asked.get("prompt_id", ""))) for number, run in enumerate(runs)]
     return [{"run": number, **one} for number, those in found for one in those]
 
 
-def _of(runs: list[Run], asked: Any) -> Samples:
+def _of(runs: list[ViewedRun], asked: Any) -> Samples:
     return _run(runs, asked.get("run")).samples[_choice(asked, "phase", PHASES)]
 
 
-def _run(runs: list[Run], number: str | None) -> Run:
+def _run(runs: list[ViewedRun], number: str | None) -> ViewedRun:
     if number is None or not re.fullmatch(r"[0-9]{1,4}", number) or int(number) >= len(runs):
         raise AskError(f"run is {number!r}; runs are 0 to {len(runs) - 1}")
     return runs[int(number)]
@@ -164,7 +167,7 @@ def _number(asked: Any, name: str, default: int) -> int:
     return int(text)
 
 
-def _choice(asked: Any, name: str, choices: tuple[str, ...]) -> str:
+def _choice(asked: Any, name: str, choices: tuple[Choice, ...]) -> Choice:
     if (found := asked.get(name, choices[0])) not in choices:
         raise AskError(f"{name} is {found!r}; there are {', '.join(choices)}")
     return found

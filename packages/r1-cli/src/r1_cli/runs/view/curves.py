@@ -6,14 +6,14 @@ import threading
 from pathlib import Path
 from typing import Any
 
-LOG = "experiment_log.jsonl"
+from r1_cli.runs.history import LOG_FILE
 
 
 class Curves:
     """The steps of one run in memory; `read` takes in what has been appended since."""
 
     def __init__(self, run: Path) -> None:
-        self._path, self._lock = run / LOG, threading.Lock()
+        self._path, self._lock = run / LOG_FILE, threading.Lock()
         self._rows: list[dict[str, float | None]] = []
         self._place = 0  # bytes that have been read
         self._file: tuple[int, int] | None = None

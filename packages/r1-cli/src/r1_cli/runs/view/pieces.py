@@ -1,19 +1,19 @@
 """The text of each token of an answer, by the run's tokenizer where it is on this machine."""
 
-import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from r1_cli.runs.reader import RunReader
+
 FILE = "tokenizer.json"
-CONFIG = "experiment_config.json"
 
 
 class Pieces:
     """What a run's tokens stand for."""
 
-    def __init__(self, run: Path) -> None:
+    def __init__(self, run: RunReader) -> None:
         self._run = run
 
     def of(self, tokens: Sequence[int] | None) -> list[str] | None:
@@ -35,10 +35,10 @@ class Pieces:
 
     def _folders(self) -> list[Path]:
         """The places of the run's tokenizer: its checkpoints, whose newest is first, and the model it began with."""
-        found = sorted(self._run.glob(f"global_step_*/actor/{FILE}"), key=lambda path: path.stat().st_mtime)
+        found = sorted(self._run.path.glob(f"global_step_*/actor/{FILE}"), key=lambda path: path.stat().st_mtime)
         folders = [path.parent for path in reversed(found)]
         try:
-            model = json.loads((self._run / CONFIG).read_text(encoding="utf-8"))["worker"]["actor"]["model"]
+            model = self._run.settings()["worker"]["actor"]["model"]
             folders += [Path(model[key]) for key in ("tokenizer_path", "model_path") if model.get(key)]
         except (OSError, ValueError, KeyError, TypeError):
             pass

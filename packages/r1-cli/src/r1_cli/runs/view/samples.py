@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from r1_cli.runs.reader import Phase, RunReader
 from r1_cli.runs.view.pieces import Pieces
 
-FOLDER = "samples"
 PREVIEW = 160  # characters of a text in a list
 KEPT_FILES = 8  # whose texts stay in memory
 KEPT_SEARCHES = 8
@@ -22,8 +22,8 @@ FILTERS = ("flat", "truncated", "failed")
 class Samples:
     """The answers of one phase of a run."""
 
-    def __init__(self, run: Path, phase: str) -> None:
-        self._folder, self._phase, self._lock = run / FOLDER, phase, threading.RLock()
+    def __init__(self, run: RunReader, phase: Phase) -> None:
+        self._run, self._phase, self._lock = run, phase, threading.RLock()
         self._pieces = Pieces(run)
         self._parts: dict[Path, tuple[tuple[int, int], dict[str, Any]]] = {}  # by file: what it was, its numbers
         self._index: dict[str, Any] = _join([])
@@ -71,7 +71,7 @@ class Samples:
         import pyarrow.compute as pc
         import pyarrow.parquet as pq
 
-        path = self._folder / f"{step:09}-{self._phase}.parquet"
+        path = self._run.sample_path(step, self._phase)
         with self._lock:
             self._read_on()
             if path not in self._parts:
@@ -139,7 +139,7 @@ class Samples:
     def _read_on(self) -> None:
         """Take in files that are new or replaced, and forget those that went."""
         seen: dict[Path, tuple[int, int]] = {}
-        for path in sorted(self._folder.glob(f"[0-9]*-{self._phase}.parquet")):
+        for path in self._run.sample_paths(self._phase):
             try:
                 status = path.stat()
             except FileNotFoundError:

@@ -1,14 +1,18 @@
 """What differs between two runs: settings, rows, code, packages, machine, and where their curves part."""
 
+import json
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+from rich.cells import cell_len, set_cell_size
 
-from r1_cli.runs.diff.run import Run
+from r1_cli.runs.history import History
+from r1_cli.runs.reader import RunReader
+from r1_cli.runs.track.view import visible
 
 # What a run is judged by; of others, too, the first step that is not identical is told.
 CURVES = (
@@ -19,6 +23,9 @@ CLOCKED = ("timing_s/", "timing_per_token_ms/", "perf/")  # never the same twice
 WINDOW = 5  # values in a mean, at least; else a twentieth of the run
 ERRORS = 4.0  # standard errors that two means lie apart by where curves have parted
 SECTIONS = {"rows": "rows", "git": "code", "packages": "packages", "python": "packages", "host": "machine"}
+WIDTH = 100  # columns
+NAME = 40
+MOST = 40  # changes of a section that are shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,24 +62,27 @@ class Differences:
     curves: list[Curve]
 
 
-def compare(one: Run, other: Run) -> Differences:
+def compare(one: RunReader, other: RunReader) -> Differences:
     """Compare two runs; what a run has no record of is named in `unknown`."""
-    changes = {"settings": changed(one.settings(), other.settings())}
+    changes = {"settings": changed(one.flat_settings(), other.flat_settings())}
     for name, section in SECTIONS.items():
-        first, second = one.known(name), other.known(name)
+        first, second = one.flat_start(name), other.flat_start(name)
         changes.setdefault(section, []).extend(changed(first, second) if first and second else ())
     sides = (("the first", one), ("the second", other))
-    unknown = [f"{which} run has no manifest: rows, code, packages, machine" for which, run in sides if not run.starts]
-    unknown += [f"{which} run has no settings" for which, run in sides if not run.settings()]
-    if unknown and not (one.settings() and other.settings()):
+    unknown = [
+        f"{which} run has no manifest: rows, code, packages, machine" for which, run in sides if not run.starts()
+    ]
+    unknown += [f"{which} run has no settings" for which, run in sides if not run.flat_settings()]
+    if unknown and not (one.flat_settings() and other.flat_settings()):
         changes["settings"] = []
-    if any(run.known("git").get("changed") for _, run in sides):
+    if any(run.flat_start("git").get("changed") for _, run in sides):
         unknown.append("files that were not committed: the manifest says that there were some, not what was in them")
     seeds = _seeds(one), _seeds(other)
-    common = sorted(_by_step(one).keys() & _by_step(other).keys())
-    curves = [found for name in CURVES if (found := part(name, one, other))]
+    histories = one.history_or_start(), other.history_or_start()
+    common = sorted(_by_step(histories[0]).keys() & _by_step(histories[1]).keys())
+    curves = [found for name in CURVES if (found := part(name, *histories))]
     same = seeds[0] == seeds[1] if all(seeds) else None
-    return Differences(changes, unknown, same, len(common), find_unequal(one, other), curves)
+    return Differences(changes, unknown, same, len(common), find_unequal(*histories), curves)
 
 
 def changed(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Change]:
@@ -81,7 +91,7 @@ def changed(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Change]
     return [Change(name, first.get(name), second.get(name)) for name in names if first.get(name) != second.get(name)]
 
 
-def find_unequal(one: Run, other: Run) -> tuple[int, list[str]] | None:
+def find_unequal(one: History, other: History) -> tuple[int, list[str]] | None:
     """Return the first step of both whose numbers are not identical, and which they are; times and rates aside."""
     first, second = _by_step(one), _by_step(other)
     for step in sorted(first.keys() & second.keys()):
@@ -96,13 +106,13 @@ def find_unequal(one: Run, other: Run) -> tuple[int, list[str]] | None:
     return None
 
 
-def part(name: str, one: Run, other: Run) -> Curve | None:
+def part(name: str, one: History, other: History) -> Curve | None:
     """Return where a number's curves part: the first window whose means differ by more than `ERRORS` standard errors.
 
     The noise of a value is taken from how it differs from the one before, so that a rise is no noise. None below two
     windows that both runs have, and where values are too large to square.
     """
-    first, second = dict(one.history.series(name)), dict(other.history.series(name))
+    first, second = dict(one.series(name)), dict(other.series(name))
     steps = sorted(first.keys() & second.keys())
     size = max(WINDOW, len(steps) // 20)
     if len(steps) < 2 * size:
@@ -128,15 +138,73 @@ def _variance(values: npt.NDArray[np.float64]) -> np.float64:
     return np.float64(np.mean(np.square(np.diff(values))) / 2)
 
 
-def _seeds(run: Run) -> dict[str, Any]:
-    settings = run.known("config") | run.settings()
+def _seeds(run: RunReader) -> dict[str, Any]:
+    settings = run.flat_start("config") | run.flat_settings()
     return {name: settings[name] for name in ("data.seed", "worker.rollout.seed") if name in settings}
 
 
-def _by_step(run: Run) -> dict[int, dict[str, float]]:
-    return {int(row["step"]): row for row in run.history.steps}
+def _by_step(history: History) -> dict[int, dict[str, float]]:
+    return {int(row["step"]): row for row in history.steps}
 
 
 def _identical(first: float | None, second: float | None) -> bool:
     both_odd = first is not None and second is not None and first != first and second != second
     return first == second or both_odd
+
+
+def format_differences(found: Differences) -> Iterator[str]:
+    """Yield lines of at most `WIDTH` columns, free of what controls a terminal."""
+    for section, changes in found.changes.items():
+        if not changes:
+            continue
+        yield f"{section}: {len(changes)} differ"
+        for one in changes[:MOST]:
+            yield _line(one.name, _short(one.first), _short(one.second))
+        if len(changes) > MOST:
+            yield f"  and {len(changes) - MOST} more: --json has all"
+    yield from (f"not known: {one}" for one in found.unknown)
+    if not any(found.changes.values()) and not found.unknown:
+        yield "settings, rows, code, packages and machine are the same"
+    yield _say_equal(found)
+    for curve in found.curves:
+        how = "parts at" if curve.parts else "together to"
+        steps = f"{how} step {curve.begin if curve.parts else curve.end}"
+        means = f"{curve.first:.5g} and {curve.second:.5g}, ± {curve.error:.2g}"
+        yield _crop(f"  {set_cell_size(curve.name, 28)}{steps:<26}{means}")
+
+
+def _say_equal(found: Differences) -> str:
+    if not found.steps:
+        return "no step that both have"
+    if found.unequal is None:
+        return f"numbers: identical in all {found.steps} records that both have (times and rates aside)"
+    step, names = found.unequal
+    seeds = {True: "the same seeds", False: "other seeds", None: "seeds not known"}[found.same_seeds]
+    more = f" and {len(names) - 2} more" if len(names) > 2 else ""
+    return _crop(f"numbers ({seeds}): the first that differ are of step {step}: {', '.join(names[:2])}{more}")
+
+
+def _line(name: str, first: str, second: str) -> str:
+    name = visible(name)
+    shown = name if cell_len(name) <= NAME else "…" + name[-NAME + 1 :]
+    room = (WIDTH - NAME - 8) // 2
+    return f"  {set_cell_size(shown, NAME)}  {set_cell_size(_tail(first, room), room)}  {_tail(second, room)}".rstrip()
+
+
+def _tail(text: str, room: int) -> str:
+    """Return a text in `room` columns, its middle left out: paths differ at their ends, lists at their beginnings."""
+    if cell_len(text) <= room:
+        return text
+    half = (room - 1) // 2
+    return set_cell_size(text[:half], half).rstrip() + "…" + text[-half // 2 :]
+
+
+def _crop(text: str) -> str:
+    text = visible(text)
+    return text if cell_len(text) <= WIDTH else set_cell_size(text, WIDTH - 1) + "…"
+
+
+def _short(value: Any) -> str:
+    if value is None:
+        return "—"
+    return visible((value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)).replace("\n", " "))

@@ -41,7 +41,7 @@ class NoHistoryError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Spell:
+class WindowMean:
     """What a number was over some steps."""
 
     mean: float
@@ -58,7 +58,6 @@ class History:
     writer: str  # r1, verl or trl
     steps: list[dict[str, float]]  # each with `step`; training's and validations'
     config: Mapping[str, Any] = field(default_factory=dict)
-    folder: Path | None = None
 
     def series(self, name: str) -> list[tuple[int, float]]:
         """Return (step, value) wherever the number is known and finite."""
@@ -68,17 +67,17 @@ class History:
             if isinstance(one.get(name), int | float) and math.isfinite(one[name])
         ]
 
-    def best(self, name: str) -> Spell | None:
+    def best(self, name: str) -> WindowMean | None:
         """Return the spell of a tenth of the steps in which a number was highest; None below 3 values."""
         size = max(3 / max(len(self.series(name)), 3), 0.1)
-        spells = [self.spell(name, first, first + size) for first in (i / 20 for i in range(20))]
-        return max((one for one in spells if one), key=lambda one: one.mean, default=None)
+        windows = [self.window(name, first, first + size) for first in (i / 20 for i in range(20))]
+        return max((one for one in windows if one), key=lambda one: one.mean, default=None)
 
     def names(self, prefix: str) -> list[str]:
         """Return the numbers whose name begins so."""
         return sorted({name for one in self.steps for name in one if name.startswith(prefix)})
 
-    def spell(self, name: str, begin: float, end: float) -> Spell | None:
+    def window(self, name: str, begin: float, end: float) -> WindowMean | None:
         """Return what a number was in a part of the run, from a share of its steps to another; None below 3 values."""
         known = self.series(name)
         first = min(round(begin * len(known)), max(len(known) - 3, 0))
@@ -86,15 +85,15 @@ class History:
         if len(part) < 3:
             return None
         values = [value for _, value in part]
-        return Spell(fmean(values), spread(values) / math.sqrt(len(values)), part[0][0], part[-1][0])
+        return WindowMean(fmean(values), spread(values) / math.sqrt(len(values)), part[0][0], part[-1][0])
 
-    def early(self, name: str) -> Spell | None:
+    def early(self, name: str) -> WindowMean | None:
         """Return what a number was in the run's first eighth: what goes wrong may do so within a few steps."""
-        return self.spell(name, 0, 0.125)
+        return self.window(name, 0, 0.125)
 
-    def late(self, name: str) -> Spell | None:
+    def late(self, name: str) -> WindowMean | None:
         """Return what a number was in the run's last quarter."""
-        return self.spell(name, 0.75, 1)
+        return self.window(name, 0.75, 1)
 
     def setting(self, key: str) -> Any:
         """Return a setting by its dotted key; None if it is not known."""
@@ -127,7 +126,7 @@ def read_history(path: Path) -> History:
         config = _read_json(file.parent / CONFIG_FILE)
     if not steps:
         raise NoHistoryError(f"{file} holds no step")
-    return History(str(path), writer, steps, config, path if path.is_dir() else None)
+    return History(str(path), writer, steps, config)
 
 
 def find_log(path: Path) -> Path:

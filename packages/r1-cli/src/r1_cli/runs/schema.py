@@ -1,10 +1,8 @@
 """The columns of a recorded answer, one row each: what was asked, said, scored and learned."""
 
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
-
-Phase = Literal["train", "validation"]
 
 
 class Column(NamedTuple):
@@ -46,8 +44,3 @@ COLUMNS = (
 )
 
 SCHEMA = pa.schema([(column.name, column.type) for column in COLUMNS])
-
-
-def file_name(step: int, phase: Phase) -> str:
-    """Return the name of a step's file; in the order of names they are in the order of steps."""
-    return f"{step:09}-{phase}.parquet"

@@ -1,1 +1,0 @@
-"""`r1 diff`: the differences between two runs."""

@@ -1,0 +1,153 @@
+"""Read the folder of a run: the names of its files, and `RunReader`."""
+
+import base64
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from r1_cli.config.section import flatten
+from r1_cli.runs.history import CONFIG_FILE, LOG_FILE, History, NoHistoryError, read_history
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+__all__ = [
+    "CONFIG_FILE",
+    "GENERATIONS_FILE",
+    "LOG_FILE",
+    "MANIFEST_FILE",
+    "MEDIA",
+    "SAMPLES",
+    "Phase",
+    "RunReader",
+    "sample_file",
+]
+
+Phase = Literal["train", "validation"]
+
+MANIFEST_FILE = "manifest.json"
+GENERATIONS_FILE = "generations.jsonl"
+SAMPLES, MEDIA = "samples", "media"  # folders
+MEDIA_KINDS = {".png": "image/png", ".webp": "image/webp"}
+
+
+def sample_file(step: int, phase: Phase) -> str:
+    """Return the name of the file of a step's answers; names sort in the order of steps."""
+    return f"{step:09}-{phase}.parquet"
+
+
+class RunReader:
+    """A finished or running run: settings, starts, numbers, recorded answers, pictures.
+
+    `path` is r1's folder, or for the numbers alone a folder or log of EasyR1, veRL or TRL.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings of the last start; empty without any. Raises ValueError for a damaged file."""
+        path = self.path / CONFIG_FILE
+        settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        return settings
+
+    def records(self) -> Iterator[dict[str, Any]]:
+        """Yield the records of r1's log, which may still grow: incomplete lines are skipped."""
+        path = self.path / LOG_FILE
+        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+            with suppress(ValueError):
+                yield json.loads(line)
+
+    def starts(self) -> list[dict[str, Any]]:
+        """Return the starts in the manifest, the first one first; [] without a readable manifest."""
+        try:
+            found = json.loads((self.path / MANIFEST_FILE).read_text(encoding="utf-8"))["starts"]
+            return [start for start in found if isinstance(start, dict)]
+        except (OSError, ValueError, KeyError, TypeError):
+            return []
+
+    @cached_property
+    def history(self) -> History:
+        """The numbers by step. Raises NoHistoryError, which names the missing files, if there are none."""
+        return read_history(self.path)
+
+    def history_or_start(self) -> History:
+        """Return the numbers, without any steps for a run that has only a manifest so far."""
+        try:
+            return self.history
+        except NoHistoryError:
+            if not (starts := self.starts()):
+                raise
+            return History(str(self.path), "r1", [], starts[-1].get("config") or {})
+
+    def flat_settings(self) -> dict[str, Any]:
+        """Return the settings by dotted keys; empty if none are recorded."""
+        return dict(flatten(self.history_or_start().config)) or self.flat_start("config")
+
+    def flat_start(self, name: str) -> dict[str, Any]:
+        """Return the entry `name` of the last start by dotted keys; empty if it is missing."""
+        starts = self.starts()
+        found = starts[-1].get(name) if starts else None
+        if found is None:
+            return {}
+        return dict(flatten(found)) if isinstance(found, Mapping) else {name: found}
+
+    def sample_path(self, step: int, phase: Phase = "train") -> Path:
+        return self.path / SAMPLES / sample_file(step, phase)
+
+    def sample_paths(self, phase: Phase = "train") -> list[Path]:
+        """Return the files of recorded answers, in the order of steps."""
+        return sorted((self.path / SAMPLES).glob(f"[0-9]*-{phase}.parquet"))
+
+    def recorded_steps(self, phase: Phase = "train") -> list[int]:
+        """Return the steps with recorded answers, in order."""
+        return sorted(int(path.name.split("-")[0]) for path in self.sample_paths(phase))
+
+    def samples(self, step: int, phase: Phase = "train", columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
+        """Return the answers of a step as rows, group by group. `columns` are of `schema.COLUMNS`, None: all.
+
+        Raises FileNotFoundError, which names the recorded steps, for another step; KeyError for an unknown column.
+        """
+        rows: list[dict[str, Any]] = self.sample_table(step, phase, columns).to_pylist()
+        for row in rows:
+            if "parts" in row:
+                row["parts"] = dict(row["parts"] or ())
+        return rows
+
+    def readable_samples(self, step: int, phase: Phase, columns: Sequence[str]) -> list[dict[str, Any]]:
+        """Return the answers of a step; [] if its file is damaged or has been removed meanwhile."""
+        import pyarrow as pa
+
+        try:
+            return self.samples(step, phase, columns)
+        except (OSError, pa.ArrowException):
+            return []
+
+    def sample_table(self, step: int, phase: Phase = "train", columns: Sequence[str] | None = None) -> "pa.Table":
+        """Return the answers of a step as a table. Raises as `samples` does."""
+        import pyarrow.parquet as pq
+
+        from r1_cli.runs.schema import SCHEMA
+
+        path = self.sample_path(step, phase)
+        if unknown := sorted({*(columns or ())} - {*SCHEMA.names}):
+            raise KeyError(f"the record has no column {unknown[0]!r}; it has {', '.join(SCHEMA.names)}")
+        if not path.is_file():
+            steps = self.recorded_steps(phase)
+            there = f"steps {steps[0]} to {steps[-1]} are" if steps else "none is"
+            raise FileNotFoundError(f"{self.path}: step {step} is not in the record ({phase}); {there}")
+        return pq.read_table(path, columns=None if columns is None else list(columns), partitioning=None)
+
+    def media_path(self, name: str) -> Path:
+        """Return the path of a recorded picture or video, whatever folders its name has."""
+        return self.path / MEDIA / Path(name).name
+
+    def embed_media(self, name: str, most_bytes: int) -> str | None:
+        """Return a recorded picture as a `data:` URL; None if it is gone or larger than `most_bytes`."""
+        path = self.media_path(name)
+        if path.suffix not in MEDIA_KINDS or not path.is_file() or path.stat().st_size > most_bytes:
+            return None
+        return f"data:{MEDIA_KINDS[path.suffix]};base64,{base64.b64encode(path.read_bytes()).decode()}"
