@@ -7,9 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 
+from r1_core.advantages.assign import ESTIMATOR_FIELDS
 from r1_core.learner.microbatch import collate
+from r1_core.needs import all_needs
 from r1_core.rows import TokenTable, known, rows, to_rows, tokens, trained, with_tokens
-from r1_core.types import Sample
+from r1_core.types import LOSS_FIELDS, PER_TOKEN, Sample
 
 
 def sample(prompt: int, response: int, group_id: int = 0) -> Sample:
@@ -75,3 +77,13 @@ def test_a_table_takes_micro_batches_in_any_order_and_adds_up_ranks() -> None:
 def test_a_sample_refuses_to_be_pickled_with_the_tensors_of_its_whole_step(attempt) -> None:
     with pytest.raises(TypeError, match="send the fields of all samples together"):
         attempt(SAMPLES[0])
+
+
+def test_a_per_token_field_is_declared_once_and_where_it_is_read():
+    lists = {"losses": LOSS_FIELDS, "estimators": tuple(ESTIMATOR_FIELDS), "needs": all_needs()[4:]}
+    assert lists == {
+        "losses": ("advantages", "old_logprobs", "ref_logprobs", "rollout_logprobs", "weights", "selected"),
+        "estimators": ("values", "old_logprobs", "squared_probs", "ref_logprobs", "full_kl", "rollout_logprobs"),
+        "needs": ("rollout_logprobs", "old_logprobs", "ref_logprobs", "squared_probs", "full_kl", "values"),
+    }
+    assert {*PER_TOKEN} == {*LOSS_FIELDS, *ESTIMATOR_FIELDS, "entropies", "returns"}

@@ -1,26 +1,12 @@
 """The learner's data types: `Sample`, `LossInputs`, `LossOutput`."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import NoReturn
 
 import torch
 from torch import Tensor
 
-# The optional per-token tensors of a sample.
-PER_TOKEN = (
-    "rollout_logprobs",
-    "old_logprobs",
-    "entropies",
-    "ref_logprobs",
-    "squared_probs",
-    "full_kl",
-    "values",
-    "advantages",
-    "returns",
-    "weights",
-    "selected",
-)
 # The tensors that every policy loss sees.
 REQUIRED = ("logprobs", "loss_mask", "advantages", "old_logprobs")
 
@@ -52,9 +38,11 @@ def check_mask(owner: str, mask: Tensor) -> None:
 class Sample:
     """One prompt with one answer, as the learner trains on it.
 
-    Entry t of a per-token tensor belongs to token t: `old_logprobs[t]` is the log-prob of token t given the tokens
-    before it, and 0 where `loss_mask` is false. Samples of a prompt share `model_inputs`, which may load tensors on
-    first access.
+    Fields that default to None are per-token tensors. Declare a new one here, and in `LossInputs` or `AdvantageInputs`
+    where it is read. Entry t belongs to token t: `old_logprobs[t]` is the log-prob of token t given the tokens before
+    it, and 0 where `loss_mask` is false.
+
+    Samples of a prompt share `model_inputs`, which may load tensors on first access.
 
     Example: prompt [7, 8], answer [4, 2]: `Sample(token_ids=[7, 8, 4, 2], loss_mask=[0, 0, 1, 1], position_ids=[[0, 1,
     2, 3]], group_id=0, reward=1.0)` with tensors in place of the lists.
@@ -107,6 +95,10 @@ class Sample:
         return int(self.loss_mask.sum())
 
 
+# The names of the optional per-token tensors of a sample.
+PER_TOKEN = tuple(each.name for each in fields(Sample) if each.default is None)
+
+
 @dataclass(frozen=True, slots=True)
 class Totals:
     """Counts over the whole optimizer step (all micro-batches and ranks) that divide losses (arXiv 2503.14476).
@@ -144,6 +136,10 @@ class LossInputs:
         check_tensors("LossInputs", "[B, R]", logprobs=self.logprobs)
         check_tensors("LossInputs", "[B, R]", self.logprobs.shape, **given)
         check_mask("LossInputs", self.loss_mask)
+
+
+# The per-token tensors of a sample that a policy loss sees. The pass that takes the gradient computes the full KL anew.
+LOSS_FIELDS = tuple(each.name for each in fields(LossInputs) if each.name in PER_TOKEN and each.name != "full_kl")
 
 
 @dataclass(frozen=True, slots=True)

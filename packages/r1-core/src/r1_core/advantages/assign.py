@@ -3,6 +3,7 @@
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import fields
 
 import torch
 from torch import Tensor
@@ -12,18 +13,12 @@ from r1_core.advantages.inputs import AdvantageInputs, Estimator, Forecasting
 from r1_core.advantages.scan import discounted_sums
 from r1_core.losses.correction import Correction, log_gap
 from r1_core.rows import known, rows, trained, with_tokens
-from r1_core.types import Sample, check_tensors
+from r1_core.types import PER_TOKEN, Sample, check_tensors
 
 logger = logging.getLogger(__name__)
 
-PER_TOKEN = (
-    "old_logprobs",
-    "rollout_logprobs",
-    "squared_probs",
-    "ref_logprobs",
-    "full_kl",
-    "values",
-)  # fields of a sample that an estimator may need
+# The per-token fields of a sample that an estimator may need.
+ESTIMATOR_FIELDS = [each.name for each in fields(AdvantageInputs) if each.name in PER_TOKEN]
 
 
 def assign(
@@ -72,7 +67,9 @@ def assign(
         part_names=part_names,
         correction_weights=_weights(samples, correction, mask) if correction is not None else None,
         **{
-            need: rows(samples, need).double() for need in PER_TOKEN if need in estimator.needs and known(samples, need)
+            need: rows(samples, need).double()
+            for need in ESTIMATOR_FIELDS
+            if need in estimator.needs and known(samples, need)
         },
     )
     found = _estimate(estimator, inputs)
@@ -132,7 +129,7 @@ def _penalties(samples: Sequence[Sample], mask: Tensor, name: str, coef: float) 
         if any(getattr(sample, field) is None for field in needed):
             raise ValueError(
                 f"sample {i} (group {sample.group_id}) lacks {' or '.join(needed)}, which the KL {name!r} in the "
-                "reward needs; annotate the samples first, by a learner that has a reference"
+                "reward needs: call add_logprobs first, of a learner that has a reference"
             )
     if name == kl.FULL:
         return coef * rows(samples, "full_kl").double()

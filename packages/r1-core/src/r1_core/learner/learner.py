@@ -14,7 +14,7 @@ from r1_core.learner import checkpoint
 from r1_core.learner.batching import Batching, MicroLimit, count
 from r1_core.learner.checkpoint import Adaptation, named_state
 from r1_core.learner.logprobs import compute_eager_logprobs
-from r1_core.learner.microbatch import LOSS_FIELDS, MicroBatch, collate
+from r1_core.learner.microbatch import MicroBatch, collate
 from r1_core.learner.offload import Offload
 from r1_core.learner.parallel import Parallel, full_tensor, place_like, reshard
 from r1_core.learner.passes import invalidate_if_not_finite
@@ -23,7 +23,7 @@ from r1_core.learner.token_model import LazyLogits, TokenModel, TokenStats
 from r1_core.learner.trainable import LearnerInfo, TrainableModel, describe
 from r1_core.needs import OF_POLICY, OF_REFERENCE, Needs
 from r1_core.rows import TokenTable, with_tokens
-from r1_core.types import LossInputs, LossOutput, Sample, Totals
+from r1_core.types import LOSS_FIELDS, LossInputs, LossOutput, Sample, Totals
 
 logger = logging.getLogger(__name__)
 

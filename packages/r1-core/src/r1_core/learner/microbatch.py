@@ -9,10 +9,7 @@ from torch import Tensor
 from r1_core.learner.pack import NO_PROMPT, Pack, Row, lay_out
 from r1_core.learner.sequence import SequenceGroup, SequenceShard
 from r1_core.rows import known, rows, to_rows, tokens, trained
-from r1_core.types import LossInputs, Sample, Totals
-
-# The per-token fields of a sample that a policy's loss sees.
-LOSS_FIELDS = ("advantages", "old_logprobs", "ref_logprobs", "rollout_logprobs", "weights", "selected")
+from r1_core.types import LOSS_FIELDS, LossInputs, Sample, Totals
 
 
 @dataclass(frozen=True, slots=True)
