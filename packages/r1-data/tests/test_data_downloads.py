@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from r1_data.references import Downloads, Url
+from r1_data.references import Downloads, Url, fetch
 from r1_data.types import MediaError
 
 OK = b"HTTP/1.1 200 OK\r\n"
@@ -55,7 +55,7 @@ def server():
 def test_an_answer_that_is_no_picture_is_a_media_error_that_names_the_address(server, name):
     message = ANSWERS[name][1]
     with pytest.raises(MediaError, match=message) if message else contextlib.nullcontext() as caught:
-        Url(f"{server}/{name}", Downloads(timeout=60.0)).fetch()
+        fetch(Url(f"{server}/{name}", Downloads(timeout=60.0)))
     assert caught is None or f"{server}/{name}" in str(caught.value)
 
 
@@ -64,7 +64,7 @@ def test_an_answer_that_is_no_picture_is_a_media_error_that_names_the_address(se
 )
 def test_an_address_that_is_none_is_a_media_error(address):
     with pytest.raises(MediaError, match="not fetched"):
-        Url(address, Downloads(timeout=60.0)).fetch()
+        fetch(Url(address, Downloads(timeout=60.0)))
 
 
 @pytest.mark.parametrize(
@@ -72,4 +72,4 @@ def test_an_address_that_is_none_is_a_media_error(address):
 )
 def test_an_answer_that_drips_is_given_up_at_its_limit(server, name, message):
     with pytest.raises(MediaError, match=f"/{name}: .*({message})"):
-        Url(f"{server}/{name}", Downloads(timeout=0.5)).fetch()
+        fetch(Url(f"{server}/{name}", Downloads(timeout=0.5)))

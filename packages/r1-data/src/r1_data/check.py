@@ -3,7 +3,7 @@
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from r1_data.lengths import MANY_TEXTS, KnownLengths
 from r1_data.references import digest_content, fetched, is_pil, pictures
@@ -39,8 +39,8 @@ class SourceRows:
     """A source to examine."""
 
     label: str  # for rows that cannot be read
-    rows: Sequence[tuple[str, Mapping[str, Any]]]
-    reader: Callable[[str, Mapping[str, Any]], Example]
+    rows: Sequence[tuple[str, Mapping[str, object]]]
+    reader: Callable[[str, Mapping[str, object]], Example]
 
 
 class Look(NamedTuple):

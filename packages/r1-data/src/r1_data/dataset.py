@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from r1_data.lengths import MANY, MANY_TEXTS, measure_all, open_known
 from r1_data.prefetch import PromptMemory, RemoteRenderer, RenderJob, RowRenderer
@@ -14,7 +14,7 @@ from r1_data.references import describe
 from r1_data.remarks import Remarks
 from r1_data.render import Renderer
 from r1_data.sources import as_rows
-from r1_data.types import DataError, Example, MediaError, Overlong, Prompt
+from r1_data.types import DataError, Example, MediaError, Overlong, Prompt, Row
 from r1_data.workers import WorkerDied, Workers
 
 BadRows = Literal["refuse", "skip_media", "skip"]
@@ -39,7 +39,7 @@ class PromptDataset:
 
     def __init__(
         self,
-        rows: Sequence[tuple[str, dict[str, Any]]] | Sequence[Mapping[str, Any]],
+        rows: Sequence[tuple[str, Row]] | Sequence[Mapping[str, object]],
         renderer: Renderer,
         *,
         max_prompt_length: int,

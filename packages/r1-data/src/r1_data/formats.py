@@ -57,7 +57,7 @@ def _find_formats() -> tuple[Format, ...]:
     found = {}
     for entry in pkgutil.iter_modules(row_formats.__path__):
         module = importlib.import_module(f"{row_formats.__name__}.{entry.name}")
-        optional = {name.lower(): getattr(module, name, ()) for name in ("NEEDS", "BEFORE")}
+        optional = {name.lower(): vars(module).get(name, ()) for name in ("NEEDS", "BEFORE")}
         found[entry.name] = Format(entry.name, module.PROMPTS, module.GROUND_TRUTHS, **optional)
     later = {name: {other for other, form in found.items() if name in form.before} for name in sorted(found)}
     return tuple(found[name] for name in TopologicalSorter(later).static_order() if name in found)

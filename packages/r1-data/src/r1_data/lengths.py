@@ -12,11 +12,10 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from r1_data.references import Video, is_pil
 from r1_data.render import Renderer
-from r1_data.types import DataError, Example, MediaError
+from r1_data.types import DataError, Example, MediaError, MediaReference
 from r1_data.workers import WorkerDied, Workers
 from r1_data.workers.spread import map_examples
 
@@ -138,11 +137,13 @@ def measure_all(
         arguments=(limit,),
     )
     for item, result in found:
-        if isinstance(result, WorkerDied):
-            result = MediaError(f"{item.id}: {result}")
-        if item.length is None:
-            _remember(known, item.key, result)
-        yield item.index, result if item.length is None else item.length
+        length = MediaError(f"{item.id}: {result}") if isinstance(result, WorkerDied) else result
+        if item.length is not None:
+            length = item.length
+        elif known and item.key and isinstance(length, int):
+            known.put(item.key, length)
+        assert length is not None  # every item is an error, in the cache, or measured
+        yield item.index, length
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +154,7 @@ class _Measured:
     key: bytes | None = None
 
 
-def _remember(known: KnownLengths | None, key: bytes | None, length: int | DataError | None) -> None:
-    if known and key and isinstance(length, int):
-        known.put(key, length)
-
-
-def _identity(reference: Any) -> bytes | None:
+def _identity(reference: MediaReference) -> bytes | None:
     if isinstance(reference, Video):
         source = reference.source if isinstance(reference.source, tuple) else (reference.source,)
         parts = [_identity(part) for part in source]

@@ -5,11 +5,11 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from r1_data.formats import Columns
 from r1_data.references import Downloads, resolve_picture, resolve_video
-from r1_data.types import Blank, DataError, EmptyCell, Example, MarkerMismatch, MissingColumn
+from r1_data.types import Blank, DataError, EmptyCell, Example, MarkerMismatch, MediaReference, Message, MissingColumn
 
 if TYPE_CHECKING:
     from jinja2 import Template
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 IMAGE_MARKER = "<image>"
 VIDEO_MARKER = "<video>"
 
-Cells = dict[str, list[Any]]  # marker -> the cells that stand for it, in order
+Cells = dict[str, list[object]]  # marker -> the cells that stand for it, in order
 _PLACED = "placed"  # another key: the markers of parts that place an item of a column
 _ROLE = re.compile(r"[A-Za-z0-9_.-]{1,64}")  # no control token: chat templates copy roles
 _NAMES = {IMAGE_MARKER: "pictures", VIDEO_MARKER: "videos"}
@@ -42,7 +42,7 @@ def compile_format_prompt(text: str, name: str = "format prompt") -> "Template":
 
 def to_example(
     row_id: str,
-    row: Mapping[str, Any],
+    row: Mapping[str, object],
     columns: Columns,
     *,
     format_prompt: "Template | None" = None,
@@ -71,7 +71,7 @@ def to_example(
         if system_prompt and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": system_prompt})
         media = _find_media(row, columns, embedded)
-        references: tuple[Any, ...] = ()
+        references: tuple[MediaReference, ...] = ()
         if pattern := _markers(row, columns, media, embedded[_PLACED]):
             _match_markers(messages, media, pattern, columns)
             references = tuple(_resolve(messages, media, pattern, image_dir, downloads))
@@ -89,9 +89,9 @@ def to_example(
     return Example(row_id, messages, references, answer, metadata, source)
 
 
-def _require(row: Mapping[str, Any], column: str, role: str) -> Any:
+def _require(row: Mapping[str, object], column: str, role: str) -> object:
     """Return the value of a column, or of an entry of the mapping in it (`column.entry`)."""
-    value: Any = row
+    value: object = row
     for name in [column] if column in row else column.split("."):
         if not isinstance(value, Mapping) or name not in value:
             raise MissingColumn(f"no {role} column {column!r}; columns found: {', '.join(map(str, row))}")
@@ -101,7 +101,7 @@ def _require(row: Mapping[str, Any], column: str, role: str) -> Any:
     return value
 
 
-def _answer_text(value: Any, column: str) -> str:
+def _answer_text(value: object, column: str) -> str:
     what = f"the answer column {column!r}"
     value = value if isinstance(value, str) else _unwrapped(value)
     if value is None:
@@ -116,7 +116,7 @@ def _answer_text(value: Any, column: str) -> str:
     return text
 
 
-def _as_json(value: Any, what: str) -> str:
+def _as_json(value: object, what: str) -> str:
     if not value:
         raise EmptyCell(f"{what} is empty: {value}")
     try:
@@ -129,11 +129,11 @@ def _as_json(value: Any, what: str) -> str:
         raise EmptyCell(f"{what} holds {_brief(value)}, in which something is not a number ({error})") from error
 
 
-def _unwrapped(value: Any) -> Any:
+def _unwrapped(value: object) -> object:
     return value.tolist() if hasattr(value, "tolist") else value
 
 
-def _decoded(value: Any, what: str) -> str:
+def _decoded(value: object, what: str) -> str:
     if not isinstance(value, bytes):
         return str(value)
     try:
@@ -149,7 +149,7 @@ def _encode(text: str, what: str) -> None:
         raise DataError(f"{what} holds half of a surrogate pair, which is no text, at {error.start}") from error
 
 
-def _require_text(messages: list[dict[str, Any]]) -> None:
+def _require_text(messages: list[Message]) -> None:
     shows = False
     for message in messages:
         items = message["content"] if isinstance(message["content"], list) else [{"text": message["content"]}]
@@ -164,7 +164,7 @@ def is_visible(text: str) -> bool:
     return any(letter.isprintable() and not letter.isspace() for letter in text)
 
 
-def _read_messages(prompt: Any, embedded: Cells) -> list[dict[str, Any]]:
+def _read_messages(prompt: object, embedded: Cells) -> list[Message]:
     """Return messages with text content and markers; media inside them are added to `embedded`."""
     prompt = _decoded(prompt, "the prompt") if isinstance(prompt, bytes) else prompt
     prompt = _parse_messages(prompt) if isinstance(prompt, str) else prompt
@@ -174,7 +174,7 @@ def _read_messages(prompt: Any, embedded: Cells) -> list[dict[str, Any]]:
         raise Blank("the prompt is an empty list: no messages")
     if not isinstance(prompt, list):
         raise DataError(f"a prompt must be text or a list of messages, found {_brief(prompt)}")
-    messages: list[dict[str, Any]] = []
+    messages: list[Message] = []
     for message in prompt:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
             raise DataError(f"a message must have 'role' and 'content', found {_brief(message)}")
@@ -190,7 +190,7 @@ def _read_messages(prompt: Any, embedded: Cells) -> list[dict[str, Any]]:
     return messages
 
 
-def _parse_messages(text: str) -> Any:
+def _parse_messages(text: str) -> object:
     """Parse messages written as JSON (LMM-R1), or return the text itself."""
     opening = text[:40].replace(" ", "").replace("\n", "")
     if not opening.startswith(('[{"role":', '[{"content":', "[{'role':", "[{'content':")):
@@ -201,7 +201,7 @@ def _parse_messages(text: str) -> Any:
         raise DataError(f"the prompt looks like a list of messages but is no JSON ({error})") from error
 
 
-def _flatten_content(content: Any, embedded: Cells) -> str:
+def _flatten_content(content: object, embedded: Cells) -> str:
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -225,7 +225,7 @@ def _flatten_content(content: Any, embedded: Cells) -> str:
     return text
 
 
-def _apply_format(messages: list[dict[str, Any]], template: "Template", row: Mapping[str, Any]) -> None:
+def _apply_format(messages: list[Message], template: "Template", row: Mapping[str, object]) -> None:
     asked = next((message for message in reversed(messages) if message["role"] == "user"), None)
     if asked is None:
         raise DataError("the format prompt has no user message to apply to")
@@ -235,7 +235,7 @@ def _apply_format(messages: list[dict[str, Any]], template: "Template", row: Map
         raise DataError(f"the format prompt cannot be filled ({error}); columns found: {', '.join(row)}") from error
 
 
-def _find_media(row: Mapping[str, Any], columns: Columns, embedded: Cells) -> Cells:
+def _find_media(row: Mapping[str, object], columns: Columns, embedded: Cells) -> Cells:
     """Return the cells of the row's pictures and videos, from its columns or from its messages."""
     found: Cells = {}
     for marker, column in ((IMAGE_MARKER, columns.images), (VIDEO_MARKER, columns.videos)):
@@ -247,14 +247,16 @@ def _find_media(row: Mapping[str, Any], columns: Columns, embedded: Cells) -> Ce
     return found
 
 
-def _markers(row: Mapping[str, Any], columns: Columns, media: Cells, placed: list[str]) -> "re.Pattern[str] | None":
+def _markers(
+    row: Mapping[str, object], columns: Columns, media: Cells, placed: list[object]
+) -> "re.Pattern[str] | None":
     """Return the pattern of this row's markers: in a row without pictures, `<image>` is ordinary HTML."""
     named = {IMAGE_MARKER: columns.images, VIDEO_MARKER: columns.videos}
     markers = [marker for marker, column in named.items() if media[marker] or column in row or marker in placed]
     return re.compile(f"({'|'.join(markers)})") if markers else None
 
 
-def _match_markers(messages: list[dict[str, Any]], media: Cells, pattern: "re.Pattern[str]", columns: Columns) -> None:
+def _match_markers(messages: list[Message], media: Cells, pattern: "re.Pattern[str]", columns: Columns) -> None:
     """Check the number of markers; media of a kind without any marker go first, pictures before videos."""
     asked = next((message for message in messages if message["role"] == "user"), messages[-1])
     for marker, column in ((VIDEO_MARKER, columns.videos), (IMAGE_MARKER, columns.images)):
@@ -267,12 +269,12 @@ def _match_markers(messages: list[dict[str, Any]], media: Cells, pattern: "re.Pa
 
 
 def _resolve(
-    messages: list[dict[str, Any]],
+    messages: list[Message],
     media: Cells,
     pattern: "re.Pattern[str]",
     image_dir: str | None,
     downloads: Downloads | None,
-) -> Iterator[Any]:
+) -> Iterator[MediaReference]:
     cells = {marker: iter(listed) for marker, listed in media.items()}
     for message in messages:
         for marker in pattern.findall(message["content"]):
@@ -280,7 +282,7 @@ def _resolve(
             yield resolve(next(cells[marker]), image_dir, downloads)
 
 
-def _split_markers(message: dict[str, Any], pattern: "re.Pattern[str]") -> dict[str, Any]:
+def _split_markers(message: Message, pattern: "re.Pattern[str]") -> Message:
     pieces = pattern.split(message["content"])
     if len(pieces) == 1:
         return message
@@ -292,6 +294,6 @@ def _split_markers(message: dict[str, Any], pattern: "re.Pattern[str]") -> dict[
     return {**message, "content": items}
 
 
-def _brief(value: Any) -> str:
+def _brief(value: object) -> str:
     text = repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."

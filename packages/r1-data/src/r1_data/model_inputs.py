@@ -1,12 +1,14 @@
 """Model inputs of prompts: references that load where they are first read, and padding to a batch."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, TypeVar, overload
 
 from r1_data.types import DataError, Prompt
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+Item = TypeVar("Item")
 
 
 class LazyInputs(Mapping[str, "Tensor"]):
@@ -57,24 +59,24 @@ class LazyInputs(Mapping[str, "Tensor"]):
         return f"LazyInputs({', '.join(self.names)}; {'not ' if self._tensors is None else ''}loaded)"
 
 
-class LazyMedia(Sequence[Any]):
+class LazyMedia(Sequence[Item]):
     """Pictures or videos of a prompt, loaded when one is first read.
 
     Example: `LazyMedia(2, partial(fetch_pictures, address))`
     """
 
-    def __init__(self, count: int, load: Callable[[], Sequence[Any]]) -> None:
+    def __init__(self, count: int, load: Callable[[], Sequence[Item]]) -> None:
         self._count, self._load = count, load
-        self._loaded: tuple[Any, ...] | None = None
+        self._loaded: tuple[Item, ...] | None = None
 
     def __len__(self) -> int:
         return self._count
 
     @overload
-    def __getitem__(self, index: int) -> Any: ...
+    def __getitem__(self, index: int) -> Item: ...
     @overload
-    def __getitem__(self, index: slice) -> tuple[Any, ...]: ...
-    def __getitem__(self, index: int | slice) -> Any:
+    def __getitem__(self, index: slice) -> tuple[Item, ...]: ...
+    def __getitem__(self, index: int | slice) -> Item | tuple[Item, ...]:
         """Raises DataError if another number is loaded, and whatever `load` raises."""
         if self._loaded is None:
             loaded = tuple(self._load())

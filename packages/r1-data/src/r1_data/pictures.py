@@ -9,10 +9,10 @@ import struct
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
-from r1_data.references import describe, fetched, is_pil, open_file
-from r1_data.types import MediaError
+from r1_data.references import describe, fetched_file, is_pil, open_file
+from r1_data.types import MediaError, PictureReference
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -27,7 +27,7 @@ _LFS = b"version https://git-lfs"
 _TAIL = 64  # bytes at the end of a file that contain its end marker
 
 
-def image_size(reference: Any) -> tuple[int, int]:
+def image_size(reference: PictureReference) -> tuple[int, int]:
     """Return (height, width) of a picture as `load_image` gives it, from its header.
 
     Raises MediaError for a truncated file: if its end looks wrong, it is decoded to make sure.
@@ -39,7 +39,7 @@ def image_size(reference: Any) -> tuple[int, int]:
         return (width, height) if _orientation(image) >= 5 else (height, width)
 
 
-def load_image(reference: Any) -> "Image":
+def load_image(reference: PictureReference) -> "Image":
     """Decode a picture to RGB at full size, rotated by its EXIF orientation.
 
     Transparency becomes white, 16-bit gray is scaled to 8 bits, of an animation the first frame is used. The model's
@@ -82,7 +82,7 @@ def _to_rgb(image: "Image") -> "Image":
 
 
 @contextmanager
-def _opened(reference: Any) -> "Iterator[tuple[Image, BinaryIO | None]]":
+def _opened(reference: PictureReference) -> "Iterator[tuple[Image, BinaryIO | None]]":
     import PIL.Image
 
     name, data = describe(reference), reference
@@ -94,7 +94,7 @@ def _opened(reference: Any) -> "Iterator[tuple[Image, BinaryIO | None]]":
             _check_pixels(reference)
             yield reference, None
             return
-        data = fetched(reference)
+        data = fetched_file(reference)
         if data == b"":
             raise MediaError("the picture is empty")
         source = io.BytesIO(data) if isinstance(data, bytes) else open_file(data)
@@ -109,7 +109,7 @@ def _opened(reference: Any) -> "Iterator[tuple[Image, BinaryIO | None]]":
         raise MediaError(f"{name}: {error}") from error
 
 
-def _why(data: Any, error: BaseException) -> str:
+def _why(data: PictureReference, error: BaseException) -> str:
     if isinstance(data, bytes):
         head = data[: len(_LFS)]
     elif isinstance(data, os.PathLike):

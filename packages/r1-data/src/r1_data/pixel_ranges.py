@@ -9,16 +9,19 @@ pixels: 768 tokens for t frames, and 115,200 tokens for all.
 """
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 from r1_data.types import DataError
+
+if TYPE_CHECKING:
+    from transformers import BaseImageProcessor, BaseVideoProcessor
 
 _LEAST, _MOST = 128, 768  # tokens of a frame
 _TOTAL = 0.9 * 128_000  # tokens of a video
 _SLACK = 1.05  # times the lower bound: the minimum of the upper bound of a long video
 
 
-def picture_range(processor: Any, low: int | None, high: int | None) -> dict[str, int]:
+def picture_range(processor: "BaseImageProcessor", low: int | None, high: int | None) -> dict[str, int]:
     """Return the range as the Qwen-VL processors expect it: areas, although they are called edges.
 
     None: as the processor is configured. Raises DataError if low exceeds high.
@@ -65,7 +68,7 @@ class FrameRange:
 
 
 def frame_range(
-    processor: Any, low: int | None, high: int | None, video_low: int | None, video_high: int | None
+    processor: "BaseVideoProcessor", low: int | None, high: int | None, video_low: int | None, video_high: int | None
 ) -> FrameRange:
     """Return the frame range for a video processor; None: not set by the user. Raises DataError if low exceeds high."""
     side, size = processor.patch_size * processor.merge_size, processor.size

@@ -2,12 +2,13 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from r1_data.types import DataError
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import PretrainedConfig, ProcessorMixin
 
 PositionIds = Callable[["Tensor", "Mapping[str, Tensor]"], "Tensor"]
 
@@ -17,7 +18,7 @@ _GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
 class RotaryPositions:
     """M-RoPE (arXiv 2409.12191), computed by a copy of the model without weights; each worker builds its own."""
 
-    def __init__(self, config: Any) -> None:
+    def __init__(self, config: "PretrainedConfig") -> None:
         import torch
         from transformers import AutoModelForImageTextToText
 
@@ -28,7 +29,7 @@ class RotaryPositions:
             whole = AutoModelForImageTextToText.from_config(config)
         self.model = getattr(whole, "model", whole)  # Llama 4 has its parts in the whole
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return RotaryPositions, (self.config,)
 
     def __call__(self, token_ids: "Tensor", media: "Mapping[str, Tensor]") -> "Tensor":
@@ -45,7 +46,7 @@ class RotaryPositions:
         return torch.cat([torch.arange(len(token_ids))[None], rotary[:, 0]])
 
 
-def position_ids_of(config: Any) -> PositionIds | None:
+def position_ids_of(config: "PretrainedConfig") -> PositionIds | None:
     """Return the rule of the model with this Hugging Face configuration, None if positions count tokens."""
     if not hasattr(config, "vision_config"):
         return None
@@ -60,7 +61,7 @@ def count_tokens(token_ids: "Tensor", media: "Mapping[str, Tensor]") -> "Tensor"
     return torch.arange(len(token_ids))[None]
 
 
-def find_rule(processor: Any) -> PositionIds:
+def find_rule(processor: "ProcessorMixin") -> PositionIds:
     """Return the rule of the model that a vision-language processor belongs to.
 
     Raises DataError if its folder or hub name has no configuration that names the model.

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from r1_data.formats import Columns, detect_columns
 from r1_data.messages import compile_format_prompt, to_example
@@ -34,7 +34,7 @@ class RowReader:
         """Raises DataError if the format prompt does not parse."""
         self._template()
 
-    def __call__(self, row_id: str, row: Mapping[str, Any]) -> Example:
+    def __call__(self, row_id: str, row: Mapping[str, object]) -> Example:
         """Convert a row to an example. Raises DataError that begins with `row_id`."""
         return to_example(
             row_id,

@@ -10,27 +10,26 @@ import os
 import re
 import time
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, overload
 from urllib.parse import unquote, urlsplit
 
-from r1_data.types import MediaError
+from r1_data.types import Downloads as Downloads
+from r1_data.types import MediaError, MediaReference, PictureReference
+from r1_data.types import Url as Url
+from r1_data.types import Video as Video
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from typing_extensions import TypeIs
 
 _SCHEME = re.compile(r"([a-z][a-z0-9+.-]*):(//)?", re.IGNORECASE)
 _LONGEST = 4096  # characters of a path
 _BASE64 = re.compile(r"[A-Za-z0-9+/=\s]+$")
 _BLOCK = 2**16  # bytes read at a time from the network
-
-
-@dataclass(frozen=True, slots=True)
-class Downloads:
-    """Limits of downloads over http and https."""
-
-    max_bytes: int = 64 * 2**20  # of one file
-    timeout: float = 20.0  # seconds for one file
 
 
 class Downloaded(bytes):
@@ -39,54 +38,33 @@ class Downloaded(bytes):
     address: str
 
 
-@dataclass(frozen=True, slots=True)
-class Url:
-    """A picture or video on the network, downloaded at each read, because its content may change."""
+def fetch(url: Url) -> Downloaded:
+    """Download a URL. Raises MediaError: no answer, too many bytes, too slow, or a redirect to another scheme."""
+    from http.client import HTTPException
 
-    address: str
-    downloads: Downloads
+    from r1_data.downloads import open_url
 
-    def __str__(self) -> str:
-        return self.address
-
-    def fetch(self) -> Downloaded:
-        """Download it. Raises MediaError: no answer, too many bytes, too slow, or a redirect to another scheme."""
-        from http.client import HTTPException
-
-        from r1_data.downloads import open_url
-
-        address, limits = self.address, self.downloads
-        end, data = time.monotonic() + limits.timeout, bytearray()
-        try:
-            with open_url(address, limits.timeout) as response:
-                while block := response.read1(_BLOCK):  # returns what has arrived, so that a slow body is checked, too
-                    data += block
-                    if len(data) > limits.max_bytes or time.monotonic() > end:
-                        raise MediaError(f"{address}: over {limits.max_bytes:,} bytes or {limits.timeout:g} seconds")
-                wanted = response.headers.get("Content-Length", "")
-                if wanted.isdecimal() and len(data) < int(wanted):
-                    raise MediaError(f"{address}: cut off after {len(data):,} of {int(wanted):,} bytes")
-        except (OSError, ValueError, HTTPException) as error:
-            if isinstance(error, MediaError):
-                raise
-            raise MediaError(f"{address}: not fetched ({error or type(error).__name__})") from error
-        content = Downloaded(data)
-        content.address = address
-        return content
+    address, limits = url.address, url.downloads
+    end, data = time.monotonic() + limits.timeout, bytearray()
+    try:
+        with open_url(address, limits.timeout) as response:
+            while block := response.read1(_BLOCK):  # returns what has arrived, so that a slow body is checked, too
+                data += block
+                if len(data) > limits.max_bytes or time.monotonic() > end:
+                    raise MediaError(f"{address}: over {limits.max_bytes:,} bytes or {limits.timeout:g} seconds")
+            wanted = response.headers.get("Content-Length", "")
+            if wanted.isdecimal() and len(data) < int(wanted):
+                raise MediaError(f"{address}: cut off after {len(data):,} of {int(wanted):,} bytes")
+    except (OSError, ValueError, HTTPException) as error:
+        if isinstance(error, MediaError):
+            raise
+        raise MediaError(f"{address}: not fetched ({error or type(error).__name__})") from error
+    content = Downloaded(data)
+    content.address = address
+    return content
 
 
-@dataclass(frozen=True, slots=True)
-class Video:
-    """A video: an encoded file, or its frames as picture references.
-
-    Example: `Video(Path("clips/7.mp4"))`, `Video((b"\\x89PNG…", b"\\x89PNG…"), fps=2.0)`
-    """
-
-    source: Any  # bytes, Path, Url, or a tuple of picture references
-    fps: float | None = None  # of frames; None: the sampling rate
-
-
-def resolve_picture(value: Any, image_dir: str | None, downloads: Downloads | None = None) -> Any:
+def resolve_picture(value: object, image_dir: str | None, downloads: Downloads | None = None) -> PictureReference:
     """Convert a cell to a picture reference: bytes, a Path, a Url, or a PIL image.
 
     A cell is bytes, a path, a `data:`, `file://` or (with `downloads`) http URL, a PIL image, or a dict with "bytes"
@@ -100,7 +78,7 @@ def resolve_picture(value: Any, image_dir: str | None, downloads: Downloads | No
     return _resolve_file(value, image_dir, downloads, "a picture must be bytes, a path, a URL or a PIL image")
 
 
-def resolve_video(value: Any, image_dir: str | None, downloads: Downloads | None = None) -> Video:
+def resolve_video(value: object, image_dir: str | None, downloads: Downloads | None = None) -> Video:
     """Convert a cell to a video: what a picture can be, a list of frames, or a dict of "frames" (or "video") and "fps".
 
     Raises MediaError otherwise.
@@ -131,15 +109,27 @@ def open_file(path: Path) -> BufferedReader:
         raise MediaError(f"{path}: cannot be opened ({error})") from error
 
 
-def fetched(reference: Any) -> Any:
+def fetched(reference: MediaReference) -> MediaReference:
     """Return the reference with the content of every URL instead of its address. Raises MediaError."""
-    if isinstance(reference, Video):
-        source = reference.source
-        return replace(reference, source=tuple(map(fetched, source)) if isinstance(source, tuple) else fetched(source))
-    return reference.fetch() if isinstance(reference, Url) else reference
+    if not isinstance(reference, Video):
+        return fetched_file(reference)
+    source = reference.source
+    return replace(
+        reference,
+        source=tuple(fetched_file(frame) for frame in source) if isinstance(source, tuple) else fetched_file(source),
+    )
 
 
-def pictures(media: Iterable[Any]) -> Iterator[Any]:
+@overload
+def fetched_file(reference: bytes | Path | Url) -> bytes | Path: ...
+@overload
+def fetched_file(reference: PictureReference) -> "bytes | Path | Image": ...
+def fetched_file(reference: PictureReference) -> "bytes | Path | Image":
+    """Return the content of a URL, or another reference unchanged. Raises MediaError."""
+    return fetch(reference) if isinstance(reference, Url) else reference
+
+
+def pictures(media: Iterable[MediaReference]) -> Iterator[PictureReference]:
     for reference in media:
         if not isinstance(reference, Video):
             yield reference
@@ -147,7 +137,7 @@ def pictures(media: Iterable[Any]) -> Iterator[Any]:
             yield from reference.source
 
 
-def digest_content(reference: Any) -> bytes:
+def digest_content(reference: MediaReference) -> bytes:
     """Return a hash of the encoded content, 16 bytes: the same for bytes, the file that holds them, and their URL.
 
     Raises MediaError if a file or URL cannot be read.
@@ -168,11 +158,12 @@ def digest_content(reference: Any) -> bytes:
         except OSError as error:
             raise MediaError(f"{reference}: cannot be read ({error})") from error
     else:
+        assert isinstance(reference, bytes)  # URLs are fetched
         content = reference
     return hashlib.blake2b(content, digest_size=16).digest()
 
 
-def describe(reference: Any, kind: str = "picture") -> str:
+def describe(reference: object, kind: str = "picture") -> str:
     if isinstance(reference, Downloaded):
         return f"{kind} {reference.address}"
     if isinstance(reference, bytes):
@@ -180,7 +171,7 @@ def describe(reference: Any, kind: str = "picture") -> str:
     return f"{kind} {reference}" if isinstance(reference, str | os.PathLike | Url) else f"{kind} in memory"
 
 
-def _resolve_file(value: Any, image_dir: str | None, downloads: Downloads | None, wanted: str) -> bytes | Path | Url:
+def _resolve_file(value: object, image_dir: str | None, downloads: Downloads | None, wanted: str) -> bytes | Path | Url:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     if not isinstance(value, str | os.PathLike):
@@ -251,7 +242,7 @@ def _is_outside(path: str, folder: str) -> bool:
     return not any(os.path.commonpath([one, target]) == one for one in homes)
 
 
-def is_pil(value: Any) -> bool:
+def is_pil(value: object) -> "TypeIs[Image]":
     from PIL.Image import Image
 
     return isinstance(value, Image)

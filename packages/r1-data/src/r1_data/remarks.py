@@ -3,10 +3,14 @@
 import re
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from r1_data.messages import is_visible
+from r1_data.reader import RowReader
 from r1_data.types import Example
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _PLURALS = {"image": "images", "video": "videos"}
 _PREFIX = 4  # characters
@@ -20,10 +24,10 @@ _HTML = re.compile(
 class Remarks:
     """Checks the examples of one source for what their author may not have meant."""
 
-    def __init__(self, tokenizer: Any, reader: Callable[..., Example]) -> None:
+    def __init__(self, tokenizer: "PreTrainedTokenizerBase", reader: Callable[..., Example]) -> None:
         """`tokenizer` gives the control tokens. Those in the reader's own prompts, such as `<think>`, are intended."""
         self._control = _one_of(control_tokens(tokenizer))
-        own = [getattr(reader, name, None) or "" for name in ("format_prompt", "system_prompt")]
+        own = [reader.format_prompt or "", reader.system_prompt or ""] if isinstance(reader, RowReader) else []
         self._own = Counter(self._control.findall("\n".join(own)) if self._control else ())
 
     def of(self, example: Example) -> Iterator[tuple[str, str]]:
@@ -49,7 +53,7 @@ class Remarks:
         return None
 
 
-def control_tokens(tokenizer: Any) -> set[str]:
+def control_tokens(tokenizer: "PreTrainedTokenizerBase") -> set[str]:
     """Return the tokens that structure the model's conversations, such as `<|im_end|>` and `<tool_call>`.
 
     These are the special tokens, and every other added token in brackets or bars. HTML tags are text, although some
@@ -76,7 +80,7 @@ def _one_of(words: set[str]) -> "re.Pattern[str] | None":
     return re.compile("|".join(f"{re.escape(head)}(?:{tail})" for head, tail in tails.items()))
 
 
-def _texts(messages: Any) -> Iterator[str]:
+def _texts(messages: object) -> Iterator[str]:
     """Yield every text in messages, field names included: a chat template may write any of them."""
     waiting = [messages]  # a stack: a row may nest deeper than Python recurses
     while waiting:

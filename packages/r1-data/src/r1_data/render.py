@@ -2,7 +2,7 @@
 
 import hashlib
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from r1_data.media_cache import MediaCache
 from r1_data.positions import PositionIds, count_tokens, find_rule
@@ -13,7 +13,9 @@ from r1_data.videos import FrameRules
 from r1_data.vision import Pixels, Vision, why_unread
 
 if TYPE_CHECKING:
+    from PIL.Image import Image
     from torch import Tensor
+    from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 _RULES = "2"  # increment when the same example gets another length
 # Outputs of the processor per token; a forward pass with position ids needs none of them.
@@ -29,12 +31,12 @@ class Renderer:
 
     def __init__(
         self,
-        processor: Any,
+        processor: "PreTrainedTokenizerBase | ProcessorMixin",
         *,
         min_pixels: int | None = None,
         max_pixels: int | None = None,
         chat_template: str | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
         position_ids: PositionIds | None = None,
         video_min_pixels: int | None = None,
         video_max_pixels: int | None = None,
@@ -58,7 +60,7 @@ class Renderer:
                 -> int64 [axes, L]; None: from the configuration beside the processor, see `r1_data.positions`.
         """
         self.tokenizer = getattr(processor, "tokenizer", processor)
-        self._processor: Any = processor if hasattr(processor, "image_processor") else None
+        self._processor: ProcessorMixin | None = processor if hasattr(processor, "image_processor") else None
         self._vision: Vision | None = None
         self._refusal: str | None = "the row has pictures or videos, but the model reads text only"
         if self._processor is not None:
@@ -149,8 +151,8 @@ class Renderer:
 
         parts = [_RULES, transformers.__version__, repr(self._template or self.tokenizer.chat_template)]
         parts += [repr(sorted(self._template_kwargs.items())), self._vision.describe() if self._vision else ""]
-        backend = getattr(self.tokenizer, "backend_tokenizer", None)
-        parts.append(backend.to_str() if backend is not None else repr(self.tokenizer))
+        tokenizer = self.tokenizer
+        parts.append(tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else repr(tokenizer))
         return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
 
     def load(self, example: Example) -> Pixels:
@@ -262,14 +264,14 @@ class Renderer:
         return inputs
 
 
-def to_pil(pixels: "Tensor") -> Any:
+def to_pil(pixels: "Tensor") -> "Image":
     """Return the PIL image of pixels, uint8 [3, height, width]."""
     from PIL.Image import fromarray
 
     return fromarray(pixels.permute(1, 2, 0).numpy())
 
 
-def _check_template_kwargs(template: Any, kwargs: Mapping[str, Any]) -> None:
+def _check_template_kwargs(template: object, kwargs: Mapping[str, object]) -> None:
     """Refuse arguments that the chat template does not read: it would ignore a mistyped one."""
     if not kwargs or not isinstance(template, str):
         return

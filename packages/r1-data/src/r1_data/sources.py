@@ -19,13 +19,16 @@ from dataclasses import dataclass, replace
 from functools import cache
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, cast, overload
 
 from r1_data.tables.arrow import ArrowTable, open_hub, saved_splits
 from r1_data.tables.files import KINDS, count_table, kind_of, open_table
 from r1_data.tables.spec import Slice, split_slice
 from r1_data.tables.table import ListTable, Table, Window
-from r1_data.types import DataError
+from r1_data.types import DataError, Row
+
+if TYPE_CHECKING:
+    import datasets
 
 log = logging.getLogger("r1_data")
 
@@ -117,7 +120,7 @@ class _Source:
         return taken
 
 
-class Rows(Sequence[tuple[str, dict[str, Any]]]):
+class Rows(Sequence[tuple[str, Row]]):
     """All rows of a source, in order: `rows[i]` is (row id, row), the row id being "label:row number"."""
 
     def __init__(self, tables: Sequence[tuple[str, Table]]) -> None:
@@ -127,7 +130,11 @@ class Rows(Sequence[tuple[str, dict[str, Any]]]):
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def __getitem__(self, index: Any) -> Any:
+    @overload
+    def __getitem__(self, index: int) -> tuple[str, Row]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[tuple[str, Row]]: ...
+    def __getitem__(self, index: int | slice) -> tuple[str, Row] | list[tuple[str, Row]]:
         if isinstance(index, slice):
             return [self[i] for i in range(*index.indices(len(self)))]
         position = index + len(self) if index < 0 else index
@@ -138,16 +145,19 @@ class Rows(Sequence[tuple[str, dict[str, Any]]]):
         number, row = table[position - self._ends[which] + len(table)]
         return f"{label}:{number}", row
 
-    def __iter__(self) -> Iterator[tuple[str, dict[str, Any]]]:
+    def __iter__(self) -> Iterator[tuple[str, Row]]:
         return (self[index] for index in range(len(self)))
 
 
-def as_rows(rows: Any) -> Sequence[tuple[str, dict[str, Any]]]:
+def as_rows(
+    rows: "Sequence[tuple[str, Row]] | Sequence[Mapping[str, object]] | datasets.Dataset",
+) -> Sequence[tuple[str, Row]]:
     """Return mappings, or a `datasets.Dataset`, with row ids "row:1", "row:2", …; rows with ids stay as they are."""
     if hasattr(rows, "with_format"):
         return Rows([("row", ArrowTable(rows.with_format("arrow")))])
-    in_memory = isinstance(rows, list | tuple) and bool(rows) and isinstance(rows[0], Mapping)
-    return Rows([("row", ListTable(rows))]) if in_memory else rows
+    if isinstance(rows, list | tuple) and rows and isinstance(rows[0], Mapping):
+        return Rows([("row", ListTable(rows))])
+    return cast("Sequence[tuple[str, Row]]", rows)
 
 
 def read_rows(spec: str | list[str]) -> Rows:

@@ -1,13 +1,16 @@
 """Tokenize many texts at once, without masks and offsets."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 _PIECE = 2**16  # characters of a long text that are tokenized first
 _CUT = 512  # extra tokens of a word that is truncated at the end of a piece
 
 
-def encode_all(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
+def encode_all(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> list[list[int]]:
     """Return the token ids of each text, as `tokenizer(text, add_special_tokens=False)` does.
 
     Calls the backend of a `tokenizers` tokenizer directly, in two thirds of the time. Raises TypeError, ValueError or
@@ -24,7 +27,7 @@ def encode_all(tokenizer: Any, texts: Sequence[str]) -> list[list[int]]:
     return [encoding.ids for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
 
-def count_beyond(tokenizer: Any, text: str, limit: int) -> int | None:
+def count_beyond(tokenizer: "PreTrainedTokenizerBase", text: str, limit: int) -> int | None:
     """Return a number of tokens above `limit` that a long text certainly has; None if all of it must be tokenized.
 
     Tokenizes the beginning only, so that 200 MB of text cost as much as 64 KB, and more where the tokenizer makes one
@@ -39,7 +42,7 @@ def count_beyond(tokenizer: Any, text: str, limit: int) -> int | None:
     return None
 
 
-def _is_plain(tokenizer: Any) -> bool:
+def _is_plain(tokenizer: "PreTrainedTokenizerBase") -> bool:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
     own = type(tokenizer)

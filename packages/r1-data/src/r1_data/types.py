@@ -2,11 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 if TYPE_CHECKING:
     from PIL.Image import Image
     from torch import Tensor
+
+Row: TypeAlias = dict[str, object]  # of a dataset: column -> cell
+Message: TypeAlias = dict[str, Any]  # "role", "content", and other fields that a chat template reads
+PictureReference: TypeAlias = "bytes | Path | Url | Image"
+MediaReference: TypeAlias = "PictureReference | Video"
 
 
 class DataError(ValueError):
@@ -50,21 +56,51 @@ class MediaError(DataError):
 
 
 @dataclass(frozen=True, slots=True)
+class Downloads:
+    """Limits of downloads over http and https."""
+
+    max_bytes: int = 64 * 2**20  # of one file
+    timeout: float = 20.0  # seconds for one file
+
+
+@dataclass(frozen=True, slots=True)
+class Url:
+    """A picture or video on the network, downloaded at each read, because its content may change."""
+
+    address: str
+    downloads: Downloads
+
+    def __str__(self) -> str:
+        return self.address
+
+
+@dataclass(frozen=True, slots=True)
+class Video:
+    """A video: an encoded file, or its frames as picture references.
+
+    Example: `Video(Path("clips/7.mp4"))`, `Video((b"\\x89PNG…", b"\\x89PNG…"), fps=2.0)`
+    """
+
+    source: "bytes | Path | Url | tuple[PictureReference, ...]"
+    fps: float | None = None  # of frames; None: the sampling rate
+
+
+@dataclass(frozen=True, slots=True)
 class Example:
     """A dataset row before rendering."""
 
     id: str  # stable over runs and machines: "file name:row number"
-    messages: list[dict[str, Any]]  # OpenAI style, with media items
-    media: tuple[Any, ...]  # one reference per media item, in order
+    messages: list[Message]  # OpenAI style, with media items
+    media: tuple[MediaReference, ...]  # one reference per media item, in order
     ground_truth: str
-    metadata: Mapping[str, Any] = field(default_factory=dict)  # the row's other columns, and its data_source
+    metadata: Mapping[str, object] = field(default_factory=dict)  # the row's other columns, and its data_source
     source: str = ""  # which of several sources the row is from
 
     def as_asked(self) -> "Example":
         """Return the example with its messages and media only, which are all that the model gets."""
         return Example(self.id, self.messages, self.media, "")
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         """Pickle in a third of the time of a dataclass with slots."""
         return Example, (self.id, self.messages, self.media, self.ground_truth, self.metadata, self.source)
 
@@ -86,8 +122,8 @@ class Prompt:
     images: "Sequence[Image]" = ()  # decoded and resized: what the model sees
     # Further forward arguments, e.g. pixel_values; `r1_data.model_inputs.LazyInputs` loads them when first read.
     model_inputs: "Mapping[str, Tensor]" = field(default_factory=dict)
-    metadata: Mapping[str, Any] = field(default_factory=dict)
-    messages: Sequence[Mapping[str, Any]] = ()  # the chat before rendering, for rewards that read conversations
+    metadata: Mapping[str, object] = field(default_factory=dict)
+    messages: Sequence[Message] = ()  # the chat before rendering, for rewards that read conversations
     source: str = ""  # which of several sources the row is from
     videos: "Sequence[Tensor]" = ()  # decoded and resized, uint8 [frames, 3, height, width] each
 
@@ -98,12 +134,12 @@ class Prompt:
             )
 
 
-def json_columns(columns: Mapping[str, Any]) -> dict[str, Any]:
+def json_columns(columns: Mapping[str, object]) -> Row:
     """Return the columns that can be written as JSON; bytes and dates cannot."""
     return {name: value for name, value in columns.items() if is_json(value)}
 
 
-def is_json(value: Any) -> bool:
+def is_json(value: object) -> bool:
     if isinstance(value, Mapping):
         return all(isinstance(key, str) and is_json(item) for key, item in value.items())
     if isinstance(value, list | tuple):

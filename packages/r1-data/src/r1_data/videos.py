@@ -8,13 +8,16 @@ import io
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, BinaryIO
+from pathlib import Path
+from typing import TYPE_CHECKING, BinaryIO
 
 from r1_data.pictures import image_size, load_image
-from r1_data.references import Video, describe, fetched, open_file
-from r1_data.types import MediaError
+from r1_data.references import Video, describe, fetched_file, open_file
+from r1_data.types import MediaError, PictureReference, Url
 
 if TYPE_CHECKING:
+    from av.container import InputContainer
+    from av.video.stream import VideoStream
     from torch import Tensor
 
 _BRANDS = {b"ftyp", b"moov", b"mdat", b"free", b"wide", b"skip"}  # the first box of an MP4 or QuickTime file
@@ -63,7 +66,7 @@ def probe_video(video: Video, rules: FrameRules) -> Clip:
     Raises MediaError: no video, truncated, frames of several sizes, or decoded frames of more than `rules.max_bytes`.
     """
     if isinstance(video.source, tuple):
-        return _bounded(_probe_frames(video, rules), rules, "video of frames")
+        return _bounded(_probe_frames(video.source, video.fps or rules.fps, rules), rules, "video of frames")
     with _opened(video.source) as (container, stream):
         rate = stream.average_rate or stream.guessed_rate
         fps = float(rate) if rate else 0.0
@@ -88,16 +91,15 @@ def load_frames(video: Video, clip: Clip) -> "Tensor":
     return torch.stack(frames).view(len(frames), clip.height, clip.width, 3).permute(0, 3, 1, 2)
 
 
-def _probe_frames(video: Video, rules: FrameRules) -> Clip:
-    sizes = {image_size(frame) for frame in video.source}
+def _probe_frames(frames: "tuple[PictureReference, ...]", fps: float, rules: FrameRules) -> Clip:
+    sizes = {image_size(frame) for frame in frames}
     if len(sizes) > 1:
         shown = ", ".join(f"{width}x{height}" for height, width in sorted(sizes)[:3])
         raise MediaError(f"the frames of a video must have one size, found {shown}")
-    total, fps = len(video.source), video.fps or rules.fps
-    return Clip(total, fps, rules.sample(total, fps), *sizes.pop())
+    return Clip(len(frames), fps, rules.sample(len(frames), fps), *sizes.pop())
 
 
-def _turn(container: Any, stream: Any) -> int:
+def _turn(container: "InputContainer", stream: "VideoStream") -> int:
     """Return the quarter turns of a film from a phone, which FFmpeg gives with a decoded frame."""
     import av
 
@@ -123,7 +125,7 @@ def _bounded(clip: Clip, rules: FrameRules, name: str) -> Clip:
     return clip
 
 
-def _decode(source: Any, clip: Clip) -> "list[Tensor]":
+def _decode(source: "bytes | Path | Url", clip: Clip) -> "list[Tensor]":
     import numpy
     import torch
 
@@ -145,14 +147,14 @@ def _decode(source: Any, clip: Clip) -> "list[Tensor]":
 
 
 @contextmanager
-def _opened(source: Any) -> Iterator[tuple[Any, Any]]:
+def _opened(source: "bytes | Path | Url") -> "Iterator[tuple[InputContainer, VideoStream]]":
     import av
 
     try:
-        source = fetched(source)
-        with io.BytesIO(source) if isinstance(source, bytes) else open_file(source) as file:
+        content = fetched_file(source)
+        with io.BytesIO(content) if isinstance(content, bytes) else open_file(content) as file:
             kind = _container_kind(file)
-            with av.open(file, format=kind, metadata_errors="replace") as container:
+            with av.open(file, mode="r", format=kind, metadata_errors="replace") as container:
                 if not container.streams.video:
                     raise MediaError("it has no pictures, only sound or text")
                 yield container, container.streams.video[0]

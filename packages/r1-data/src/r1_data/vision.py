@@ -8,17 +8,20 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from r1_data.media_cache import MediaCache
 from r1_data.pictures import image_size, load_image
 from r1_data.pixel_ranges import frame_range, picture_range
 from r1_data.references import Video, describe, digest_content, fetched
-from r1_data.types import DataError, MediaError
+from r1_data.types import DataError, MediaError, MediaReference, PictureReference
 from r1_data.videos import Clip, FrameRules, load_frames, probe_video
 
 if TYPE_CHECKING:
     from torch import Tensor
+    from transformers import BaseImageProcessor, BaseVideoProcessor, ProcessorMixin
+    from transformers.image_utils import SizeDict
+    from transformers.video_utils import VideoMetadata
 
 
 _OF_VIDEOS = ("get_num_of_video_patches", "min_frames", "max_frames", "temporal_patch_size", "merge_size")
@@ -34,7 +37,7 @@ class Pixels:
     clips: list[Clip]  # one a video
 
 
-def why_unread(processor: Any) -> str | None:
+def why_unread(processor: "ProcessorMixin") -> str | None:
     """Return why media of this processor's family cannot be used (texts can); None if they can.
 
     Families whose pictures attend in both directions (Gemma 3, PaliGemma) tell the model by `token_type_ids`. Prompts
@@ -57,7 +60,7 @@ def why_unread(processor: Any) -> str | None:
     return None
 
 
-def _counts_within(image_processor: Any) -> bool:
+def _counts_within(image_processor: "BaseImageProcessor") -> bool:
     """Return whether an image processor counts patches within a pixel range."""
     try:
         size, side = image_processor.size, image_processor.patch_size * image_processor.merge_size
@@ -78,7 +81,7 @@ class Vision:
 
     def __init__(
         self,
-        processor: Any,
+        processor: "ProcessorMixin",
         *,
         min_pixels: int | None = None,
         max_pixels: int | None = None,
@@ -91,9 +94,9 @@ class Vision:
         self._processor, self._cache = processor, cache
         if why := why_unread(processor):
             raise DataError(why)
-        self._image: Any = processor.image_processor
-        video: Any = getattr(processor, "video_processor", None)
-        self._video: Any = video if all(hasattr(video, name) for name in _OF_VIDEOS) else None
+        self._image: BaseImageProcessor = processor.image_processor
+        video = getattr(processor, "video_processor", None)
+        self._video: BaseVideoProcessor = video if all(hasattr(video, name) for name in _OF_VIDEOS) else None
         self.budget = picture_range(self._image, min_pixels, max_pixels)
         if self._video is not None:
             self.frame_range = frame_range(self._video, min_pixels, max_pixels, video_min_pixels, video_max_pixels)
@@ -107,7 +110,7 @@ class Vision:
         named = {kind: (getattr(self._processor, name, None), name) for kind, name in kinds.items()}
         return {kind: (token, getattr(self._processor, f"{name}_id")) for kind, (token, name) in named.items() if token}
 
-    def picture_tokens(self, reference: Any) -> int:
+    def picture_tokens(self, reference: PictureReference) -> int:
         limits = {"min_pixels": self.budget["shortest_edge"], "max_pixels": self.budget["longest_edge"]}
         with _named(reference):
             patches = int(self._image.get_number_of_image_patches(*image_size(reference), limits))
@@ -127,11 +130,11 @@ class Vision:
         inputs = {"video_grid_thw": grid, "video_metadata": [_metadata(clip)]}
         return str(self._processor.replace_video_token(inputs, 0))
 
-    def count_values(self, media: Sequence[Any]) -> int:
+    def count_values(self, media: Sequence[MediaReference]) -> int:
         """Return the number of values in the model inputs of media, from headers. Raises MediaError or ValueError."""
         return sum(self._count_values(reference) for reference in map(fetched, media))
 
-    def _count_values(self, reference: Any) -> int:
+    def _count_values(self, reference: MediaReference) -> int:
         if not isinstance(reference, Video):
             patches, owner = self.picture_tokens(reference) * self._image.merge_size**2, self._image
         else:
@@ -145,7 +148,7 @@ class Vision:
             raise MediaError(f"videos of {type(self._processor).__name__} cannot be used, only its pictures")
         return probe_video(video, self.frames)
 
-    def load(self, media: Sequence[Any]) -> Pixels:
+    def load(self, media: Sequence[MediaReference]) -> Pixels:
         pixels = Pixels([], [], [])
         for reference in map(fetched, media):
             if isinstance(reference, Video):
@@ -157,7 +160,9 @@ class Vision:
 
     def process(self, text: str, pixels: Pixels) -> "dict[str, Tensor]":
         """Return the processor's output for a rendered chat and its media, without resizing or sampling again."""
-        arguments: dict[str, Any] = {"images_kwargs": {"do_resize": False}}
+        import torch
+
+        arguments: dict[str, object] = {"images_kwargs": {"do_resize": False}}
         if pixels.images:
             arguments["images"] = [image.contiguous() for image in pixels.images]
         if pixels.videos:
@@ -172,7 +177,7 @@ class Vision:
         output = self._processor(
             text=[text], text_kwargs={"add_special_tokens": False}, return_tensors="pt", **arguments
         )
-        return {name: value for name, value in output.items() if hasattr(value, "nbytes")}
+        return {name: value for name, value in output.items() if isinstance(value, torch.Tensor)}
 
     def process_pictures(self, token_ids: list[int], images: "Sequence[Tensor]") -> "dict[str, Tensor] | None":
         """Return what `process` does for a chat with pictures only, in half the time, by expanding its token ids.
@@ -214,7 +219,7 @@ class Vision:
             parts += [self._video.to_json_string(), asdict(self.frame_range), asdict(self.frames)]
         return repr([type(self._processor).__name__, *parts])
 
-    def _resized(self, reference: Any, clip: Clip | None) -> "Tensor":
+    def _resized(self, reference: MediaReference, clip: Clip | None) -> "Tensor":
         import torch
 
         if self._cache is None:
@@ -226,11 +231,14 @@ class Vision:
             self._cache.put(key, array)
         return torch.from_numpy(array).movedim(-1, -3)
 
-    def _resize(self, reference: Any, clip: Clip | None) -> "Tensor":
+    def _resize(self, reference: MediaReference, clip: Clip | None) -> "Tensor":
         with _named(reference):
-            return self._resize_picture(reference) if clip is None else self._resize_video(reference, clip)
+            if not isinstance(reference, Video):
+                return self._resize_picture(reference)
+            assert clip is not None
+            return self._resize_video(reference, clip)
 
-    def _resize_picture(self, reference: Any) -> "Tensor":
+    def _resize_picture(self, reference: PictureReference) -> "Tensor":
         import numpy
         import torch
 
@@ -256,7 +264,7 @@ class Vision:
     def _uncapped(self) -> dict[str, bool]:
         return {"cap_pixels_per_frame": False} if hasattr(self._video, "cap_pixels_per_frame") else {}
 
-    def _key(self, reference: Any, clip: Clip | None) -> str:
+    def _key(self, reference: MediaReference, clip: Clip | None) -> str:
         owner = self._image if clip is None else self._video
         budget = self.budget if clip is None else self.frame_range.of(len(clip.indices))
         how = [_RULES, budget, owner.patch_size, owner.merge_size, owner.resample, clip and asdict(clip)]
@@ -266,18 +274,17 @@ class Vision:
 
 
 @contextmanager
-def _named(reference: Any) -> Iterator[None]:
+def _named(reference: MediaReference) -> Iterator[None]:
     try:
         yield
     except MediaError:
         raise
     except ValueError as error:
-        is_video = isinstance(reference, Video)
-        name = describe(reference.source, "video") if is_video else describe(reference)
+        name = describe(reference.source, "video") if isinstance(reference, Video) else describe(reference)
         raise MediaError(f"{name}: {error}") from error
 
 
-def _metadata(clip: Clip) -> Any:
+def _metadata(clip: Clip) -> "VideoMetadata":
     from transformers.video_utils import VideoMetadata
 
     return VideoMetadata(
@@ -285,7 +292,7 @@ def _metadata(clip: Clip) -> Any:
     )
 
 
-def _size_dict(budget: Mapping[str, int]) -> Any:
+def _size_dict(budget: Mapping[str, int]) -> "SizeDict":
     from transformers.image_utils import SizeDict
 
     return SizeDict(**budget)

@@ -6,10 +6,14 @@ Pictures stay the encoded bytes that are stored.
 import json
 import os
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from r1_data.tables.table import Runs, as_dicts
-from r1_data.types import DataError, Overlong
+from r1_data.types import DataError, Overlong, Row
+
+if TYPE_CHECKING:
+    import datasets
+    import pyarrow
 
 _STATE, _INFO, _SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"  # what `save_to_disk` writes
 
@@ -17,20 +21,20 @@ _STATE, _INFO, _SPLITS = "state.json", "dataset_info.json", "dataset_dict.json" 
 class ArrowTable:
     """Rows of anything that returns an Arrow table for a slice; a row becomes Python objects when it is requested."""
 
-    def __init__(self, columns: Any) -> None:
+    def __init__(self, columns: "datasets.Dataset | pyarrow.Table") -> None:
         self._columns = columns
         self._rows = Runs(self._read)
 
     def __len__(self) -> int:
         return len(self._columns)
 
-    def __getitem__(self, index: int) -> tuple[int, dict[str, Any]]:
+    def __getitem__(self, index: int) -> tuple[int, Row]:
         try:
             return index + 1, self._rows[index]
         except Overlong as error:
             raise Overlong(f"row {index + 1}: {error}") from error
 
-    def _read(self, start: int, most: int) -> list[dict[str, Any]]:
+    def _read(self, start: int, most: int) -> list[Row]:
         return as_dicts(self._columns[start : start + most])
 
 
@@ -50,7 +54,7 @@ class SavedTable(ArrowTable):
         except (OSError, ValueError, LookupError, TypeError, pyarrow.ArrowException) as error:
             raise DataError(f"{folder}: a saved data set that cannot be read ({error})") from error
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return SavedTable, (self.path,)
 
 

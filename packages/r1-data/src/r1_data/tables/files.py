@@ -12,11 +12,11 @@ import tempfile
 from array import array
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import BinaryIO
 
 from r1_data.tables.arrow import SavedTable
 from r1_data.tables.table import BLOCK, MAX_ROW_BYTES, Runs, Table, require_row_bytes
-from r1_data.types import DataError, Overlong
+from r1_data.types import DataError, Overlong, Row
 
 KINDS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}  # suffix -> kind
 PACKED = {".gz": "gzip", ".zst": "zstd"}  # suffix of a compressed text file -> codec
@@ -104,7 +104,7 @@ class TextFile:
         if _stamp(status) != self._stamp:
             raise DataError(f"{self.path}: the file was changed after it was opened; start again")
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return TextFile, (self.path,)
 
 
@@ -127,7 +127,7 @@ class JsonLinesFile:
     def __len__(self) -> int:
         return len(self._numbers)
 
-    def __getitem__(self, index: int) -> tuple[int, dict[str, Any]]:
+    def __getitem__(self, index: int) -> tuple[int, Row]:
         number = self._numbers[index]
         self._text.check()
         try:
@@ -172,7 +172,7 @@ class JsonArrayFile:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, index: int) -> tuple[int, dict[str, Any]]:
+    def __getitem__(self, index: int) -> tuple[int, Row]:
         return index + 1, _require_mapping(self._rows[index], self.path, index + 1)
 
 
@@ -201,7 +201,7 @@ class CsvTable:
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, index: int) -> tuple[int, dict[str, Any]]:
+    def __getitem__(self, index: int) -> tuple[int, Row]:
         cells, wanted = self._rows[index], len(self._header)
         if len(cells) != wanted:
             raise DataError(f"{self.path}:{index + 1}: the row has {len(cells)} fields but the header has {wanted}")
@@ -231,7 +231,7 @@ def _unpack(path: Path) -> BinaryIO:
     return unpacked
 
 
-def _parse(data: bytes) -> Any:
+def _parse(data: bytes) -> object:
     """Parse JSON. Raises ValueError: broken, not UTF-8, a repeated key, half of a surrogate pair."""
     try:
         text = data.decode("utf-8")
@@ -246,7 +246,7 @@ def _parse(data: bytes) -> Any:
     return value
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _once(pairs: list[tuple[str, object]]) -> Row:
     found = dict(pairs)
     if len(found) < len(pairs):
         names = [name for name, _ in pairs]
@@ -290,7 +290,7 @@ def _full_lines(file: BinaryIO) -> Iterator[bytes]:
     return (line for line in (line.removeprefix(_BOM).strip() for line in file) if line)
 
 
-def _require_mapping(row: Any, path: Path, number: int) -> dict[str, Any]:
+def _require_mapping(row: object, path: Path, number: int) -> Row:
     if not isinstance(row, dict):
         raise DataError(f"{path}:{number}: a row must be an object with named columns, found {type(row).__name__}")
     return row

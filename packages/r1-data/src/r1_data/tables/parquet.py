@@ -12,10 +12,14 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator
 from itertools import accumulate
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from r1_data.tables.table import Runs, as_dicts
-from r1_data.types import DataError, Overlong
+from r1_data.types import DataError, Overlong, Row
+
+if TYPE_CHECKING:
+    import pyarrow
+    import pyarrow.parquet
 
 log = logging.getLogger("r1_data")
 
@@ -44,7 +48,7 @@ class ParquetTable:
     def __len__(self) -> int:
         return self._ends[-1] if self._ends else 0
 
-    def __getitem__(self, index: int) -> tuple[int, dict[str, Any]]:
+    def __getitem__(self, index: int) -> tuple[int, Row]:
         """Raises DataError for a row of a row group that cannot be decoded."""
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
@@ -60,7 +64,7 @@ class ParquetTable:
         except Overlong as error:
             raise Overlong(f"{self.path}:{index + 1}: {error}") from error
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return ParquetTable, (self.path,)
 
     def _decode(self, which: int) -> "_Batches | DataError":
@@ -69,7 +73,7 @@ class ParquetTable:
         rows = self._ends[which] - (self._ends[which - 1] if which else 0)
         wanted = max(1, min(_MOST_ROWS, rows * _BATCH // max(1, self._sizes[which])))
 
-        def batches() -> Iterator[Any]:
+        def batches() -> Iterator["pyarrow.RecordBatch"]:
             return iter(self._file.iter_batches(batch_size=wanted, row_groups=[which]))
 
         try:
@@ -77,7 +81,7 @@ class ParquetTable:
         except (pyarrow.ArrowException, OSError) as error:
             return DataError(f"its row group {which + 1} of {len(self._ends)} cannot be read ({error})")
 
-    def _kept(self, batches: Callable[[], Iterator[Any]]) -> list[Any]:
+    def _kept(self, batches: Callable[[], Iterator["pyarrow.RecordBatch"]]) -> list["pyarrow.RecordBatch"]:
         held, size = [], self._held
         for batch in batches():
             held.append(batch)
@@ -96,12 +100,12 @@ class ParquetTable:
 
 
 class _Batches:
-    def __init__(self, batches: Iterable[Any]) -> None:
+    def __init__(self, batches: Iterable["pyarrow.RecordBatch"]) -> None:
         self._batches = [batch for batch in batches if batch.num_rows]
         self._ends = list(accumulate(batch.num_rows for batch in self._batches))
         self.rows = Runs(self._read)
 
-    def _read(self, start: int, most: int) -> list[dict[str, Any]]:
+    def _read(self, start: int, most: int) -> list[Row]:
         which = bisect_right(self._ends, start)
         before = self._ends[which - 1] if which else 0
         return as_dicts(self._batches[which].slice(start - before, most))
@@ -110,7 +114,7 @@ class _Batches:
 class _NoRoom(Exception): ...
 
 
-def _mapped(schema: Any, batches: Iterable[Any]) -> list[Any]:
+def _mapped(schema: "pyarrow.Schema", batches: Iterable["pyarrow.RecordBatch"]) -> list["pyarrow.RecordBatch"]:
     """Write batches to an unnamed file and return them as parts of its memory map. Raises _NoRoom."""
     import mmap
 
@@ -131,7 +135,7 @@ def _mapped(schema: Any, batches: Iterable[Any]) -> list[Any]:
     return [reader.get_batch(index) for index in range(reader.num_record_batches)]
 
 
-def _open(path: Path) -> Any:
+def _open(path: Path) -> "pyarrow.parquet.ParquetFile":
     import pyarrow
     import pyarrow.parquet
 

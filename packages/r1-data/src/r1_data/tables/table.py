@@ -2,9 +2,14 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
 
-from r1_data.types import Overlong
+from r1_data.types import Overlong, Row
+
+if TYPE_CHECKING:
+    import pyarrow
+
+Item = TypeVar("Item")
 
 BLOCK = 2**22  # approximate bytes read ahead
 _MOST = 256  # rows read ahead
@@ -15,7 +20,7 @@ class Table(Protocol):
     """The rows of one file; `table[i]` (i from 0) is (row number, row)."""
 
     def __len__(self) -> int: ...
-    def __getitem__(self, index: int) -> tuple[int, dict[str, Any]]: ...
+    def __getitem__(self, index: int) -> tuple[int, Row]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,41 +33,41 @@ class Window:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int) -> tuple[int, dict[str, Any]]:
+    def __getitem__(self, index: int) -> tuple[int, Row]:
         return self.table[self.rows[index]]
 
 
 @dataclass(frozen=True, slots=True)
 class ListTable:
-    rows: Sequence[Mapping[str, Any]]
+    rows: Sequence[Mapping[str, object]]
 
     def __len__(self) -> int:
         return len(self.rows)
 
-    def __getitem__(self, index: int) -> tuple[int, dict[str, Any]]:
+    def __getitem__(self, index: int) -> tuple[int, Row]:
         return index + 1, dict(self.rows[index])
 
 
-class Runs:
+class Runs(Generic[Item]):
     """Items by number from a batched reader: sequential access reads ahead, random access reads one."""
 
-    def __init__(self, fetch: Callable[[int, int], Sequence[Any]]) -> None:
+    def __init__(self, fetch: Callable[[int, int], Sequence[Item]]) -> None:
         """`fetch(start, most)` returns one to `most` items from `start` on."""
         self._fetch = fetch
-        self._run: tuple[int, Sequence[Any]] = (-1, ())  # the latest batch: its first index, its items
+        self._run: tuple[int, Sequence[Item]] = (-1, ())  # the latest batch: its first index, its items
 
-    def __getitem__(self, index: int) -> Any:
+    def __getitem__(self, index: int) -> Item:
         start, run = self._run
         if not start <= index < start + len(run):
             most = _MOST if index == start + len(run) else 1
             start, run = self._run = index, self._fetch(index, most)
         return run[index - start]
 
-    def __reduce__(self) -> tuple[Any, ...]:
+    def __reduce__(self) -> tuple[object, ...]:
         return Runs, (self._fetch,)
 
 
-def as_dicts(table: Any) -> list[dict[str, Any]]:
+def as_dicts(table: "pyarrow.Table | pyarrow.RecordBatch") -> list[Row]:
     """Return the first rows of an Arrow table or batch as Python objects, as many as fit a block.
 
     Raises Overlong if the first row alone exceeds MAX_ROW_BYTES.
@@ -71,7 +76,7 @@ def as_dicts(table: Any) -> list[dict[str, Any]]:
     if run.nbytes > MAX_ROW_BYTES:
         run = table.slice(0, 1)
         require_row_bytes(run.nbytes)
-    rows: list[dict[str, Any]] = run.to_pylist()
+    rows: list[Row] = run.to_pylist()
     return rows
 
 

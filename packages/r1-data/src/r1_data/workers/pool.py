@@ -16,11 +16,18 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from multiprocessing import connection, get_context
 from multiprocessing.process import BaseProcess
 from multiprocessing.reduction import ForkingPickler
+from operator import methodcaller
 from pathlib import Path
 from queue import LifoQueue
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from r1_data.workers.transfer import receive, send
+
+if TYPE_CHECKING:
+    from numpy import ndarray
+    from torch import Tensor
+
+Result = TypeVar("Result")
 
 # Slow imports of every worker, preloaded by the fork server.
 _PRELOAD = [
@@ -58,7 +65,7 @@ class Workers:
 
     def __init__(
         self,
-        target: Any,
+        target: object,
         count: int,
         *,
         memory_bytes: int = 4 * 2**30,
@@ -81,14 +88,14 @@ class Workers:
         for _ in range(count):
             self._idle.put(None)
 
-    def submit(self, method: str, *arguments: Any, then: Callable[[Any], Any] | None = None) -> "Future[Any]":
+    def submit(self, method: str, *arguments: object, then: Callable[[Any], Any] | None = None) -> "Future[Any]":
         """Call a method of the target in a worker, then `then` with its result in a thread of this process.
 
         The future raises what the method raised, WorkerDied, or RuntimeError if no worker can be started.
         """
         return self._threads.submit(self._run, method, arguments, then)
 
-    def compute(self, function: Callable[..., Any], *arguments: Any) -> "Future[Any]":
+    def compute(self, function: Callable[..., Result], *arguments: object) -> "Future[Result]":
         """Call a function in a thread of this process, as `submit` calls `then`."""
         return self._threads.submit(function, *arguments)
 
@@ -105,7 +112,7 @@ class Workers:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def _run(self, method: str, arguments: tuple[Any, ...], then: Callable[[Any], Any] | None) -> Any:
+    def _run(self, method: str, arguments: tuple[object, ...], then: Callable[[Any], object] | None) -> object:
         begin = time.perf_counter()
         try:
             result = self._ask(method, arguments)
@@ -114,7 +121,7 @@ class Workers:
             if self._ended is not None:
                 self._ended(method, begin, time.perf_counter())
 
-    def _ask(self, method: str, arguments: tuple[Any, ...]) -> Any:
+    def _ask(self, method: str, arguments: tuple[object, ...]) -> object:
         process = self._idle.get()
         try:
             process = process or _Process(self._target, self._memory_bytes)
@@ -145,7 +152,7 @@ def start_early() -> None:
 
 
 class _Process:
-    def __init__(self, target: Any, memory_bytes: int) -> None:
+    def __init__(self, target: object, memory_bytes: int) -> None:
         """Start a worker, once more if it is killed from outside. Raises RuntimeError if it loads no target."""
         for attempt in (1, 2):
             self._connection, self._process = _fork(target, memory_bytes)
@@ -164,7 +171,7 @@ class _Process:
                         'workers must do so below `if __name__ == "__main__":`'
                     ) from None
 
-    def ask(self, request: Any, seconds: float) -> tuple[bool, Any]:
+    def ask(self, request: object, seconds: float) -> tuple[bool, Any]:
         try:
             self._connection.send(request)
             reply: tuple[bool, Any] = receive(self._connection, seconds)
@@ -186,7 +193,7 @@ class _Process:
         self._process.join()
 
 
-def _fork(target: Any, memory_bytes: int) -> "tuple[connection.Connection[Any, Any], BaseProcess]":
+def _fork(target: object, memory_bytes: int) -> "tuple[connection.Connection[object, Any], BaseProcess]":
     """Fork a worker and return our end of its pipe, and its process.
 
     A fork server that was just killed refuses connections until the system has reaped it; after that, multiprocessing
@@ -228,7 +235,7 @@ def _compute_alone() -> None:
         set_threads(1)
 
 
-def _serve(pipe: "connection.Connection[Any, Any]", target: Any, memory_bytes: int) -> None:
+def _serve(pipe: "connection.Connection[object, Any]", target: object, memory_bytes: int) -> None:
     import torch
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # on Ctrl-C the parent ends its workers
@@ -242,7 +249,7 @@ def _serve(pipe: "connection.Connection[Any, Any]", target: Any, memory_bytes: i
         while True:
             method, arguments = pipe.recv()
             try:
-                reply = (True, getattr(target, method)(*arguments))
+                reply = (True, methodcaller(method, *arguments)(target))
             except MemoryError:
                 reply = (False, WorkerDied(f"it needs more than {memory_bytes:,} bytes of memory"))
             except Exception as error:
@@ -250,12 +257,12 @@ def _serve(pipe: "connection.Connection[Any, Any]", target: Any, memory_bytes: i
             send(pipe, reply)
 
 
-def _reduce_tensor(tensor: Any) -> tuple[Any, ...]:
+def _reduce_tensor(tensor: "Tensor") -> "tuple[Callable[..., Tensor], tuple[object, ...]]":
     order = sorted(range(tensor.ndim), key=tensor.stride, reverse=True)
     return _restore_tensor, (tensor.permute(order).contiguous().numpy(), order)
 
 
-def _restore_tensor(array: Any, order: list[int]) -> Any:
+def _restore_tensor(array: "ndarray", order: list[int]) -> "Tensor":
     import torch
 
     return torch.from_numpy(array).permute([order.index(axis) for axis in range(len(order))])

@@ -3,12 +3,13 @@
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from r1_data.types import Example
 from r1_data.workers.pool import WorkerDied, Workers
 
 Item = TypeVar("Item")
+Result = TypeVar("Result")
 Chunk = list[tuple[Item, Example | None]]
 
 _CHUNK = 128  # examples sent at a time
@@ -21,12 +22,12 @@ def map_examples(
     items: Iterable[tuple[Item, Example | None]],
     workers: Workers | None,
     method: str,
-    local: Callable[..., list[Any]],
+    local: Callable[..., list[Result]],
     *,
     is_local: Callable[[Example], bool],
     media: int = _MEDIA,
-    arguments: tuple[Any, ...] = (),
-) -> Iterator[tuple[Item, Any]]:
+    arguments: tuple[object, ...] = (),
+) -> Iterator[tuple[Item, Result | WorkerDied | None]]:
     """Yield each item with the result for its example, in order: None if it has no example.
 
     Args:
@@ -40,13 +41,13 @@ def map_examples(
     A chunk whose worker died is sent again example by example; the result of one that kills its worker is WorkerDied.
     """
 
-    def ask(examples: list[Example]) -> "Future[list[Any]] | list[Any]":
+    def ask(examples: list[Example]) -> "Future[list[Result]] | list[Result]":
         if workers is None or all(map(is_local, examples)):
             return local(examples, *arguments)
         return workers.submit(method, [example.as_asked() for example in examples], *arguments)
 
     ahead = _AHEAD * workers.count if workers is not None else 0
-    running: deque[tuple[Chunk[Item], Future[list[Any]] | list[Any]]] = deque()
+    running: deque[tuple[Chunk[Item], Future[list[Result]] | list[Result]]] = deque()
     for chunk in _chunks(items, media, is_local if workers is not None else lambda example: True):
         running.append((chunk, _ask(chunk, ask)))
         if len(running) > ahead:
@@ -76,17 +77,18 @@ def _chunks(
 
 
 def _ask(
-    chunk: Chunk[Item], ask: "Callable[[list[Example]], Future[list[Any]] | list[Any]]"
-) -> "Future[list[Any]] | list[Any]":
+    chunk: Chunk[Item], ask: "Callable[[list[Example]], Future[list[Result]] | list[Result]]"
+) -> "Future[list[Result]] | list[Result]":
     examples = [example for _, example in chunk if example is not None]
     return ask(examples) if examples else []
 
 
 def _receive(
     chunk: Chunk[Item],
-    running: "Future[list[Any]] | list[Any]",
-    ask: "Callable[[list[Example]], Future[list[Any]] | list[Any]]",
-) -> Iterator[tuple[Item, Any]]:
+    running: "Future[list[Result]] | list[Result]",
+    ask: "Callable[[list[Example]], Future[list[Result]] | list[Result]]",
+) -> Iterator[tuple[Item, Result | WorkerDied | None]]:
+    results: Iterator[Result | WorkerDied]
     try:
         results = iter(running if isinstance(running, list) else running.result())
     except WorkerDied as error:

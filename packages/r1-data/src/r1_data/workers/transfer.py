@@ -13,7 +13,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 
-def send(pipe: "Connection[Any, Any]", message: Any) -> None:
+def send(pipe: "Connection[object, object]", message: object) -> None:
     """Send an object whose arrays are contiguous. Raises BrokenPipeError if the reader is gone."""
     buffers: list[pickle.PickleBuffer] = []
     head = io.BytesIO()
@@ -25,7 +25,7 @@ def send(pipe: "Connection[Any, Any]", message: Any) -> None:
             part = part[os.write(pipe.fileno(), part) :]
 
 
-def receive(pipe: "Connection[Any, Any]", seconds: float) -> Any:
+def receive(pipe: "Connection[object, object]", seconds: float) -> Any:
     """Return what `send` sent.
 
     Raises:
@@ -39,7 +39,7 @@ def receive(pipe: "Connection[Any, Any]", seconds: float) -> Any:
     return pickle.loads(head, buffers=buffers)
 
 
-def _read(pipe: "Connection[Any, Any]", size: int, deadline: float) -> Any:
+def _read(pipe: "Connection[object, object]", size: int, deadline: float) -> memoryview:
     import numpy
 
     buffer = numpy.empty(size, numpy.uint8)
@@ -51,4 +51,4 @@ def _read(pipe: "Connection[Any, Any]", size: int, deadline: float) -> Any:
         if count == 0:
             raise EOFError
         rest = rest[count:]
-    return buffer
+    return buffer.data
