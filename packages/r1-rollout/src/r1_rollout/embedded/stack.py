@@ -62,7 +62,8 @@ class _Layer:
         attention, mlp = layer.self_attn, layer.mlp
         self.attention, self.mlp, self.gated = attention, mlp, _is_gated(mlp)
         self.before, self.between = layer.input_layernorm, layer.post_attention_layernorm
-        self.query_norm, self.key_norm = getattr(attention, "q_norm", None), getattr(attention, "k_norm", None)
+        parts = dict(attention.named_children())
+        self.query_norm, self.key_norm = parts.get("q_norm"), parts.get("k_norm")
         norms = (self.before, self.between, self.query_norm, self.key_norm)
         self.norms = [norm for norm in norms if norm is not None]
         self.size, self.scale = attention.head_dim, LOG2_E * attention.scaling
@@ -95,7 +96,11 @@ def stack_of(model: PreTrainedModel) -> Stack | None:
     """Return the stack of a model of a known family; None for any other."""
     text_config, head = model.config.get_text_config(), model.get_output_embeddings()
     for text in model.modules():
-        if not isinstance(text, PreTrainedModel) or text.config is not text_config or not hasattr(text, "layers"):
+        if (
+            not isinstance(text, PreTrainedModel)
+            or text.config is not text_config
+            or "layers" not in dict(text.named_children())
+        ):
             continue
         parts = {name for name, _ in text.named_children()}
         known = parts == {"embed_tokens", "layers", "norm", "rotary_emb"} and _is_norm(text.norm)

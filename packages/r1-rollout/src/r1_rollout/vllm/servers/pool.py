@@ -59,7 +59,6 @@ class ServerPool(EnginePool[PooledServer]):
 
         Args:
             servers: those to start, and the addresses of those that run (see `server.REQUIRED` for their options).
-            end_token_ids: tokens that end an answer.
             banned_token_ids: tokens that are never sampled, such as the placeholders of pictures.
             max_sequences: samples that a server works on at the same time; its own `max_num_seqs`.
             max_attempts: servers that a group is tried on before the call fails.
@@ -77,18 +76,8 @@ class ServerPool(EnginePool[PooledServer]):
         Raises:
             ValueError: there is no server, or an end token is banned.
         """
-        if not servers:
-            raise ValueError("a pool needs at least one server: one to start, or the address of one")
-        if both := sorted({*end_token_ids} & {*banned_token_ids}):
-            raise ValueError(f"tokens {both} are both end tokens and banned: answers could not end")
         deadlines = deadlines or Deadlines()
-        options = deadlines, end_token_ids, banned_token_ids, broadcast
-        pooled = [
-            PooledServer(one.name, None, one, *options)
-            if isinstance(one, LocalServer)
-            else PooledServer(one.url, one, None, *options)
-            for one in servers
-        ]
+        pooled = _pool_servers(servers, deadlines, end_token_ids, banned_token_ids, broadcast)
         self._supervisor = Supervisor(pooled, deadlines, max_restarts)
         # The servers keep weights in the precision that they were sent in, or in float32 where that is their own.
         precisions = sorted({str(dtype or torch.float32).removeprefix("torch."), "float32"})
@@ -185,3 +174,24 @@ class ServerPool(EnginePool[PooledServer]):
         for prompt, response in zip(prompts, responses, strict=True):
             for limits in found:
                 limits.require(prompt, max(len(response), max_tokens), response)
+
+
+def _pool_servers(
+    servers: Sequence[LocalServer | Endpoint],
+    deadlines: Deadlines,
+    end_token_ids: Collection[int],
+    banned_token_ids: Collection[int],
+    broadcast: Backend | None,
+) -> list[PooledServer]:
+    """Make the members of a pool. Raises ValueError as `ServerPool`."""
+    if not servers:
+        raise ValueError("a pool needs at least one server: one to start, or the address of one")
+    if both := sorted({*end_token_ids} & {*banned_token_ids}):
+        raise ValueError(f"tokens {both} are both end tokens and banned: answers could not end")
+    options = deadlines, end_token_ids, banned_token_ids, broadcast
+    return [
+        PooledServer(one.name, None, one, *options)
+        if isinstance(one, LocalServer)
+        else PooledServer(one.url, one, None, *options)
+        for one in servers
+    ]
