@@ -1,4 +1,4 @@
-"""The configuration of a run: the surface of EasyR1's files and overrides, read, checked and explained."""
+"""The configuration of a run: read from files and overrides, validated and explained."""
 
 from r1_cli.config.availability import Limit, require_available, unavailable, without_effect
 from r1_cli.config.load import load_config

@@ -1,4 +1,4 @@
-"""Configuration sections `worker.actor`, `worker.critic` and `worker.ref`: the models that learn, and the reference."""
+"""Configuration sections `worker.actor`, `worker.critic` and `worker.ref`."""
 
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -29,7 +29,7 @@ Aggregation = Literal[
 
 
 class RateConfig(Section):
-    """Parameters that are trained at a rate of their own."""
+    """Parameters with a learning rate of their own."""
 
     pattern: str  # of whole names
     lr: NonNegative  # of these
@@ -50,7 +50,6 @@ class OptimConfig(Section):
     groups: list[RateConfig] = Field(default_factory=list)  # a parameter belongs to the first that it matches
 
     def problems(self, key: str, kept_dtype: Precision) -> Iterator[KeyProblem]:
-        """Yield what an optimizer of weights of this precision cannot be given; `key` is that of the trained model."""
         if any(beta >= 1 for beta in self.betas):
             yield f"{key}.optim.betas", "must be below 1"
         if self.strategy == "adamw_bf16" and kept_dtype != "bf16":
@@ -72,21 +71,20 @@ class FSDPConfig(Section):
     mp_buffer_dtype: Precision = "fp32"
 
     def problems(self, key: str, devices: int) -> Iterator[KeyProblem]:
-        """Yield a number of devices that cannot share one copy of the weights."""
         if devices > 1 and self.fsdp_size != -1 and (self.fsdp_size < 1 or devices % self.fsdp_size):
             shown = f"(trainer.nnodes × trainer.n_gpus_per_node = {devices})"
             yield f"{key}.fsdp_size", f"must divide the number of devices {shown}, or be -1 for all of them"
 
 
 class OffloadConfig(Section):
-    """Whether states lie in the processor's memory while an engine samples on the device, and the reference's ever."""
+    """What moves to host memory while engines sample; for the reference: while it is not used."""
 
     offload_params: bool = True  # weights
     offload_optimizer: bool = True  # the optimizer's states
 
 
 class UpdateConfig(Section):
-    """What the actor and the critic have in common. Batches are prompts, micro-batches are sequences."""
+    """Settings of actor and critic. Batch sizes are prompts, micro-batch sizes are sequences."""
 
     strategy: Literal["fsdp", "fsdp2"] = "fsdp"
     global_batch_size: Count = 128  # prompts per optimizer step
@@ -106,32 +104,28 @@ class UpdateConfig(Section):
 
     @property
     def update_size(self) -> int:
-        """Sequences of a micro-batch with a gradient; where it chooses itself, what it has at least."""
+        """Sequences of a training micro-batch; with `auto`, the smallest possible number."""
         size = self.micro_batch_size_per_device_for_update
         return size if isinstance(size, int) else 1
 
     @property
     def experience_size(self) -> int:
-        """The same of one without a gradient."""
+        """Sequences of a micro-batch without gradients, likewise."""
         size = self.micro_batch_size_per_device_for_experience
         return size if isinstance(size, int) else 2
 
     @property
     def kept_dtype(self) -> Precision:
-        """Precision of the weights, their gradients and the optimizer's states."""
+        """Of weights, gradients and optimizer states."""
         return self.fsdp.torch_dtype or ("bf16" if self.optim.strategy == "adamw_bf16" else "fp32")
 
     @property
     def shares_prompts(self) -> bool:
-        """Whether a micro-batch has a prompt once for all its answers, if the model can read it so."""
+        """Whether a micro-batch computes each prompt once."""
         return self.padding_free and self.share_prompts
 
     def batch_problems(self, key: str, prompts: int, n: int, replicas: int) -> Iterator[KeyProblem]:
-        """Yield batch sizes that do not divide one another, as EasyR1 wants them.
-
-        `prompts` are sampled a step, each with `n` answers. They are split into optimizer steps of `global_batch_size`
-        prompts, sharded over `replicas` data-parallel devices and split again into micro-batches.
-        """
+        """Yield batch sizes that do not divide one another; `replicas` are data-parallel devices."""
         update, step = self.global_batch_size * n, prompts * n
         if prompts % self.global_batch_size:
             divisors = nearest_divisors(prompts, self.global_batch_size)
@@ -158,7 +152,6 @@ class UpdateConfig(Section):
                     )
 
     def sequence_problems(self, key: str, per_node: int) -> Iterator[KeyProblem]:
-        """Yield what forbids the devices of a node to share sequences, as far as it can be known without torch."""
         size, key = self.ulysses_size, f"{key}.ulysses_size"
         if size == 1:
             return
@@ -183,7 +176,6 @@ class ActorConfig(UpdateConfig, LossSettings):
     use_torch_compile: bool = True  # no effect: log-probs are computed eagerly
 
     def adapter_problems(self, *, samples_from_base: bool) -> Iterator[KeyProblem]:
-        """Yield what an adapter or a base in 4 bits lacks; `samples_from_base`: the engine can use the same base."""
         key, model, lora = "worker.actor.model", self.model, self.model.lora
         if model.quantization is not None:
             if not lora.used:
@@ -204,7 +196,6 @@ class ActorConfig(UpdateConfig, LossSettings):
             yield f"{key}.lora.path", "is no folder with an adapter_config.json"
 
     def loss_problems(self) -> Iterator[KeyProblem]:
-        """Yield settings of losses that do not fit one another."""
         low, high = lookup(self, "clip_cov_lb"), lookup(self, "clip_cov_ub")
         if low >= high:
             yield "worker.actor.clip_cov_lb", f"must be less than worker.actor.clip_cov_ub ({high})"
@@ -214,7 +205,7 @@ refuse_clashes(ActorConfig, LOSS_OPTIONS)
 
 
 class CriticConfig(UpdateConfig):
-    """Batch sizes that are not set are the actor's, and so is a model that is not named."""
+    """Batch sizes and model default to the actor's."""
 
     cliprange_value: Positive = 0.5  # of values, around those before the step
 
@@ -229,12 +220,7 @@ FULL_ATTENTION = "full_attention"
 
 
 def sharing_problems(text: Tree, size: int, per_node: int) -> Iterator[str]:
-    """Yield what in a text model's configuration forbids `size` devices to share its sequences.
-
-    Args:
-        text: the Hugging Face configuration of the text part, as a mapping.
-        per_node: devices of a node.
-    """
+    """Yield why `size` of the `per_node` devices of a node cannot share this text model's sequences."""
     heads, family = text.get("num_attention_heads"), text.get("model_type")
     kinds = sorted({*(text.get("layer_types") or [FULL_ATTENTION])} - {FULL_ATTENTION})
     if text.get("sliding_window") and text.get("layer_types") is None and text.get("use_sliding_window", True):
@@ -255,7 +241,7 @@ def sharing_problems(text: Tree, size: int, per_node: int) -> Iterator[str]:
 
 
 def divide_heads(heads: int, key_heads: int, size: int) -> bool:
-    """Whether `size` devices can share attention: each gets as many heads, and key heads that fit them."""
+    """Whether attention heads and key heads can be divided among `size` devices."""
     return heads % size == 0 and (key_heads % size == 0 or size % key_heads == 0)
 
 

@@ -1,4 +1,4 @@
-"""Configuration section `algorithm`: advantages, the KL term, dynamic sampling, and the gap to the engine."""
+"""Configuration section `algorithm`: advantages, KL, dynamic sampling, rollout correction."""
 
 from collections.abc import Iterator
 from math import inf
@@ -31,7 +31,6 @@ OLDER_REJECTIONS = {"token": "token_k1", "sequence": "seq_sum_k1", "geometric": 
 
 
 def _by_commas(value: object) -> object:
-    """`a,b` and a single word or number mean a list."""
     if isinstance(value, str):
         return [part.strip() for part in value.split(",")]
     return value if isinstance(value, list) or value is None else [value]
@@ -53,7 +52,6 @@ def bounds(threshold: float | str) -> tuple[float | None, float]:
 
 
 def _threshold(value: Any) -> Any:
-    """Turn a number that is written as text into one; refuse what is neither a bound nor two."""
     try:
         if isinstance(value, str) and "_" not in value:
             value = float(value)
@@ -69,9 +67,9 @@ Threshold = Annotated[float | str, BeforeValidator(_threshold)]
 
 
 class RolloutCorrectionConfig(Section):
-    """What is done about the gap between the engine's log-probs and the learner's; the names are veRL's.
+    """Corrections for the gap between the engine's and the learner's log-probs, named as in veRL.
 
-    A threshold is an upper bound such as 2.0, or two such as 0.5_5.0.
+    A threshold is an upper bound such as 2.0, or two bounds such as 0.5_5.0.
     """
 
     # importance weights of what; null: none; auto: token if samples may be of older weights, else none
@@ -82,7 +80,6 @@ class RolloutCorrectionConfig(Section):
     rollout_rs_threshold: Annotated[list[Threshold], BeforeValidator(_by_commas)] | None = None  # for each, or for all
 
     def problems(self) -> Iterator[KeyProblem]:
-        """Yield bounds that do not fit what they reject by."""
         key = "algorithm.rollout_correction.rollout_rs_threshold"
         rules, thresholds = self.rollout_rs, self.rollout_rs_threshold
         if not rules:
@@ -130,13 +127,11 @@ class AlgorithmConfig(EstimatorSettings):
     rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
 
     def clip_problems(self) -> Iterator[KeyProblem]:
-        """Yield a range of rewards that is empty."""
         clip = self.reward_clip_range
         if clip is not None and clip[0] > clip[1]:
             yield "algorithm.reward_clip_range", "must be the lower and then the upper end"
 
     def problems(self, samples: int) -> Iterator[KeyProblem]:
-        """Yield settings that do not fit one another, or not the `samples` of a step."""
         if self.kl_type == "adaptive" and self.kl_horizon <= MAX_ERROR * samples:
             least = f"the {samples} samples of a step take more than {MAX_ERROR * samples:g}"
             yield "algorithm.kl_horizon", f"is too short: {least}, or the coefficient would fall to 0"
@@ -145,12 +140,7 @@ class AlgorithmConfig(EstimatorSettings):
             yield "algorithm.gdpo_reward_weights", "needs algorithm.gdpo_reward_keys, as many as there are weights"
 
     def need_problems(self, n: int, loss: str) -> Iterator[KeyProblem]:
-        """Yield what the estimator and the loss need and the rest of the configuration does not give.
-
-        Args:
-            n: answers to a prompt.
-            loss: `worker.actor.loss_type`.
-        """
+        """Yield needs of the estimator and the loss that the configuration does not meet."""
         name = self.adv_estimator
         needs = needs_of(catalogue.estimators(), name)
         if "groups" in needs and n < 2:
@@ -165,7 +155,6 @@ class AlgorithmConfig(EstimatorSettings):
                 yield "algorithm.disable_kl", f"{chosen} needs the reference: set false"
 
     def filter_problems(self, n: int) -> Iterator[KeyProblem]:
-        """Yield settings of the filter that leave it nothing to go by; `n` answers to a prompt."""
         if not self.online_filtering:
             return
         if self.filter_mode == "default" and self.filter_low >= self.filter_high:

@@ -1,4 +1,4 @@
-"""What this version cannot do, and which options have no effect. The reasons stand beside the fields."""
+"""Options that this version does not support or that have no effect. Reasons stand beside the fields."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -27,8 +27,6 @@ NO_EFFECT = {remark.key: remark.reason for remark in REMARKS if remark.applies i
 
 @dataclass(frozen=True, slots=True)
 class Limit:
-    """One option that is not served, with the reason and what to do instead."""
-
     key: str
     value: Any
     reason: str
@@ -38,7 +36,6 @@ class Limit:
 
 
 def unavailable(config: RunConfig, provenance: Provenance) -> list[Limit]:
-    """Return what the configuration asks for and this version cannot do."""
     missing = engine_module(config.worker.rollout.engine).missing()
     absent = [Limit("worker.rollout.name", config.worker.rollout.name, missing)] if missing else []
     found = [remark for remark in UNSUPPORTED if not remark.only_if_set or provenance.is_set(remark.key)]
@@ -46,11 +43,7 @@ def unavailable(config: RunConfig, provenance: Provenance) -> list[Limit]:
 
 
 def require_available(config: RunConfig, provenance: Provenance) -> None:
-    """Refuse a run that this version cannot do as it is written.
-
-    Raises:
-        ConfigError: names every such option at once.
-    """
+    """Raise ConfigError if an option is not supported; the message names all of them."""
     problems = [
         Problem(
             limit.key,
@@ -65,7 +58,7 @@ def require_available(config: RunConfig, provenance: Provenance) -> None:
 
 
 def without_effect(config: RunConfig, provenance: Provenance) -> list[Limit]:
-    """Return the options that ask for something although nothing reads them here; they are shown, not refused."""
+    """Return the options that the user set and that this run does not read."""
     default, reasons = RunConfig(), dict(_unread(config))
     changed = [key for key in schema().values if lookup(config, key) != lookup(default, key)]
     return [
@@ -79,7 +72,6 @@ def without_effect(config: RunConfig, provenance: Provenance) -> list[Limit]:
 
 
 def _unread(config: RunConfig) -> Iterator[tuple[str, str]]:
-    """Yield the keys and sections that this configuration never reads, and why."""
     for remark in REMARKS:
         if not remark.only_if_set and _applies(remark, config):
             yield remark.key, remark.reason
@@ -96,7 +88,6 @@ def _unread(config: RunConfig) -> Iterator[tuple[str, str]]:
 
 
 def _reason(key: str, reasons: dict[str, str]) -> str | None:
-    """Return why a key is not read: its own reason, or that of a section above it."""
     while key and key not in reasons:
         key = key.rpartition(".")[0]
     return reasons.get(key)

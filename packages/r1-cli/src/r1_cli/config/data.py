@@ -1,4 +1,4 @@
-"""Configuration section `data`: where the rows are, and how they become prompts."""
+"""Configuration section `data`: the rows, and how they become prompts."""
 
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -17,12 +17,11 @@ else:
 
 
 def _numbers(value: object) -> object:
-    """LMM-R1 writes `0.1,0.4,0.5`."""
     return [float(part) for part in value.split(",")] if isinstance(value, str) else value
 
 
 class SourceConfig(Section):
-    """One of several sources. What it does not set is as `data` has it."""
+    """One of several sources. What it does not set is as in `data`."""
 
     files: Files  # as data.train_files
     name: str | None = None  # in metrics; null: from the name of the files
@@ -81,7 +80,6 @@ class DataConfig(Section):
     media_cache_gb: NonNegative = 0.0  # on disk, for decoded and resized media
 
     def batch_problems(self) -> Iterator[KeyProblem]:
-        """Yield batch sizes that do not divide one another."""
         mini = self.mini_rollout_batch_size
         if mini is not None and self.rollout_batch_size % mini:
             yield (
@@ -93,7 +91,6 @@ class DataConfig(Section):
             yield "data.val_batch_size", "must be at least 1, or -1 for all at once"
 
     def pixel_problems(self) -> Iterator[KeyProblem]:
-        """Yield ranges of pixels that are empty."""
         ranges = {"data.": (self.min_pixels, self.max_pixels)}
         if self.video_min_pixels or self.video_max_pixels:
             ranges["data.video_"] = self.video_min_pixels or self.min_pixels, self.video_max_pixels or self.max_pixels
@@ -102,7 +99,6 @@ class DataConfig(Section):
                 yield f"{key}min_pixels", f"must be at most {key}max_pixels ({most})"
 
     def file_problems(self) -> Iterator[KeyProblem]:
-        """Yield templates and folders that are not there."""
         yield from template_problems("data.format_prompt", self.format_prompt)
         if not is_template_text(self.override_chat_template):
             yield from template_problems("data.override_chat_template", self.override_chat_template)

@@ -1,4 +1,4 @@
-"""Problems of the files that a configuration names. Nothing is imported or run."""
+"""Check the files that a configuration names, without importing or running them."""
 
 import ast
 from collections.abc import Iterator, Mapping
@@ -28,7 +28,7 @@ def template_problems(key: str, name: str | None) -> Iterator[KeyProblem]:
 
 
 def function_problems(key: str, name: str) -> Iterator[KeyProblem]:
-    """Check a user's `file.py:function`; a bare name is one of ours."""
+    """Check a user's `file.py:function`; other names are ours."""
     path, colon, function = name.rpartition(":")
     if not colon:
         return
@@ -76,7 +76,7 @@ def reward_problems(keys: tuple[str, str], name: str | None, kwargs: Mapping[str
 
 
 def _parse(path: Path) -> ast.Module:
-    """Return a Python file's syntax. Raises ValueError, with path and line, for a file that is not Python."""
+    """Return the syntax tree. Raises ValueError, with path and line, if it is not Python."""
     try:
         return ast.parse(path.read_bytes(), str(path))
     except SyntaxError as error:
@@ -87,13 +87,11 @@ def _parse(path: Path) -> ast.Module:
 
 
 def _functions(tree: ast.Module) -> list[str]:
-    """Return the names of the functions that a file itself defines, private ones left out."""
     kinds = ast.FunctionDef | ast.AsyncFunctionDef
     return sorted({node.name for node in tree.body if isinstance(node, kinds) and not node.name.startswith("_")})
 
 
 def _keywords(tree: ast.Module, function: str) -> list[str] | None:
-    """Return what the function may be given by name; None where its text does not tell."""
     found = [node for node in tree.body if isinstance(node, ast.FunctionDef) and node.name == function]
     if len(found) != 1 or found[0].decorator_list or found[0].args.kwarg:
         return None
@@ -102,7 +100,6 @@ def _keywords(tree: ast.Module, function: str) -> list[str] | None:
 
 
 def sequential_problems(name: str) -> Iterator[KeyProblem]:
-    """An older configuration calls the reward sequential; today its file says so."""
     try:
         path = parse_spec(name).path
         names = _top_level_names(_parse(path))[0] if path else {"REWARD_TYPE"}
@@ -123,7 +120,7 @@ def _reward_settings(spec: RewardSpec, key: str, kwargs: Mapping[str, object]) -
 
 
 def _top_level_names(tree: ast.Module) -> tuple[set[str], bool]:
-    """Return the names a module defines, and whether these are all (no `from … import *`, no names bound in blocks)."""
+    """Return the names that a module defines, and whether there can be no others."""
     names: set[str] = set()
     is_complete = True
     for node in tree.body:
@@ -140,14 +137,13 @@ def _top_level_names(tree: ast.Module) -> tuple[set[str], bool]:
 
 
 def where_or_near(name: str) -> str:
-    """Return a near name in the same folder, or where the path was looked for."""
     path = Path(name)
     near = get_close_matches(path.name, _names_in(path.parent), n=1, cutoff=0.6)
     return f"; did you mean {path.parent / near[0]}?" if near else f" (working directory: {Path.cwd()})"
 
 
 def names_folder(name: str) -> bool:
-    """Return whether a model's name can only be a folder's: a hub's has one slash at most."""
+    """Whether a model's name can only be a folder; a hub name has at most one slash."""
     return name.startswith(("/", "./", "../", "~")) or name.count("/") > 1
 
 

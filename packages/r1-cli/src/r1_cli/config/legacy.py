@@ -1,4 +1,4 @@
-"""Names of earlier EasyR1 releases, turned into today's keys, each with a one-line notice."""
+"""Translate keys of earlier EasyR1 releases to today's, each with a notice."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -148,14 +148,12 @@ OPENRLHF = {
 
 @dataclass(frozen=True, slots=True)
 class Translated:
-    """The settings of one layer (a file or the command line) under today's names."""
-
     settings: list[Setting]
     notices: list[str]
 
 
 def translate(layer: list[Setting]) -> Translated:
-    """Return the layer under today's names. Where it also gives today's name, that value stands."""
+    """Return the layer under today's names. If it has today's name as well, that value wins."""
     moved = [(_moved(setting), setting.key) for setting in layer]
     result = {setting.key: setting for setting, _ in moved if not _is_old(setting.key)}
     given = {setting.key: setting.value for setting, _ in moved}
@@ -187,12 +185,10 @@ def _is_old(key: str) -> bool:
 
 
 def _dropped(key: str) -> str | None:
-    """Return why the key is not needed any more, None if it is not such a key."""
     return next((why for old, why in DROPPED.items() if key == old or key.startswith(f"{old.rstrip('.')}.")), None)
 
 
 def _convert(setting: Setting, typed: str, given: Tree) -> Iterator[tuple[Setting | None, str]]:
-    """Yield the settings that one setting stands for today, each with a notice ("" for none)."""
     key, value = setting.key, setting.value
     if value is None and _is_old(key):
         return
@@ -233,7 +229,6 @@ def _reward_type(setting: Setting) -> Iterator[tuple[Setting | None, str]]:
 
 
 def _several(setting: Setting, given: Tree, meant: Tree) -> Iterator[tuple[Setting, str]]:
-    """Yield an estimator that stands for another one with settings, those that the user gave excepted."""
     estimator = str(meant[setting.key])
     added = {key: value for key, value in meant.items() if key != setting.key and key not in given}
     shown = ", ".join(f"{key}={value}" for key, value in added.items())
@@ -246,7 +241,6 @@ def _several(setting: Setting, given: Tree, meant: Tree) -> Iterator[tuple[Setti
 
 
 def _with_file_moved(setting: Setting) -> Setting:
-    """Point an example file of an earlier release to where it is today."""
     if not isinstance(setting.value, str) or not setting.key.endswith(("reward_function", "format_prompt")):
         return setting
     path = today = setting.value

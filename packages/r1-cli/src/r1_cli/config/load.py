@@ -1,4 +1,4 @@
-"""Defaults, file and command line become one checked `RunConfig` that knows where each value came from."""
+"""Load defaults, file and command line as one validated `RunConfig` with the origin of each value."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -46,15 +46,14 @@ MODEL = ("model_path", "override_config", "trust_remote_code")
 
 
 def load_config(words: Sequence[str], *, command: Command = "train") -> tuple[RunConfig, Provenance]:
-    """Read `config=FILE` (or a bare FILE) and `key=value` words; later words win over earlier ones and over the file.
+    """Read `config=FILE` (or a bare FILE) and `key=value` words; later words win, and words win over the file.
 
     Args:
         words: as typed after the command, e.g. `["config=run.yaml", "trainer.max_steps=3"]`.
-        command: what the configuration is for; an evaluation needs neither training rows nor batch sizes that fit.
+        command: an evaluation needs neither training rows nor matching batch sizes.
 
     Raises:
-        ConfigError: with everything that is wrong: unknown keys, wrong types, combinations that cannot be run, files
-            that are not there.
+        ConfigError: lists all problems.
     """
     file, overrides = split_words(words)
     layers = [translate(layer) for layer in (read_file(file) if file else [], read_words(overrides))]
@@ -76,7 +75,7 @@ def load_config(words: Sequence[str], *, command: Command = "train") -> tuple[Ru
 
 
 def follow_actor(config: RunConfig, provenance: Provenance) -> RunConfig:
-    """Return the configuration with the critic's batches and model resolved; as it is where there is no critic."""
+    """Return the configuration with the critic's unset batch sizes and model copied from the actor."""
     if not config.has_critic:
         return config
     worker = config.worker
@@ -90,11 +89,7 @@ def follow_actor(config: RunConfig, provenance: Provenance) -> RunConfig:
 
 
 def split_words(words: Sequence[str]) -> tuple[Path | None, list[str]]:
-    """Separate the configuration file from the settings.
-
-    Raises:
-        ConfigError: two files.
-    """
+    """Separate the configuration file from the settings. Raises ConfigError for two files."""
     files = [w.removeprefix("config=") for w in words if w.startswith("config=") or _is_file(w)]
     if len(files) > 1:
         raise ConfigError([Problem("config", f"one configuration file at a time, got {' and '.join(files)}")])
@@ -106,7 +101,6 @@ def _is_file(word: str) -> bool:
 
 
 def _merge(layers: Iterable[list[Setting]]) -> tuple[dict[str, Setting], list[Problem]]:
-    """Return the settings that stand, by key, and the keys that do not exist."""
     merged: dict[str, Setting] = {}
     problems: list[Problem] = []
     for layer in layers:
@@ -149,7 +143,6 @@ def _key_problem(setting: Setting) -> Problem | None:
 
 
 def _reference(value: object) -> str | None:
-    """Return an OmegaConf reference such as `${trainer.project_name}`, None for shell text such as `${NAME:-x}`."""
     references = re.findall(r"\$\{([\w.]+)\}", value) if isinstance(value, str) else []
     return next((f"${{{name}}}" for name in references if schema().has(name)), None)
 
@@ -184,7 +177,7 @@ def _nested(settings: Iterable[Setting]) -> Tree:
 
 
 def _key_of(location: tuple[int | str, ...]) -> str:
-    """Return the key of an error; pydantic appends list indices and the tried member of a union to it."""
+    """Return the key of an error, without the list indices and union members that pydantic appends."""
     for end in range(len(location), 0, -1):
         key = ".".join(str(part) for part in location[:end])
         if schema().has(key) or key in schema().sections:
@@ -193,7 +186,6 @@ def _key_of(location: tuple[int | str, ...]) -> str:
 
 
 def _place_inside(key: str, location: tuple[int | str, ...]) -> str:
-    """Return where in a list of sections an error is, such as `[1].weight`; "" for an error of the key itself."""
     if not key.endswith("sources") or len(location) < 3:
         return ""
     index, *rest = location[2:]
@@ -225,7 +217,6 @@ def _type_message(key: str, raw: str, detail: ErrorDetails) -> str:
 
 
 def _words_beside(key: str) -> list[str]:
-    """Return the words that a key takes beside values of its type."""
     field_info = schema().values.get(key)
     if field_info is None:
         return []

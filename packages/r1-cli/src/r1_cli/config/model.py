@@ -1,4 +1,4 @@
-"""Configuration section `worker.*.model`: a model, an adapter of it, and what is trained."""
+"""Configuration section `worker.*.model`: a model and its adapter."""
 
 import json
 from collections.abc import Iterator
@@ -13,7 +13,7 @@ from r1_cli.config.section import Count, Section, Tree, UserPath
 
 
 class LoraConfig(Section):
-    """A low-rank adapter that is trained in place of the weights (arXiv 2106.09685)."""
+    """A low-rank adapter (arXiv 2106.09685)."""
 
     rank: Annotated[int, Field(ge=0)] = 0  # 0: train all weights
     alpha: Count = 64  # the factors' product weighs alpha / rank
@@ -23,7 +23,6 @@ class LoraConfig(Section):
 
     @property
     def used(self) -> bool:
-        """Whether an adapter is trained."""
         return bool(self.rank or self.path)
 
 
@@ -40,13 +39,12 @@ class ModelConfig(Section):
     lora: LoraConfig = LoraConfig()
 
     def file_problems(self, key: str) -> Iterator[KeyProblem]:
-        """Yield the folders that are not there; names of the hub are not looked up."""
         for name, path in (("model_path", self.model_path), ("tokenizer_path", self.tokenizer_path)):
             if path and names_folder(path) and not Path(path).is_dir():
                 yield f"{key}.{name}", f"no such folder{where_or_near(path)}"
 
     def position_problems(self, key: str, max_response_length: int) -> Iterator[KeyProblem]:
-        """Check a local model's `config.json`: that it can be read, and that a response fits the model's positions."""
+        """Check that a local model's `config.json` can be read and has positions for a response."""
         folder = Path(self.model_path or "")
         if not self.model_path or not folder.is_dir():
             return

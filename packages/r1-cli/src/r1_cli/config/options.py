@@ -1,4 +1,4 @@
-"""Settings of single estimators and losses: their keys, as the catalogue has them, and the values they come to."""
+"""Keys of the settings that single estimators and losses declare in the catalogue."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -51,8 +51,6 @@ OLDER = {
 
 @dataclass(frozen=True, slots=True)
 class Option:
-    """One key."""
-
     key: str
     setting: str  # the owners' name for it
     owners: Mapping[str, Setting]  # by values of `adv_estimator` or `loss_type`
@@ -65,12 +63,11 @@ class Option:
 
     @property
     def default(self) -> Any:
-        """What the configuration has where a user sets nothing; None for what every owner has its own of."""
+        """The key's default; None if each owner has its own."""
         return None if self.shared else next(iter(self.owners.values())).default
 
 
 def find_options(section: str, entries: Mapping[str, Entry]) -> tuple[Option, ...]:
-    """Return the keys of a section that follow from the settings of estimators or losses."""
     found: dict[str, Option] = {}
     for name, entry in entries.items():
         for setting in entry.settings:
@@ -86,7 +83,7 @@ def find_options(section: str, entries: Mapping[str, Entry]) -> tuple[Option, ..
 
 
 def shared_key(key: str) -> str | None:
-    """Return the key that a setting shares with others, from one by the rule: `adv_eps` from `algorithm.grpo_eps`."""
+    """Return the key of a shared setting: `adv_eps` for `algorithm.grpo_eps`."""
     section, _, leaf = key.rpartition(".")
     endings = {setting: shared for setting, (shared, _) in SHARED.get(section, {}).items()}
     found = next((setting for setting in sorted(endings, key=len, reverse=True) if leaf.endswith(f"_{setting}")), None)
@@ -94,7 +91,7 @@ def shared_key(key: str) -> str | None:
 
 
 def section_of(name: str, options: Iterable[Option]) -> type[Section]:
-    """Return a section of the options' keys, to be inherited from. Ranges are held against the owner that is chosen."""
+    """Return a section of the options' keys; `range_problems` checks their ranges."""
     fields: Tree = {option.leaf: (_type(option), option.default) for option in options}
     return create_model(name, __base__=Section, **fields)
 
@@ -105,7 +102,6 @@ def _type(option: Option) -> Any:
 
 
 def _lenient(kind: Any) -> Any:
-    """The type for a configuration, whose lists are tuples."""
     if get_origin(kind) is tuple:
         return Annotated[kind, Field(strict=False)]
     parts = get_args(kind)
@@ -130,7 +126,7 @@ else:
 
 
 def refuse_clashes(section: type[BaseModel], options: Iterable[Option]) -> None:
-    """Raise ValueError if a section writes a key itself that is that of an estimator's or a loss's own setting."""
+    """Raise ValueError if a section declares the key of an estimator's or a loss's setting."""
     written = [vars(one) for one in section.__mro__ if one not in (EstimatorSettings, LossSettings)]
     names = {name for body in written for name in body.get("__annotations__", ())}
     for option in options:
@@ -140,16 +136,13 @@ def refuse_clashes(section: type[BaseModel], options: Iterable[Option]) -> None:
 
 
 def settings_of(section: BaseModel, options: Iterable[Option], name: str) -> Tree:
-    """Return the settings of the estimator or loss called `name` that the user gave, and not as null."""
+    """Return the settings of the estimator or loss `name` that the user gave and that are not null."""
     given = {leaf: value for leaf in section.model_fields_set if (value := getattr(section, leaf)) is not None}
     return {option.setting: given[option.leaf] for option in options if name in option.owners and option.leaf in given}
 
 
 def own_defaults(section: BaseModel, options: Iterable[Option], name: str) -> Iterator[tuple[str, Any]]:
-    """Yield the key and the value of each setting that is null and for which `name` has a default of its own.
-
-    Infinity, which stands for no bound, stays null: neither a configuration nor JSON has it.
-    """
+    """Yield key and default of each null setting of `name`. Infinity, which means no bound, stays null."""
     for option in options:
         if name in option.owners and getattr(section, option.leaf) is None:
             default = option.owners[name].default
@@ -157,7 +150,7 @@ def own_defaults(section: BaseModel, options: Iterable[Option], name: str) -> It
 
 
 def needs_of(entries: Mapping[str, Entry], name: str) -> tuple[str, ...]:
-    """Return what the estimator or loss needs; a user's `file.py:function` may declare it."""
+    """Return the needs of an estimator or a loss; a user's `file.py:function` may declare them."""
     if name in entries:
         return entries[name].needs
     path, _, function = name.rpartition(":")
@@ -168,7 +161,7 @@ def needs_of(entries: Mapping[str, Entry], name: str) -> tuple[str, ...]:
 
 
 def range_problems(section: BaseModel, options: Iterable[Option], name: str) -> Iterator[KeyProblem]:
-    """Yield settings outside the range of the chosen owner `name`; of the others', if none would take them."""
+    """Yield settings outside the range of the chosen owner `name`; for other owners', if no owner accepts them."""
     for option in options:
         value = getattr(section, option.leaf)
         owners = [option.owners[name]] if name in option.owners else option.owners.values()

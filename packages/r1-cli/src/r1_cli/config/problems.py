@@ -1,4 +1,4 @@
-"""Problems of a configuration, remarks on its keys, and where each value came from."""
+"""Problems of a configuration, remarks on its keys, and the origin of each value."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,7 +24,7 @@ class Problem:
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be run; the message lists every problem found."""
+    """Lists every problem of a configuration that cannot be run."""
 
     def __init__(self, problems: list[Problem]) -> None:
         self.problems = tuple(problems)
@@ -34,7 +34,7 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class KeyRemark:
-    """Why a key, or every key of a section, does nothing or cannot be used in some configurations."""
+    """Why a key, or every key of a section, has no effect or is not supported in some configurations."""
 
     key: str
     reason: str
@@ -55,7 +55,7 @@ class Provenance:
     notices: tuple[str, ...] = ()  # one line each, to be shown once
 
     def is_set(self, key: str) -> bool:
-        """Whether the user gave this key, or a key of this section, instead of leaving the default."""
+        """Whether the user gave this key, or a key of this section."""
         return any(name == key or name.startswith(f"{key}.") for name in self.origins)
 
 

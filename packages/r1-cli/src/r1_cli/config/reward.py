@@ -1,4 +1,4 @@
-"""Configuration section `worker.reward`: the function that scores answers, and its processes."""
+"""Configuration section `worker.reward`: the reward function and its processes."""
 
 from collections.abc import Iterator
 from typing import Annotated, Literal
@@ -11,19 +11,17 @@ from r1_cli.config.section import Count, NonNegative, Positive, Section, Tree, U
 
 
 def _with_function(value: object) -> object:
-    """A reward file without a function name means its function `main`."""
     return f"{value}:main" if isinstance(value, str) and value.endswith(".py") else value
 
 
 class OverlongBufferConfig(Section):
-    """DAPO's soft overlong punishment: the last `len` tokens before data.max_response_length cost reward."""
+    """DAPO's soft overlong penalty: the last `len` tokens before data.max_response_length cost reward."""
 
     enable: bool = False  # whether long answers are punished
     len: Count | None = None
     penalty_factor: NonNegative = 1.0  # taken off an answer that fills them all
 
     def problems(self, max_response_length: int) -> Iterator[KeyProblem]:
-        """Yield a buffer that is missing, or longer than an answer."""
         key = "worker.reward.overlong_buffer.len"
         if self.enable and self.len is None:
             yield (
@@ -47,7 +45,6 @@ class RewardConfig(Section):
     overlong_buffer: OverlongBufferConfig = OverlongBufferConfig()
 
     def file_problems(self) -> Iterator[KeyProblem]:
-        """Check the reward function and its keywords, without running it."""
         keys = "worker.reward.reward_function", "worker.reward.reward_function_kwargs"
         yield from reward_problems(keys, self.reward_function, self.reward_function_kwargs)
         if self.reward_type == "sequential" and self.reward_function:

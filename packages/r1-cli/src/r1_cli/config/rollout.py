@@ -21,12 +21,12 @@ ENGINES = (AUTO, *sorted(_FOUND - {SERVERS}))
 
 
 class EngineModule(Protocol):
-    """What a module of an engine has."""
+    """A module of `r1_cli.build.engines`."""
 
     IGNORES: Mapping[str, str]  # keys of `worker.rollout` that this engine has no use for, and why
 
     def missing(self) -> str | None:
-        """Return what has to be installed before it can sample; None if nothing."""
+        """Return what must be installed; None if nothing."""
 
     def preferred(self) -> bool:
         """Whether `auto` means this engine on this machine."""
@@ -36,7 +36,7 @@ class EngineModule(Protocol):
 
 
 def engine_module(name: str) -> EngineModule:
-    """Return the module of the engine that is named, or of the one that `auto` means here."""
+    """Return the module of an engine; for `auto`, of the one that this machine prefers."""
     if name != AUTO:
         return _load(name)
     preferred = [module for module in map(_load, ENGINES[1:]) if module.preferred()]
@@ -51,7 +51,7 @@ EASYR1_SIZE = 2  # its default of tensor_parallel_size, which a run on embedded 
 
 
 class ValOverrideConfig(Section):
-    """How validation samples; null: as training does."""
+    """Sampling in validation; null: as in training."""
 
     n: Count = 1  # answers per prompt
     temperature: NonNegative | None = 0.6  # 0: greedy
@@ -65,7 +65,7 @@ TOKEN_VARIABLE = "R1_SERVERS_TOKEN"  # the token of given servers: a secret, so 
 
 
 class ServersConfig(Section):
-    """vLLM servers that sample in place of one engine, where `count` or `urls` says so. Times are in seconds."""
+    """vLLM servers that sample, if `count` or `urls` is set. Times are in seconds."""
 
     count: Annotated[int, Field(ge=0)] = 0  # servers that r1 starts, each on tensor_parallel_size GPUs of its own
     urls: list[Annotated[str, Field(pattern=r"^https?://[^/\s]+/?$")]] = Field(default_factory=list)  # that run already
@@ -78,14 +78,13 @@ class ServersConfig(Section):
 
     @property
     def used(self) -> bool:
-        """Whether servers sample."""
         return bool(self.count or self.urls)
 
 
 class EnginesConfig(Section):
-    """Where engines compute in a run on several devices: 0, 0 is on those that learn, else on so many more.
+    """Devices of the engines in a run on several devices; 0, 0: the learner's devices.
 
-    On processors these are further processes, with a CPU each of what the nodes of a cluster offer.
+    Without GPUs these are further processes with a CPU each of the cluster's nodes.
     """
 
     nnodes: Annotated[int, Field(ge=0)] = 0  # machines
@@ -117,16 +116,15 @@ class RolloutConfig(Section):
 
     @property
     def engine(self) -> str:
-        """The engine that samples: servers where there are some, else the one that is named."""
+        """The engine's module: `servers` if there are servers, else `name`."""
         return SERVERS if self.servers.used else self.name
 
     @property
     def engine_size(self) -> int:
-        """Devices of an engine in a run on several: the embedded one knows no tensor parallelism."""
+        """Devices of one engine; the embedded engine has one."""
         return 1 if engine_module(self.engine) is engine_module("embedded") else self.tensor_parallel_size
 
     def sampling_problems(self, max_response_length: int) -> Iterator[KeyProblem]:
-        """Yield what no engine, or not the one that is configured, can sample with."""
         key, validation = "worker.rollout", self.val_override_config
         for where, top_k in ((key, self.top_k), (f"{key}.val_override_config", validation.top_k)):
             if top_k is not None and top_k < 1 and top_k != -1:
@@ -147,13 +145,11 @@ class RolloutConfig(Section):
             )
 
     def training_problems(self) -> Iterator[KeyProblem]:
-        """Yield what cannot be learned from."""
         if self.temperature == 0:
             message = "must be above 0 in training: greedy answers to one prompt are all the same"
             yield "worker.rollout.temperature", message
 
     def server_problems(self, *, need_token: bool) -> Iterator[KeyProblem]:
-        """Yield what is missing or does not fit for `servers`."""
         key, servers = "worker.rollout.servers", self.servers
         if servers.used and self.name == "embedded":
             yield "worker.rollout.name", "is not what worker.rollout.servers are: set vllm, or leave auto"
@@ -167,7 +163,6 @@ class RolloutConfig(Section):
     def device_problems(
         self, trainer_per_node: int, provenance: Provenance, *, on_cluster: bool
     ) -> Iterator[KeyProblem]:
-        """Yield what does not fit the engines' devices: their number and tensor parallelism."""
         apart, size, key = self.engines, self.tensor_parallel_size, "worker.rollout.tensor_parallel_size"
         if bool(apart.nnodes) != bool(apart.n_gpus_per_node):
             other = "n_gpus_per_node" if apart.nnodes else "nnodes"
@@ -187,7 +182,6 @@ class RolloutConfig(Section):
             yield key, "must be 1 with the embedded engine, which has one device; or set worker.rollout.name=vllm"
 
     def length_problems(self, longest: int) -> Iterator[KeyProblem]:
-        """Yield limits of vLLM that are below the longest sequence."""
         lengths = f"data.max_prompt_length + data.max_response_length ({longest})"
         if self.name == "vllm" and not self.enable_chunked_prefill and self.max_num_batched_tokens < longest:
             yield "worker.rollout.max_num_batched_tokens", f"must be at least {lengths}"

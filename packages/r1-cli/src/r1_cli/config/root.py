@@ -35,7 +35,7 @@ REMARKS = (KeyRemark("worker.hybrid_engine", "one process both samples and train
 
 
 class RunConfig(Section):
-    """One run. Defaults are those of EasyR1's example, which is what people copy."""
+    """One run. The defaults are those of EasyR1's example, which users copy."""
 
     data: DataConfig = DataConfig()
     algorithm: AlgorithmConfig = AlgorithmConfig()
@@ -44,35 +44,32 @@ class RunConfig(Section):
 
     @property
     def on_cluster(self) -> bool:
-        """Whether there are several devices: several ranks, or engines apart."""
+        """Whether there are several devices: several ranks, or engines on devices of their own."""
         return self.trainer.devices > 1 or self.worker.rollout.engines.nnodes > 0
 
     @property
     def has_critic(self) -> bool:
-        """Whether the estimator needs a critic's values."""
         return "values" in needs_of(catalogue.estimators(), self.algorithm.adv_estimator)
 
     def trained(self, owner: Owner) -> UpdateConfig:
-        """Return the section of a model that is trained."""
         return self.worker.actor if owner == "actor" else self.worker.critic
 
     def sequence_ranks(self, owner: Owner = "actor") -> int:
-        """How many devices share a sequence of the actor's, or of the critic's."""
+        """Devices that share a sequence."""
         return self.trained(owner).ulysses_size if self.trainer.devices > 1 else 1
 
     def data_ranks(self, owner: Owner = "actor") -> int:
-        """Into how many shares the samples of a step are cut for it."""
+        """Data-parallel shards of a step's samples."""
         return max(1, self.trainer.devices // self.sequence_ranks(owner))
 
     @property
     def shard_ranks(self) -> int:
-        """How many devices share one copy of what is trained."""
+        """Devices that share one copy of the weights."""
         size = self.worker.actor.fsdp.fsdp_size
         return size if 0 < size < self.trainer.devices else self.trainer.devices
 
     @property
     def colocated(self) -> bool:
-        """Whether engines sample on the devices that learn."""
         rollout = self.worker.rollout
         return not rollout.servers.used and not rollout.engines.nnodes
 
@@ -80,9 +77,9 @@ class RunConfig(Section):
     def importance_weights(self) -> Literal["token", "sequence", "geometric"] | None:
         """The level of the importance weights between engine and learner; None: no weights.
 
-        With `auto`, samples that older weights have drawn are corrected token by token: the optimizer step is then
-        relative to the learner's policy before it, and each token's loss is weighted by how far that policy has moved
-        from the one that sampled (decoupled PPO of AReaL, arXiv 2505.24298; truncation as in arXiv 1802.01561).
+        With `auto`, samples of older weights are corrected token by token: the optimizer step is relative to the
+        learner's policy before it, and each token's loss is weighted by how far that policy is from the one that
+        sampled (decoupled PPO of AReaL, arXiv 2505.24298; truncation as in arXiv 1802.01561).
         """
         level = self.algorithm.rollout_correction.rollout_is
         if level == "auto":
@@ -91,21 +88,21 @@ class RunConfig(Section):
 
     @property
     def keeps_surplus(self) -> bool:
-        """Whether groups that pass the filter and are not needed are trained on in a later step."""
+        """Whether filtered groups that a step does not need are carried over to a later step."""
         return self.algorithm.online_filtering and self.algorithm.surplus_max_age > 0
 
     @property
     def shares_devices(self) -> bool:
-        """Whether the actor's devices are wanted by others between its verbs: by engines, or by a critic."""
+        """Whether engines or a critic use the actor's devices between its calls."""
         return self.colocated or self.has_critic
 
     @property
     def reads_media(self) -> bool:
-        """Whether worker processes are wanted and the model, if it is a local folder, has a vision part."""
+        """Whether worker processes are used and the model, if it is a local folder, has a vision part."""
         return self.data.filter_overlong_prompts_workers != 1 and self.worker.actor.model.has_vision()
 
     def why_copied(self, *, on_gpu: bool) -> str | None:
-        """Return why an engine copies the base of the learner's adapter; None if it samples from that very base."""
+        """Return why the engine copies the base of the learner's adapter; None if both use one base."""
         actor, rollout = self.worker.actor, self.worker.rollout
         kept = actor.fsdp.mp_param_dtype if on_gpu and actor.kept_dtype == "fp32" else actor.kept_dtype
         sampled = rollout.dtype if on_gpu else "fp32"
@@ -122,7 +119,7 @@ class RunConfig(Section):
         return None
 
     def shares_base(self, *, on_gpu: bool) -> bool:
-        """Whether an adapter is trained, and engine and learner have one base."""
+        """Whether an adapter is trained, and engine and learner use one base."""
         return self.worker.actor.model.lora.used and self.why_copied(on_gpu=on_gpu) is None
 
 
@@ -130,13 +127,10 @@ READ_OF_ATTENTION = ("model_type", "num_attention_heads", "num_key_value_heads",
 
 
 def require_shareable(config: RunConfig, text: Any, owner: Owner = "actor") -> None:
-    """Refuse ranks that would share what the layers of a model cannot give them.
+    """Raise ConfigError, with sizes that work, if ranks cannot share the sequences of a model.
 
     Args:
-        text: the Hugging Face configuration of the text part of the owner's model.
-
-    Raises:
-        ConfigError: names the sizes that would do.
+        text: the Hugging Face configuration of its text part.
     """
     size = config.sequence_ranks(owner)
     if size > 1:
@@ -148,13 +142,13 @@ def require_shareable(config: RunConfig, text: Any, owner: Owner = "actor") -> N
 
 
 def require_own_devices(config: RunConfig) -> None:
-    """Raise ConfigError if several devices are to learn while engines on the same ones sample ahead."""
+    """Raise ConfigError if engines that sample ahead are on the same devices as several ranks."""
     if config.trainer.max_staleness and config.on_cluster and config.colocated:
         raise ConfigError([Problem(STALENESS, OWN_DEVICES, str(config.trainer.max_staleness))])
 
 
 def own_values(config: RunConfig) -> Iterator[tuple[str, Any]]:
-    """Yield the key and the value of what is left to the chosen estimator and loss, or to `auto`, as a run uses it."""
+    """Yield key and value of the settings that the estimator, the loss or `auto` decides."""
     algorithm, actor = config.algorithm, config.worker.actor
     yield from own_defaults(algorithm, ESTIMATOR_OPTIONS, algorithm.adv_estimator)
     yield from own_defaults(actor, LOSS_OPTIONS, actor.loss_type)
@@ -167,7 +161,7 @@ def own_values(config: RunConfig) -> Iterator[tuple[str, Any]]:
 
 
 def printable(config: RunConfig) -> Tree:
-    """Return the configuration as plain values to print and log: as a run uses it, with secrets masked."""
+    """Return the configuration as plain values, as the run uses it, with secrets masked."""
     values = config.model_dump(mode="json")
     for key, value in own_values(config):
         section, _, name = key.rpartition(".")
@@ -182,7 +176,7 @@ def printable(config: RunConfig) -> Tree:
 
 
 def masked_keys(config: RunConfig) -> list[str]:
-    """Return the keys whose value is not the user's but the mask that a run's saved configuration has in its place."""
+    """Return the keys whose value is the mask that a saved configuration has in place of a secret."""
     found = []
     for key, section, name in _open_mappings(config.model_dump(mode="json")):
         found += [f"{key}{place}" for place, value in _leaves(section[name]) if value == MASK]
@@ -190,7 +184,6 @@ def masked_keys(config: RunConfig) -> list[str]:
 
 
 def _open_mappings(values: Tree) -> Iterator[tuple[str, Tree, str]]:
-    """Yield the options that users name themselves, among which secrets may be: key, section, name in the section."""
     yield "worker.reward.reward_function_kwargs", values["worker"]["reward"], "reward_function_kwargs"
     for owner in ("actor", "critic"):
         yield f"worker.{owner}.model.override_config", values["worker"][owner]["model"], "override_config"
@@ -200,7 +193,7 @@ def _open_mappings(values: Tree) -> Iterator[tuple[str, Tree, str]]:
 
 
 def masked(options: Any) -> Any:
-    """Return options, nested as they may be, with the mask in place of every value whose name is that of a secret."""
+    """Return nested options with secrets masked, by their names."""
     if isinstance(options, list):
         return [masked(option) for option in options]
     if not isinstance(options, dict):
@@ -209,7 +202,7 @@ def masked(options: Any) -> Any:
 
 
 def _leaves(options: object) -> Iterator[tuple[str, object]]:
-    """Yield what is in nested options, with its place, such as `.judges[0].api_key`."""
+    """Yield place and value of nested options; places are such as `.judges[0].api_key`."""
     if isinstance(options, dict | list):
         inside = options.items() if isinstance(options, dict) else enumerate(options)
         for name, value in inside:

@@ -1,6 +1,6 @@
-"""All rules that the fields' types cannot express, in the order in which their problems are reported.
+"""All rules that fields' types cannot express, in the order in which problems are reported.
 
-Each rule stands beside its field, in the module of the field's section.
+Each rule is a method of the field's section or stands in its module.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ Command = Literal["train", "eval", "data"]
 
 
 def find_problems(config: RunConfig, provenance: Provenance, command: Command) -> list[Problem]:
-    """Return everything that would stop the run later, found without loading anything."""
+    """Return all problems that would stop the run later, without loading anything."""
     found = [*_input_problems(config, command)]
     if command == "train":
         found += _training_problems(config, provenance)
@@ -33,7 +33,6 @@ def find_problems(config: RunConfig, provenance: Provenance, command: Command) -
 
 
 def _input_problems(config: RunConfig, command: Command) -> Iterator[KeyProblem]:
-    """Yield the problems of what every command reads."""
     data, model, reward, rollout = config.data, config.worker.actor.model, config.worker.reward, config.worker.rollout
     yield from row_problems(data, command)
     if not model.model_path:

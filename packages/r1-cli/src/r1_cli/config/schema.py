@@ -1,4 +1,4 @@
-"""The configuration's keys as a flat list: which exist, which are sections, which are open, which one was meant."""
+"""The configuration's keys as a flat list, and the nearest key to a typo."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -15,21 +15,20 @@ from r1_cli.config.root import RunConfig
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """Dotted keys by kind. An open mapping takes any key below it."""
+    """Dotted keys by kind. An open mapping accepts any key below it."""
 
     values: dict[str, FieldInfo]
     sections: frozenset[str]
     open_mappings: frozenset[str]
 
     def open_mapping_above(self, key: str) -> str | None:
-        """Return the open mapping that `key` lies in, if any."""
         return next((name for name in self.open_mappings if key.startswith(f"{name}.")), None)
 
     def has(self, key: str) -> bool:
         return key in self.values or key in self.open_mappings or self.open_mapping_above(key) is not None
 
     def is_text(self, key: str) -> bool:
-        """Whether the key takes free text, so that `007` and `yes` stay as they were written."""
+        """Whether the key accepts free text, so that `007` and `yes` stay as written."""
         field = self.values.get(key)
         return field is not None and _takes_text(field.annotation)
 
@@ -90,7 +89,7 @@ OTHER_WORDS = {  # what other trainers call a key, by its last word
 
 
 def nearest_key(key: str) -> str | None:
-    """Return the existing key that was most likely meant: by its last word first, by its path second."""
+    """Return the existing key most like this one: by its last word first, by its path second."""
     flat = schema()
     *path, word = key.split(".")
     key = ".".join([*path, OTHER_WORDS.get(word, word)])

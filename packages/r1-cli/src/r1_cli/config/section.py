@@ -1,4 +1,4 @@
-"""What every section of the configuration shares: closed, frozen and strict about types."""
+"""The base of all sections, and types of fields."""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -14,7 +14,7 @@ PRECISION_NAMES = {"float32": "fp32", "float": "fp32", "bfloat16": "bf16", "floa
 
 
 class Section(BaseModel):
-    """One section. Unknown keys, and values of another type (`"5"` for 5, `true` for 1), are errors."""
+    """One section. Unknown keys and values of another type (`"5"` for 5, `true` for 1) are errors."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=(), allow_inf_nan=False)
 
@@ -28,7 +28,7 @@ def lookup(section: Section, key: str) -> Any:
 
 
 def flatten(tree: Mapping[str, Any], separator: str = ".", prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the joined key and the value of each leaf; lists and empty mappings are leaves."""
+    """Yield joined key and value of each leaf; lists and empty mappings are leaves."""
     for name, value in tree.items():
         if isinstance(value, Mapping) and value:
             yield from flatten(value, separator, f"{prefix}{name}{separator}")
@@ -45,7 +45,7 @@ def _as_list(value: object) -> object:
 
 
 def one_of(names: Sequence[str]) -> AfterValidator:
-    """Return what checks that a value is one of these names, for those that are found and so are no `Literal`."""
+    """Return a validator of names that are found at import and so cannot be a `Literal`."""
 
     def known(name: str) -> str:
         if name not in names:

@@ -1,4 +1,4 @@
-"""From a YAML file and `key=value` words to flat settings that remember where they came from."""
+"""Read a YAML file and `key=value` words as flat settings with their origin."""
 
 import re
 from collections.abc import Iterator, Sequence
@@ -30,7 +30,7 @@ class Setting:
 
 
 class Loader(yaml.SafeLoader):
-    """YAML as people mean it: `1e-6` is a number, `None` is null, `12:30`, `007` and dates are text."""
+    """YAML as users mean it: `1e-6` is a number, `None` is null, `12:30`, `007` and dates are text."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (PyYAML's own interface)
 

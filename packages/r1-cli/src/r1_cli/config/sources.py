@@ -1,4 +1,4 @@
-"""The sources of a run as one list, whether the configuration names files or sections, and how many rows each has."""
+"""The sources of a run as one list, from files or sections, and their numbers of rows."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -18,7 +18,7 @@ COLUMNS = {"prompt_key", "answer_key"}  # who sets one of them wants no detectio
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """One source with everything that it inherits from `data` filled in."""
+    """One source, with the values that it inherits from `data`."""
 
     key: str  # where it stands in the configuration, e.g. `data.sources[1]`
     name: str  # differs from all others' of its list
@@ -37,7 +37,6 @@ class Source:
 
     @property
     def label(self) -> str:
-        """How messages name it."""
         return f"{self.key}={self.files[0] if len(self.files) == 1 else list(self.files)}"
 
     @property
@@ -45,7 +44,7 @@ class Source:
         return self.reward_function, self.reward_function_kwargs
 
     def file_problems(self, data: DataConfig) -> Iterator[KeyProblem]:
-        """Check the files of this source alone. A problem has the key that exists, its message names the entry."""
+        """Check the files of this source alone. The message names the entry of the key."""
         key = self.key.partition("[")[0]
         where = "" if self.key == key else f"{self.key.removeprefix(key)}: "
         yield from ((key, where + message) for _, message in self._own_problems(key, data))
@@ -63,25 +62,19 @@ class Source:
 
 
 def training_sources(data: DataConfig) -> list[Source]:
-    """Return the sources of training rows, [] where none is named."""
     if data.sources is not None:
         return _resolve(data, data.sources, "data.sources")
     return _resolve(data, _from_files(data.train_files, data.train_probs), "data.train_files")
 
 
 def validation_sources(data: DataConfig) -> list[Source]:
-    """Return the sources of validation rows, [] where none is named."""
     if data.val_sources is not None:
         return _resolve(data, data.val_sources, "data.val_sources")
     return _resolve(data, _from_files(data.val_files, None), "data.val_files")
 
 
 def count_rows(sources: Sequence[Source]) -> list[int] | None:
-    """Return the number of rows of each source, None where it takes a download to know.
-
-    Raises:
-        r1_data.types.DataError: no such file, or one that cannot be read.
-    """
+    """Return the number of rows of each source, None if that takes a download. Raises DataError."""
     counts = [_count(source.files) for source in sources]
     return None if None in counts else [count for count in counts if count is not None]
 
@@ -134,30 +127,26 @@ def _listed(files: str | list[str]) -> tuple[str, ...]:
 
 
 def _names_columns(data: DataConfig) -> bool:
-    """Whether prompts and answers have columns of their own, not the defaults, which a run's saved settings name."""
     return any(getattr(data, name) != DataConfig.model_fields[name].default for name in COLUMNS)
 
 
 def _own(section: SourceConfig, data: DataConfig, name: str) -> Any:
-    """What the source says, null included; else what all of `data` says."""
     return getattr(section if name in section.model_fields_set else data, name)
 
 
 def row_problems(data: DataConfig, command: str) -> Iterator[KeyProblem]:
-    """Yield the rows that a command needs and that are not named; `command` is `train`, `eval` or `data`."""
     if not rows_of(data, command):
         key = "data.val_files" if command == "eval" else "data.train_files"
         yield key, "is missing: name a hub dataset (name@split), a folder or a .json, .jsonl, .parquet or .csv file"
 
 
 def rows_of(data: DataConfig, command: str) -> list[Source]:
-    """Return the sources of which a command needs one at least."""
     train, validation = training_sources(data), validation_sources(data)
     return validation if command == "eval" else train if command == "train" else train + validation
 
 
 def source_reward_problems(data: DataConfig, command: str) -> Iterator[KeyProblem]:
-    """Yield a missing reward; called where the run has none of its own."""
+    """Yield a missing reward. To be called if the run has no reward of its own."""
     train, validation = training_sources(data), validation_sources(data)
     scored = validation if command == "eval" else train + validation
     named = {source.name for source in scored if source.reward_function}
@@ -166,7 +155,6 @@ def source_reward_problems(data: DataConfig, command: str) -> Iterator[KeyProble
 
 
 def source_problems(data: DataConfig) -> Iterator[KeyProblem]:
-    """Yield lists of sources whose entries do not fit one another."""
     for sections, files in (("sources", "train_files"), ("val_sources", "val_files")):
         if getattr(data, sections) is not None and getattr(data, files) is not None:
             yield f"data.{sections}", f"stands in place of data.{files}; set one of them"

@@ -1,4 +1,4 @@
-"""Configuration section `trainer`: how long, where, how often, and who is told."""
+"""Configuration section `trainer`: length, devices, frequencies, loggers, checkpoints."""
 
 import os
 from collections.abc import Iterator
@@ -67,7 +67,6 @@ class TrainerConfig(Section):
         return self.nnodes * self.n_gpus_per_node
 
     def file_problems(self, *, saves: bool) -> Iterator[KeyProblem]:
-        """Check the folders of checkpoints; nothing is created."""
         resumed = self.load_checkpoint_path
         if resumed and not Path(resumed).is_dir():
             yield "trainer.load_checkpoint_path", f"no such folder{where_or_near(resumed)}"
@@ -81,7 +80,6 @@ class TrainerConfig(Section):
             yield key, f"{folder} cannot be written: you may not write to {there}"
 
     def problems(self, *, validates: bool) -> Iterator[KeyProblem]:
-        """Yield settings that ask for what there is not; `validates`: there are rows to validate on."""
         if self.val_only and not validates:
             yield "trainer.val_only", "needs data.val_files"
         if self.max_try_make_batch == 0 or self.max_try_make_batch < -1:
@@ -90,7 +88,6 @@ class TrainerConfig(Section):
     def staleness_problems(
         self, rollout: RolloutConfig, provenance: Provenance, *, colocated: bool
     ) -> Iterator[KeyProblem]:
-        """Yield what forbids to sample ahead of the learner, as far as it is known before there is a machine."""
         if not self.max_staleness or not colocated:
             return
         # Where there are no GPUs, several devices are only meant if they are asked for.

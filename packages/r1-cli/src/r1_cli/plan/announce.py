@@ -1,4 +1,4 @@
-"""What a run says before it starts, and all that a dry run says: the table of its plan, and what to know about it."""
+"""Print the plan of a run and notes on it, at start and in a dry run."""
 
 from collections.abc import Sequence
 from itertools import chain, groupby
@@ -29,7 +29,6 @@ NOTHING_SAVED = "nothing will be saved: trainer.save_freq is not above 0, so the
 def announce(
     console: Console, config: RunConfig, provenance: Provenance, plan: Plan, placement: Placement | None = None
 ) -> None:
-    """Print the plan, where ranks and engines are, what has no effect, what is odd, and notices about older keys."""
     show_table(console, render(plan))
     if placement and placement.ranks:
         show_table(console, render_placement(placement))
@@ -37,7 +36,6 @@ def announce(
 
 
 def show_notes(console: Console, config: RunConfig, provenance: Provenance, plan: Plan) -> None:
-    """Print where checkpoints go, what has no effect, what is odd, and notices about older keys."""
     lines = [f"checkpoints go to {plan.checkpoint_folder}" if config.trainer.save_freq > 0 else NOTHING_SAVED]
     if config.trainer.save_freq > 0 and (size := checkpoint_bytes(config)):
         lines.append(f"  each about {size_text(size)}, and as much of the processors' memory while it is written")
@@ -50,11 +48,7 @@ def show_notes(console: Console, config: RunConfig, provenance: Provenance, plan
 
 
 def show_phases(console: Console, config: RunConfig, plan: Plan, card: int | None) -> None:
-    """Print what each phase of a step takes of a GPU, and what to set where the card has less.
-
-    Args:
-        card: its bytes; None if it is not here, so that nothing is compared.
-    """
+    """Print the GPU memory of each phase, and what to set if `card` bytes are not enough (None: not compared)."""
     if plan.memory is None:
         return
     phases = find_phases(config, plan.memory, card)
@@ -64,7 +58,7 @@ def show_phases(console: Console, config: RunConfig, plan: Plan, card: int | Non
 
 
 def warn_of_memory(config: RunConfig, phases: Sequence[Phase], card: int | None) -> list[str]:
-    """Return what to set if a phase takes more than the `card` bytes of a GPU; nothing if all fit or it is not here."""
+    """Return what to set if a phase needs more than the `card` bytes of a GPU; None: no GPU is here."""
     if card is None or all(phase.total <= card for phase in phases):
         return []
     settings = find_remedies(config, card)
@@ -73,7 +67,6 @@ def warn_of_memory(config: RunConfig, phases: Sequence[Phase], card: int | None)
 
 
 def render_phases(phases: Sequence[Phase], card: int | None) -> Table:
-    """Return what each phase of a step takes of a GPU, and of what."""
     of = "" if card is None else f" of {size_text(card)}"
     table = Table(f"phase, on a GPU{of}", "about", "of which", box=box.SIMPLE_HEAD, pad_edge=False)
     for phase in phases:
@@ -83,7 +76,7 @@ def render_phases(phases: Sequence[Phase], card: int | None) -> Table:
 
 
 def oddities(config: RunConfig, plan: Plan) -> list[str]:
-    """Return what is allowed and seldom meant."""
+    """Return notes on settings that are allowed and rarely intended."""
     notes = []
     rollout = config.worker.rollout
     actor = config.worker.actor
@@ -111,7 +104,6 @@ def oddities(config: RunConfig, plan: Plan) -> list[str]:
 
 
 def _correction_note(config: RunConfig) -> str:
-    """Return the note on how samples of older weights are corrected."""
     key, level = "algorithm.rollout_correction.rollout_is", config.importance_weights
     if staleness := config.trainer.max_staleness:
         drawn = (
@@ -127,7 +119,7 @@ def _correction_note(config: RunConfig) -> str:
 
 
 def show_table(console: Console, table: Table) -> None:
-    """Print a table; into a file or a pipe as wide as it is, so that no path and no word is broken."""
+    """Print a table; into a file or a pipe in full width, so that no path is broken."""
     if not console.is_terminal:
         wanted = Measurement.get(console, console.options.update(max_width=WIDEST), table).maximum
         console = Console(file=console.file, width=max(wanted, console.width))
@@ -135,7 +127,6 @@ def show_table(console: Console, table: Table) -> None:
 
 
 def render(plan: Plan) -> Table:
-    """Return the plan as a table of quantity, value and where it comes from."""
     columns = Column("per run", no_wrap=True), "", ""
     table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
     shared = plan.devices_per_sequence
@@ -179,12 +170,12 @@ def render(plan: Plan) -> Table:
 def render_sources(
     sources: Sequence[Source], opened: "Sequence[OpenSource | None]", checked: "Sequence[Summary] | None" = None
 ) -> Table:
-    """Return where the rows come from, which row format was found in them, and what is special about each source.
+    """Return a table of the sources.
 
     Args:
         sources: of training, then of validation.
-        opened: the same, opened; None where that takes a download.
-        checked: what the check of each found, None where none was made.
+        opened: the same, opened; None if that takes a download.
+        checked: summaries of their checks.
     """
     table = Table("source", "rows", "kept", "format", "prompt and answer", "", box=box.SIMPLE_HEAD, pad_edge=False)
     for index, (source, one) in enumerate(zip(sources, opened, strict=True)):
@@ -204,13 +195,11 @@ def render_sources(
 
 
 def found_format(one: "OpenSource") -> tuple[str, str]:
-    """Return the row format of a source and the columns of its prompts and answers, as a table shows them."""
     columns = one.detected.columns
     return one.detected.format or "columns as set", escape(f"{columns.prompt}, {columns.ground_truth}")
 
 
 def render_placement(placement: Placement) -> Table:
-    """Return which ranks and engines are on which machine, and their devices there."""
     table = Table("placement", "node", "devices", box=box.SIMPLE_HEAD, pad_edge=False)
     roles: tuple[Sequence[RankPlacement | EnginePlacement], ...] = (placement.ranks, placement.engines)
     for placements in roles:

@@ -1,4 +1,4 @@
-"""How a configuration cuts a run into steps, optimizer steps and forward passes: numbers only, nothing loaded."""
+"""The arithmetic of steps, optimizer steps and micro-batches; nothing is loaded."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ LOOKED_AT = 1000  # rows of a source too small for a batch, in which broken ones
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The arithmetic of a run. A sequence is one prompt with one answer; None where the number of rows is unknown.
+    """The arithmetic of a run. A sequence is a prompt with one answer; None: the number of rows is unknown.
 
-    Example (2100 rows, rollout_batch_size 256, n 6, global_batch_size 64, micro batches 2 and 8, 8 devices):
-    8 steps an epoch, 1536 sequences a step, 192 a device, 4 optimizer steps a step of 48 sequences a device each in
-    24 micro-batches, and 24 forward passes a device for the log-probs.
+    Example (2100 rows, rollout_batch_size 256, n 6, global_batch_size 64, micro batches 2 and 8, 8 devices): 8 steps an
+    epoch, 1536 sequences a step, 192 a device, 4 optimizer steps of 48 sequences a device in 24 micro-batches, and 24
+    forward passes a device for the log-probs.
     """
 
     rows: int | None  # of training, before any filter
@@ -51,11 +51,7 @@ class Plan:
 
 
 def make_plan(config: RunConfig, rows: int | Sequence[int] | None, val_rows: int | None = None) -> Plan:
-    """Return the plan of a run on `rows` training rows, in all or of each source (None: not known yet).
-
-    Raises:
-        ConfigError: the rows do not fill one batch.
-    """
+    """Return the plan of a run on `rows` training rows (None: unknown). Raises ConfigError if they fill no batch."""
     data, actor, n = config.data, config.worker.actor, config.worker.rollout.n
     sizes = [rows] if isinstance(rows, int) else rows
     steps_per_epoch = None if sizes is None else count_steps(config, sizes)
@@ -96,18 +92,14 @@ def _critic_steps(config: RunConfig) -> int:
 
 
 def count(config: RunConfig) -> tuple[list[int] | None, int | None]:
-    """Return the rows of each training source and of validation, None where it takes a download to know or has none."""
+    """Return the rows of each training source and of validation, None if unknown without a download."""
     train, val = training_sources(config.data), validation_sources(config.data)
     val_rows = count_rows(val) if val else None
     return (count_rows(train) if train else None), None if val_rows is None else sum(val_rows)
 
 
 def count_steps(config: RunConfig, sizes: Sequence[int]) -> int:
-    """Return the steps of an epoch on training sources of so many rows.
-
-    Raises:
-        ConfigError: the rows do not fill one batch. Rows that cannot be read are named beside.
-    """
+    """Return the steps of an epoch on sources of these sizes. Raises ConfigError if they fill no batch."""
     data, sources = config.data, training_sources(config.data)
     weights = [source.weight for source in sources if source.weight]
     if weights:
@@ -123,7 +115,6 @@ def count_steps(config: RunConfig, sizes: Sequence[int]) -> int:
 
 
 def _unreadable(source: Source) -> Iterator[DataError]:
-    """Yield what is wrong with each of the first rows of a local source that cannot be read."""
     if count_rows([source]) is None:
         return
     rows = read_rows(list(source.files))
@@ -141,23 +132,20 @@ def _total_steps(config: RunConfig, steps_per_epoch: int | None) -> int | None:
 
 
 def _passes(config: RunConfig, prompts: int, size: SizeOrAuto) -> int | None:
-    """How many micro-batches so many prompts are; None if nobody knows yet how large one is."""
     return count_micro_batches(config, prompts, size) if isinstance(size, int) else None
 
 
 def count_tokens(config: RunConfig, prompts: int, owner: Owner = "actor") -> int:
-    """Return the tokens that are computed of so many prompts with all their answers, at most."""
     data, n = config.data, config.worker.rollout.n
     times = 1 if config.trained(owner).shares_prompts else n
     return prompts * (times * data.max_prompt_length + n * data.max_response_length)
 
 
 def count_micro_batches(config: RunConfig, prompts: int, size: int, owner: Owner = "actor") -> int:
-    """Return how many micro-batches of `size` sequences a device computes of so many prompts with all their answers.
+    """Return the most micro-batches of `size` sequences that a device computes of `prompts` prompts.
 
-    With dynamic batching, by the tokens of so many full sequences, these are the most that it may be. What is dealt out
-    where prompts are shared is a whole group, or as much of one as goes into a micro-batch
-    (`r1_core.learner.batching.split_groups`).
+    This is the bound of `r1_core.learner.batching.split_groups` for full sequences, which itself needs torch and the
+    lengths.
     """
     n, replicas = config.worker.rollout.n, config.data_ranks(owner)
     if not config.trained(owner).shares_prompts:
@@ -172,7 +160,6 @@ def count_micro_batches(config: RunConfig, prompts: int, size: int, owner: Owner
 
 
 def count_micro_batch_tokens(config: RunConfig, size: int, owner: Owner = "actor") -> int:
-    """Return the most tokens of a micro-batch of `size` sequences."""
     data, n, trained = config.data, config.worker.rollout.n, config.trained(owner)
     if trained.dynamic_batching or not trained.shares_prompts:
         return size * (data.max_prompt_length + data.max_response_length)
@@ -182,7 +169,6 @@ def count_micro_batch_tokens(config: RunConfig, size: int, owner: Owner = "actor
 
 
 def _most_answers(config: RunConfig, size: int, owner: Owner) -> int:
-    """Return how many answers to one prompt a micro-batch has room for."""
     data = config.data
     if not config.trained(owner).dynamic_batching:
         return size
@@ -191,7 +177,6 @@ def _most_answers(config: RunConfig, size: int, owner: Owner) -> int:
 
 
 def _groups(config: RunConfig, size: int, answers: int, owner: Owner) -> int:
-    """Return how many prompts with so many answers a micro-batch has room for."""
     data = config.data
     if not config.trained(owner).dynamic_batching:
         return size // answers

@@ -1,4 +1,4 @@
-"""Whether checkpoints fit on their disk, and a step's batch into Ray's object store, before anything is loaded."""
+"""Check that checkpoints fit on the disk, and a step's batch in Ray's object store, before loading anything."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ UNITS = ("B", "KB", "MB", "GB", "TB")
 
 
 def checkpoint_bytes(config: RunConfig) -> int | None:
-    """Return about how large a checkpoint is: weights, and optimizer states, a critic's too; None for a hub's model."""
+    """Return the size of a checkpoint, with the critic's states; None for a hub model."""
     memory = estimate(config)
     if memory is None:
         return None
@@ -26,10 +26,7 @@ def checkpoint_bytes(config: RunConfig) -> int | None:
 
 
 def checkpoints_kept(config: RunConfig, steps: int | None) -> int:
-    """Return how many checkpoints of a run of `steps` lie on the disk at most: the newest, the best, and a draft.
-
-    There is no best one where nothing is validated.
-    """
+    """Return the most checkpoints on the disk at a time: the newest, the best (if validated) and a partial one."""
     trainer = config.trainer
     if trainer.save_freq <= 0:
         return 0
@@ -39,18 +36,14 @@ def checkpoints_kept(config: RunConfig, steps: int | None) -> int:
 
 
 def free_space(folder: Path) -> tuple[Path, int]:
-    """Return the nearest folder above, or `folder` itself, that there is, and the free bytes of its disk."""
+    """Return the nearest existing folder, and the free bytes of its disk."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     _, _, free = disk_usage(there)
     return there, free
 
 
 def require_room(config: RunConfig) -> None:
-    """Refuse a run that could not write a single checkpoint.
-
-    Raises:
-        ConfigError: the disk is too full; says how much a checkpoint takes.
-    """
+    """Raise ConfigError if not even one checkpoint fits on the disk."""
     size, wanted = checkpoint_bytes(config), config.trainer.checkpoint_folder
     if size is None or config.trainer.save_freq <= 0:
         return
@@ -62,10 +55,10 @@ def require_room(config: RunConfig) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """What actors share of a step, at most once a machine.
+    """The part of a step's batch that processes of a machine share.
 
-    Example: `StoredBatch(prompts=512, samples=4096, longest=2048, input_bytes=6.4e6)` takes 3.28 GB for pictures and
-    100 MB for tokens.
+    Example: `StoredBatch(prompts=512, samples=4096, longest=2048, input_bytes=6.4e6)` has 3.28 GB of pictures and 100
+    MB of tokens.
     """
 
     prompts: int
@@ -75,16 +68,11 @@ class StoredBatch:
 
     @property
     def size(self) -> int:
-        """Bytes of all of it."""
         return int(self.prompts * self.input_bytes + self.samples * self.longest * BYTES_PER_TOKEN)
 
 
 def require_store(nodes: Sequence[Node], batch: StoredBatch) -> None:
-    """Check that every machine's object store holds a step's batch.
-
-    Raises:
-        ConfigError: names the machines, what they have, and what to set.
-    """
+    """Raise ConfigError if an object store is smaller than a step's batch."""
     stores = [(node.address, node.store) for node in nodes if node.store is not None]
     small = [f"{address} has {size_text(store)}" for address, store in stores if store < batch.size]
     if small:
@@ -100,7 +88,7 @@ def require_store(nodes: Sequence[Node], batch: StoredBatch) -> None:
 
 
 def size_text(size: int) -> str:
-    """Return a number of bytes for people, e.g. `1.5 GB`."""
+    """Return a number of bytes as text, e.g. `1.5 GB`."""
     amount, unit = float(size), 0
     while amount >= 1000 and unit < len(UNITS) - 1:
         amount, unit = amount / 1000, unit + 1

@@ -1,4 +1,4 @@
-"""What `--dry-run` prints: a screen with what differs from the defaults, the plan, the sources, and warnings last."""
+"""Print a dry run: settings that differ from the defaults, plan, sources, memory, warnings."""
 
 import json
 import textwrap
@@ -36,7 +36,6 @@ TEMPLATES = ("tokenizer_config.json", "chat_template.jinja", "chat_template.json
 
 
 def show_settings(console: Console, config: RunConfig) -> None:
-    """Print the settings that differ from the defaults, a paragraph for each section."""
     values, defaults = dict(flatten(printable(config))), dict(flatten(printable(RunConfig())))
     sections: dict[str, list[str]] = {}
     for key, value in values.items():
@@ -55,11 +54,7 @@ def show_settings(console: Console, config: RunConfig) -> None:
 
 
 def show_screen(console: Console, config: RunConfig, provenance: Provenance, plan: Plan, sources: Table) -> list[str]:
-    """Print the settings that differ, the plan without blank lines, and the memory of a GPU by phase in a line.
-
-    Returns:
-        A warning, if a phase takes more than the GPU of this machine has.
-    """
+    """Print a dry run on one screen; return a warning if a phase needs more memory than this machine's GPU has."""
     show_settings(console, config)
     placement = plan_placement(config)
     for table in (render(plan), *([render_placement(placement)] if placement.ranks else []), sources):
@@ -76,7 +71,6 @@ def show_screen(console: Console, config: RunConfig, provenance: Provenance, pla
 
 
 def show_all(console: Console, config: RunConfig, provenance: Provenance, plan: Plan, sources: Table) -> None:
-    """Print every setting and every table."""
     console.print(yaml.safe_dump(printable(config), sort_keys=False, allow_unicode=True), **PLAIN)
     announce(console, config, provenance, plan, plan_placement(config))
     show_phases(console, config, plan, find_card())
@@ -92,7 +86,7 @@ def _show_densely(console: Console, table: Table) -> None:
 
 
 def require_template(config: RunConfig) -> None:
-    """Raise ConfigError if a local model has no chat template and none is set, as the run does."""
+    """Raise ConfigError if a local model has no chat template and none is set."""
     folder = Path(config.worker.actor.model.tokenizer_path or config.worker.actor.model.model_path or "")
     if config.data.override_chat_template or not folder.is_dir() or (folder / "chat_templates").is_dir():
         return
@@ -109,7 +103,7 @@ def _read(path: Path) -> str:
 
 
 def find_warnings(config: RunConfig) -> Iterator[str]:
-    """Yield what a dry run cannot know of the model, and what is not checked."""
+    """Yield a warning if the model is neither a folder nor in the hub's cache."""
     name = config.worker.actor.model.model_path or ""
     if not Path(name).is_dir() and not _is_cached(name):
         yield (

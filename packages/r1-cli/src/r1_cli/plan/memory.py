@@ -1,4 +1,4 @@
-"""How many bytes a run's copies of its models take on one device: weights, gradients and optimizer states."""
+"""Bytes of a run's models on one device: weights, gradients and optimizer states."""
 
 from dataclasses import asdict, dataclass, replace
 
@@ -14,8 +14,6 @@ FOUR_BITS = 0.52  # bytes a weight, with its share of a scale for each 64; what 
 
 @dataclass(frozen=True, slots=True)
 class States:
-    """Bytes of a model that is trained, on one device."""
-
     weights: int
     gradients: int
     optimizer: int
@@ -27,7 +25,7 @@ class States:
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Bytes on one device. Activations and the engine's cache come on top."""
+    """Bytes on one device, without activations and the engine's cache."""
 
     models: Models
     parameters: int  # a count, not bytes
@@ -46,18 +44,13 @@ class Memory:
         return actor + self.reference + self.engine + (self.critic.total if self.critic else 0)
 
     def as_json(self) -> Tree:
-        """Return all figures as plain values."""
         figures = asdict(replace(self, models={}))
         del figures["models"]
         return figures
 
 
 def estimate(config: RunConfig, models: Models | None = None) -> Memory | None:
-    """Return what the run's copies of the model take, None without sizes of the actor's model.
-
-    Args:
-        models: None: read from the models' folders.
-    """
+    """Return the memory of the run's models (None: read from their folders), None without the actor's sizes."""
     models = read_models(config) if models is None else models
     if "actor" not in models:
         return None
@@ -88,7 +81,6 @@ def estimate(config: RunConfig, models: Models | None = None) -> Memory | None:
 
 
 def _estimate_critic(config: RunConfig, models: Models) -> States | None:
-    """Return what the critic takes, None without one, or without sizes of its model."""
     critic = config.worker.critic
     if not config.has_critic or "critic" not in models:
         return None
@@ -111,5 +103,5 @@ def _gradient_bytes(config: RunConfig, owner: Owner, kept: int) -> int:
 
 
 def compute_bytes(section: UpdateConfig) -> int:
-    """Return the bytes of one number that a trained model computes with on a GPU."""
+    """Return the bytes of one number in a forward pass on a GPU."""
     return min(BYTES[section.kept_dtype], BYTES[section.fsdp.mp_param_dtype])

@@ -1,9 +1,8 @@
-"""The sizes of a model, by the headers of its safetensors files and its config.json: the base of every forecast.
+"""The sizes of a model, by the headers of its safetensors files and its config.json: the one model of memory.
 
-A dry run takes a second and loads no torch, so this is the one model of memory for dry runs, estimates, checks and the
-start of a run. What the learner decides by the real model (frozen weights, adapted layers, FSDP blocks) is decided here
-by the names of tensors. Without files of weights, `estimate.models` takes names and shapes from the real model on
-torch's meta device.
+A dry run takes a second and loads no torch, so frozen weights, adapted layers and FSDP blocks are decided by the names
+of tensors, not by the model itself. Without safetensors files, `estimate.models` takes names and shapes from the real
+model on the meta device.
 """
 
 import json
@@ -34,8 +33,6 @@ TABLES = ("embed_tokens", "wte", "wpe", "embed_in", "word_embeddings", "position
 
 @dataclass(frozen=True, slots=True)
 class TextSizes:
-    """A text model's sizes in its config.json."""
-
     layers: int
     hidden: int
     keys: int  # of all key heads together
@@ -46,18 +43,18 @@ class TextSizes:
 
     @property
     def token_of_a_layer(self) -> int:
-        """How many numbers a gated layer in half precision saves of a token: norms, projections, products.
+        """Numbers that a gated layer in half precision saves of a token: norms, projections, products.
 
-        Counted by torch's own hooks on saved tensors (Qwen2); `test_config_phases.py` counts them again.
+        Counted by torch's saved-tensor hooks (Qwen2), as `test_config_phases.py` does.
         """
         return 10 * self.hidden + 2 * self.keys + 4 * self.width
 
     def activation_bytes(self, tokens: int, number: int, *, checkpointed: bool, on_host: bool = False) -> int:
-        """Return what layers save of a micro-batch of so many tokens for its backward pass, at least.
+        """Return what layers save of a micro-batch of `tokens` tokens for the backward pass, at least.
 
         Args:
             number: bytes of one number that layers compute with.
-            checkpointed: layers save their input only, and one at a time is computed again.
+            checkpointed: layers save their input only, and one at a time is recomputed.
             on_host: these inputs are in host memory, except one.
         """
         inputs = 1 if on_host else self.layers
@@ -66,18 +63,14 @@ class TextSizes:
         return tokens * number * (saved + again)
 
     def chunk_bytes(self, tokens: int) -> int:
-        """Return the bytes of the two buffers in which the log-probs of so many tokens are computed."""
         return min(LOGITS, 2 * 4 * tokens * self.vocabulary)
 
     def cache_bytes(self, tokens: int, number: int) -> int:
-        """Return the bytes of an engine's keys and values of so many tokens."""
         return 2 * self.layers * self.keys * tokens * number
 
 
 @dataclass(frozen=True, slots=True)
 class TowerSizes:
-    """A vision tower's sizes in its config.json."""
-
     layers: int
     hidden: int
     width: int
@@ -89,21 +82,20 @@ class TowerSizes:
 
     @property
     def patch_of_a_layer(self) -> int:
-        """How many numbers a layer saves of a patch, counted by the same hooks (Qwen2-VL, 2.5, 3)."""
+        """Numbers that a layer saves of a patch, counted likewise (Qwen2-VL, 2.5, 3)."""
         return 15 * self.hidden + 4 * self.width if self.gated else 11 * self.hidden + self.products * self.width
 
     @property
     def patch_at_the_ends(self) -> int:
-        """The same before the layers and in the merger behind them, about."""
+        """Numbers saved of a patch before the layers and in the merger behind them, about."""
         return 7 * self.hidden
 
     @property
     def pixels(self) -> int:
-        """How many numbers the model is given of a patch."""
+        """Numbers of a patch in the model's input."""
         return 3 * self.frames * self.patch**2
 
     def activation_bytes(self, patches: int, number: int, *, checkpointed: bool, on_host: bool = False) -> int:
-        """Return what a trained tower saves of so many patches; see `TextSizes.activation_bytes`."""
         inputs = 1 if on_host else self.layers
         saved = inputs * self.hidden if checkpointed else self.layers * self.patch_of_a_layer
         again = self.patch_of_a_layer if checkpointed else 0
@@ -112,7 +104,7 @@ class TowerSizes:
 
 @dataclass(frozen=True)
 class ModelSizes:
-    """The tensors of one model and the sizes in its config.json; None: of a form that is not known."""
+    """One model's tensors and the sizes in its config.json; None: of an unknown form."""
 
     shapes: Shapes
     text: TextSizes | None = None
@@ -124,7 +116,6 @@ class ModelSizes:
         return sum(map(prod, self.shapes.values()))
 
     def count_trained(self, model: ModelConfig) -> int:
-        """Return how many weights are trained."""
         if model.lora.path:
             return sum(map(prod, self.factors.values()))
         if model.lora.rank:
@@ -134,7 +125,7 @@ class ModelSizes:
 
     @cached_property
     def block_sizes(self) -> tuple[int, int]:
-        """How many weights the largest FSDP block has, and how many are outside of all blocks.
+        """Weights of the largest FSDP block, and weights outside of all blocks.
 
         Blocks are the text model's layers, and a vision tower as one (`r1_core.learner.parallel.find_blocks`).
         """
@@ -153,7 +144,7 @@ Models = Mapping[Owner, ModelSizes]
 
 
 def read_models(config: RunConfig) -> Models:
-    """Return the sizes of the actor's and the critic's model; without those whose weights are not in a local folder."""
+    """Return the sizes of the actor's and the critic's model, if their weights are in local folders."""
     owners: tuple[Owner, ...] = ("actor", "critic") if config.has_critic else ("actor",)
     found = {owner: read_sizes(config.trained(owner).model, owner) for owner in owners}
     return {owner: sizes for owner, sizes in found.items() if sizes is not None}
@@ -167,7 +158,7 @@ def read_sizes(model: ModelConfig, owner: Owner = "actor") -> ModelSizes | None:
 
 
 def from_config(file: Path, shapes: Shapes, model: ModelConfig, owner: Owner = "actor") -> ModelSizes:
-    """Return the sizes of a model of these tensors and this config.json; a critic has no head."""
+    """Return the sizes of a model with these tensors; a critic has no head."""
     if owner == "critic":
         shapes = {name: shape for name, shape in shapes.items() if name != "lm_head.weight"}
     try:
@@ -179,10 +170,7 @@ def from_config(file: Path, shapes: Shapes, model: ModelConfig, owner: Owner = "
 
 
 def read_shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield (name, shape) of the model's tensors in the folder; other files than safetensors are skipped.
-
-    A checkpoint of r1 has the optimizer's beside them.
-    """
+    """Yield (name, shape) of the model's tensors in a folder; optimizer states of a checkpoint are skipped."""
     for file in sorted(folder.glob("*.safetensors")) if folder.is_dir() else []:
         if file.name.startswith("optimizer"):
             continue
@@ -199,7 +187,6 @@ def read_shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def read_text(whole: Any) -> TextSizes | None:
-    """Return the text model's sizes in a parsed config.json, None if it is of another form."""
     try:
         text = whole.get("text_config") or whole
         heads = text["num_attention_heads"]
@@ -214,7 +201,6 @@ def read_text(whole: Any) -> TextSizes | None:
 
 
 def _width(text: Tree) -> int:
-    """Return the width of the MLP that a token goes through: of mixtures the chosen experts and the shared ones."""
     chosen = text.get("num_experts_per_tok")
     if not chosen:
         return int(text["intermediate_size"])
@@ -223,7 +209,6 @@ def _width(text: Tree) -> int:
 
 
 def read_tower(whole: Any) -> TowerSizes | None:
-    """Return the vision tower's sizes in a parsed config.json, None without one, or if it is of another form."""
     try:
         vision = whole["vision_config"]
         hidden = vision.get("embed_dim") or vision["hidden_size"]
@@ -243,7 +228,6 @@ def read_tower(whole: Any) -> TowerSizes | None:
 
 
 def in_tower(name: str) -> bool:
-    """Whether a tensor belongs to a vision tower."""
     return any(tower in name for tower in TOWERS)
 
 

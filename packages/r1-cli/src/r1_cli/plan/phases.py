@@ -1,4 +1,4 @@
-"""How many bytes of a GPU each phase of a step takes, as states leave it and come back between phases."""
+"""GPU memory of each phase of a step, and the settings that make a step fit."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ REMEDIES: tuple[Remedy, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """What lies on the GPU in one part of a step, in bytes by what it is; about."""
+    """Approximate bytes on a GPU in one part of a step, by what they hold."""
 
     name: str
     parts: dict[str, int]
@@ -53,9 +53,8 @@ def find_phases(config: RunConfig, memory: Memory, card: int | None = None, *, o
     """Return the phases of a step on one GPU.
 
     Args:
-        memory: of the run's states, each on one device.
-        on_gpu: not on processors, where there is no CUDA.
-        card: bytes of the GPU, of which vLLM takes a share while it samples; None: its cache is not counted.
+        card: bytes of the GPU, of which vLLM takes a share; None: its cache is not counted.
+        on_gpu: False without GPUs: CUDA takes nothing.
     """
     actor, rollout, ref = config.worker.actor, config.worker.rollout, config.worker.ref
     host = actor.fsdp.enable_cpu_offload  # the processor keeps weights, gradients and states, and layers visit the GPU
@@ -90,7 +89,6 @@ def find_phases(config: RunConfig, memory: Memory, card: int | None = None, *, o
 
 
 def _critic_phases(config: RunConfig, memory: Memory) -> Iterator[tuple[str, dict[str, int]]]:
-    """Yield what a critic takes itself while it forecasts, and while it learns; nothing if there is none."""
     critic, states = config.worker.critic, memory.critic
     if states is None:
         return
@@ -108,7 +106,6 @@ def _critic_phases(config: RunConfig, memory: Memory) -> Iterator[tuple[str, dic
 
 
 def _critic_at_rest(config: RunConfig, memory: Memory) -> dict[str, int]:
-    """What a critic takes while others compute."""
     critic, states = config.worker.critic, memory.critic
     if states is None or critic.fsdp.enable_cpu_offload:
         return {}
@@ -117,7 +114,6 @@ def _critic_at_rest(config: RunConfig, memory: Memory) -> dict[str, int]:
 
 
 def _cache(config: RunConfig, memory: Memory, card: int | None, sleeps: bool) -> dict[str, int]:
-    """What an engine takes for keys and values: vLLM what its share of the card leaves, the embedded one its need."""
     rollout, data = config.worker.rollout, config.data
     if not config.colocated:
         return {}
@@ -148,7 +144,6 @@ def _chunk(config: RunConfig, sizes: ModelSizes) -> dict[str, int]:
 
 
 def _forward(config: RunConfig, sizes: ModelSizes) -> dict[str, int]:
-    """What one layer computes of a micro-batch without a gradient, and the chunk of its log-probs."""
     if sizes.text is None:
         return {}
     actor = config.worker.actor
@@ -158,11 +153,10 @@ def _forward(config: RunConfig, sizes: ModelSizes) -> dict[str, int]:
 
 
 def _gathered(config: RunConfig, sizes: ModelSizes) -> tuple[dict[str, int], dict[str, int]]:
-    """What FSDP gathers on a rank in the forward pass, and of gradients in the backward pass; nothing on one device.
+    """Return what FSDP gathers in the forward pass, and of gradients in the backward pass; nothing on one device.
 
-    In the forward pass these are the weights outside of all blocks, a block and the prefetched next one; with
-    enable_full_shard=false all blocks stay. In the backward pass the gradients of one of them are whole, and once more
-    in the precision in which they are reduced.
+    Forward: the weights outside of all blocks, a block and the prefetched next one; with enable_full_shard=false all.
+    Backward: the largest part's gradients, whole and in the precision of the reduction.
     """
     fsdp, number = config.worker.actor.fsdp, compute_bytes(config.worker.actor)
     if config.shard_ranks == 1:
@@ -174,7 +168,6 @@ def _gathered(config: RunConfig, sizes: ModelSizes) -> tuple[dict[str, int], dic
 
 
 def _media(config: RunConfig, sizes: ModelSizes) -> dict[str, int]:
-    """What pictures take of a micro-batch with a gradient: the tower's inputs, and what it saves if it is trained."""
     tower, actor = sizes.tower, config.worker.actor
     if tower is None:
         return {}
@@ -187,7 +180,7 @@ def _media(config: RunConfig, sizes: ModelSizes) -> dict[str, int]:
 
 
 def most_patches(config: RunConfig, tower: TowerSizes) -> int:
-    """Return the patches of a prompt with as many pictures as it may have, at most: they are part of its tokens."""
+    """Return the most patches of a prompt; they are part of its tokens."""
     data, pictures = config.data, config.worker.rollout.limit_images or 1
     of_prompt = data.max_prompt_length * tower.merged
     return min(of_prompt, pictures * data.max_pixels // tower.patch**2) if data.max_pixels else of_prompt
@@ -201,14 +194,12 @@ def find_remedies(
     remedies: Sequence[Remedy] = REMEDIES,
     on_gpu: bool = True,
 ) -> list[str] | None:
-    """Return settings with which every phase fits into a GPU of so many bytes, as few as do; [] if all fit as it is.
-
-    None: none of those that r1 knows is enough, or the model is not here to be measured.
+    """Return the fewest settings with which every phase fits in `card` bytes; None if none do, or without sizes.
 
     Args:
         models: None: read from the models' folders.
-        remedies: what may be set, the cheapest first.
-        on_gpu: the bytes are a GPU's, not those that a process on processors may have.
+        remedies: settings to try, the cheapest first.
+        on_gpu: False: `card` is the memory of a process without GPUs.
     """
     models = read_models(config) if models is None else models
     peak = partial(find_peak, card=card, models=models, on_gpu=on_gpu)
@@ -230,7 +221,6 @@ def find_remedies(
 
 
 def _needed(config: RunConfig, taken: list[Remedy], fits: Callable[[RunConfig], bool]) -> Iterator[Remedy]:
-    """Leave out what it would fit without, the dearest first."""
     needed = list(taken)
     for one in reversed(taken):
         without = [other for other in needed if other != one]
@@ -240,13 +230,13 @@ def _needed(config: RunConfig, taken: list[Remedy], fits: Callable[[RunConfig], 
 
 
 def find_peak(config: RunConfig, card: int | None, *, models: Models | None = None, on_gpu: bool = True) -> int | None:
-    """Return what the largest phase takes; None if the model is not here to be measured."""
+    """Return the bytes of the largest phase; None if the model's sizes are unknown."""
     memory = estimate(config, models)
     return None if memory is None else max(phase.total for phase in find_phases(config, memory, card, on_gpu=on_gpu))
 
 
 def with_value(section: Any, key: str, value: Any) -> Any:
-    """Return a section of the configuration with another value of a dotted key in it, which is not checked."""
+    """Return a section with another value of a dotted key, unchecked."""
     name, _, rest = key.partition(".")
     return section.model_copy(update={name: with_value(getattr(section, name), rest, value) if rest else value})
 

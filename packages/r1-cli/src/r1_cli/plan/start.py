@@ -1,4 +1,4 @@
-"""Where a run starts: anew, or from the newest checkpoint of its folder, if that is a run of the same model."""
+"""Where a run starts: new, or from the newest checkpoint of its folder if its model is the same."""
 
 import fcntl
 import json
@@ -28,8 +28,8 @@ def find_start(config: RunConfig, store: CheckpointStore) -> Path | None:
     """Return the checkpoint to resume from, or None for a new run.
 
     Raises:
-        ConfigError: the checkpoint that is named is none, a new run would mix with an older one's checkpoints, or the
-            folder holds a run of another model.
+        ConfigError: the named checkpoint is damaged, checkpoints of two runs would mix, or the folder's run has
+            another model.
     """
     trainer = config.trainer
     if trainer.load_checkpoint_path:
@@ -61,10 +61,10 @@ def find_start(config: RunConfig, store: CheckpointStore) -> Path | None:
 
 @contextmanager
 def hold_folder(root: Path) -> Iterator[None]:
-    """Keep other runs out of a run's folder while the block runs, also when this process is killed in it.
+    """Lock a run's folder against other runs while the block runs.
 
-    The system locks a file in the folder for this process and forgets the lock with it: what a killed run leaves of it
-    stops nobody. It does so on network disks as far as they know locks; where they know none, a warning says so.
+    The operating system releases the lock when this process ends, even if it is killed. A network disk without locks
+    causes a warning.
 
     Raises:
         ConfigError: another run has the folder; names its process and machine.
@@ -88,7 +88,7 @@ def hold_folder(root: Path) -> Iterator[None]:
 
 
 def require_free(root: Path) -> None:
-    """Raise ConfigError if a run has this folder at the moment; writes nothing."""
+    """Raise ConfigError if a run has this folder at the moment."""
     path = root / LOCK_FILE
     if path.is_file():
         with path.open(encoding="utf-8") as file:
@@ -96,7 +96,7 @@ def require_free(root: Path) -> None:
 
 
 def _is_at(path: Path, file: IO[str]) -> bool:
-    """Whether an open file is the one of this name; a network disk may count a removed file's link."""
+    """Whether an open file still has this name; a network disk may count a removed file's link."""
     try:
         return os.path.samestat(path.stat(), os.fstat(file.fileno()))
     except FileNotFoundError:
@@ -116,7 +116,7 @@ def _lock(file: IO[str], root: Path, kind: int = fcntl.LOCK_EX) -> None:
 
 
 def set_damaged_aside(store: CheckpointStore, start: Path | None) -> list[str]:
-    """Rename the damaged checkpoints of the folder that a run goes on in, and return a line for each."""
+    """Rename the damaged checkpoints of a folder to resume in, and return a line for each."""
     if start is None or start.parent != store.root:
         return []
     lines = []
@@ -139,9 +139,9 @@ def _no_whole(damaged: Mapping[Path, str]) -> str:
 
 
 def _require_same_model(config: RunConfig, latest: Path) -> None:
-    """Raise ConfigError if the folder's run was started from another model than the configuration names.
+    """Raise ConfigError if the folder's run started from another model than the configured one.
 
-    A model that is no longer where it was may have moved: then its architecture decides (`require_same_shape`).
+    A model that has moved is compared by its architecture (`require_same_shape`).
     """
     model: Any = RunReader(latest.parent).settings()
     for name in MODEL.split("."):
@@ -158,11 +158,7 @@ def _require_same_model(config: RunConfig, latest: Path) -> None:
 
 
 def require_same_shape(config: RunConfig, start: Path | None, model: Tree) -> None:
-    """Raise ConfigError if a checkpoint's model has another architecture than the configured one.
-
-    Args:
-        model: the Hugging Face configuration of the configured model, as a mapping.
-    """
+    """Raise ConfigError if a checkpoint's model has another architecture than `model`, a Hugging Face configuration."""
     path = start / "actor" / "config.json" if start else None
     if start is None or path is None or not path.is_file():
         return

@@ -1,4 +1,4 @@
-"""What every conversion does: settings of another trainer become ours, and what is lost or changes is told."""
+"""The base of all conversions from another trainer's settings."""
 
 import re
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ from r1_cli.config.settings import Loader
 
 
 class OthersLoader(Loader):
-    """YAML as other trainers read it: `none` is text, as in TRL's `scale_rewards: none`; `null` and `None` are null."""
+    """YAML as other trainers read it: `none` is text, as in TRL's `scale_rewards: none`."""
 
 
 OthersLoader.yaml_implicit_resolvers = {
@@ -28,7 +28,7 @@ OthersLoader.add_implicit_resolver(
 
 @dataclass
 class Conversion:
-    """The settings of another trainer on their way to ours.
+    """Settings of another trainer, and ours that they become.
 
     Example: `c = Conversion("TRL", {"beta": 0.1, "fp8": True}, {"beta": 0.0})`; `c.rename({"beta":
     "algorithm.kl_coef"})`; then `c.settings == {"algorithm.kl_coef": 0.1}` and `c.unknown() == ["fp8=True"]`.
@@ -43,9 +43,10 @@ class Conversion:
     _read: set[str] = field(default_factory=set)
 
     def take(self, name: str) -> Any:
-        """Return what is given, else the trainer's default, else None; from now on `name` counts as known.
+        """Return the given value, else the trainer's default, else None, and mark `name` as known.
 
-        Raises ValueError where a number or a list is the default, and something else is given.
+        Raises:
+            ValueError: the default is a number or a list, and the given value is not.
         """
         self._read.add(name)
         default = self.defaults.get(name)
@@ -59,33 +60,31 @@ class Conversion:
         return value
 
     def take_under(self, name: str) -> Tree:
-        """Return what is given below a name, as `{"x": 1}` of `name.x=1`."""
+        """Return the values below a name: `{"x": 1}` for `name.x=1`."""
         inside = [key for key in self.given if key.startswith(f"{name}.")]
         return (self.take(name) or {}) | {key.removeprefix(f"{name}."): self.take(key) for key in inside}
 
     def rename(self, keys: Mapping[str, str]) -> None:
-        """Give settings, but for those that are null, the names that they have here."""
         for name, key in keys.items():
             if (value := self.take(name)) is not None:
                 self.settings[key] = value
 
     def lose(self, reasons: Mapping[str, str]) -> None:
-        """Say why settings have no counterpart, where one asks for something that is no default."""
+        """Report settings without a counterpart, unless they have their default."""
         for name, why in reasons.items():
             value = self.take(name)
             if name in self.given and value not in (None, False, "", [], {}) and value != self.defaults.get(name):
                 self.lost.append(f"{_shown(name, value)}: {why}")
 
     def left(self) -> list[str]:
-        """Return the names, given or of a default, that nobody has read yet."""
+        """Return the names, given or with a default, that have not been read."""
         return [name for name in {**self.given, **self.defaults} if name not in self._read]
 
     def unknown(self) -> list[str]:
-        """Return what was given and never read."""
         return [_shown(name, value) for name, value in self.given.items() if name not in self._read]
 
     def whole_prompts(self, key: str, sequences: int, answers: int, told: str) -> None:
-        """Set a batch size in prompts from one in sequences; one that is no whole number is rounded up, and told."""
+        """Set a batch size in prompts from one in sequences, rounded up."""
         prompts, rest = divmod(sequences, answers)
         self.settings[key] = max(1, prompts + bool(rest))
         if rest or not prompts:
@@ -93,7 +92,7 @@ class Conversion:
             self.remarks[-1] += f" {self.settings[key]}"
 
     def text(self) -> str:
-        """Return the configuration as YAML, what is to be known above it as comments; what is unknown in one line."""
+        """Return YAML, with notes as comments."""
         lines = [f"# Converted from {self.trainer} by r1 convert. Keys that are not here have r1's defaults."]
         for title, told in (
             ("No counterpart", self.lost),
@@ -104,7 +103,6 @@ class Conversion:
         return "\n".join([*lines, yaml.safe_dump(self.tree(), sort_keys=False, allow_unicode=True, width=1000)])
 
     def tree(self) -> Tree:
-        """Return the settings as nested sections, in the order of the schema."""
         order = [*schema().values, *schema().open_mappings]
         tree: Tree = {}
         for key in sorted(self.settings, key=lambda key: order.index(schema().open_mapping_above(key) or key)):
@@ -117,5 +115,4 @@ class Conversion:
 
 
 def _shown(name: str, value: object) -> str:
-    """Return `name=value`, a key or a token masked."""
     return f"{name}={MASK if SECRET.search(name.lstrip('-')) and value else value}"

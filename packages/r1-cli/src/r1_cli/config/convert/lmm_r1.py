@@ -1,4 +1,4 @@
-"""From a command of LMM-R1 or OpenRLHF (`openrlhf.cli.train_ppo_ray` of 0.7) to a configuration."""
+"""Convert a command of LMM-R1 or OpenRLHF (`openrlhf.cli.train_ppo_ray` of 0.7)."""
 
 import json
 import re
@@ -13,11 +13,7 @@ PROGRAM = r"(.*\.)?train_ppo_ray(\.py)?"
 
 
 def convert_lmm_r1(command: str) -> Conversion:
-    """Return what a command comes to: the words as typed, or the script that has them.
-
-    Raises:
-        ValueError: the text is no command of this trainer.
-    """
+    """Convert a command, as typed or inside a script. Raises ValueError if the text has none."""
     flags = read_flags(command_words(command, PROGRAM))
     if not flags:
         raise ValueError("there are no options such as --pretrain in it")
@@ -69,7 +65,6 @@ def _data(made: Conversion) -> None:
 
 
 def _entry(name: str, split: str) -> str:
-    """Return a data set as we write it: the split stands behind a name of the hub, and behind no file."""
     if "@" in name and not name.startswith(("json@", "jsonl@", "csv@", "parquet@")):
         return name.partition("@")[0] + f"@{split}"
     is_file = PurePath(name).suffix in (".json", ".jsonl", ".csv", ".parquet") or "@" in name

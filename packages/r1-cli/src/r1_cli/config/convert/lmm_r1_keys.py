@@ -1,4 +1,4 @@
-"""What LMM-R1 and OpenRLHF 0.7 call things: their defaults, which keys of ours they are, and what we have none of."""
+"""Keys of LMM-R1 and OpenRLHF 0.7: defaults, our names, and those without a counterpart."""
 
 from r1_cli.config.section import Tree
 

@@ -1,4 +1,4 @@
-"""The words of a trainer's command: as typed, or inside the script that starts it."""
+"""Read the arguments of a command, as typed or inside a shell script."""
 
 import os
 import re
@@ -16,18 +16,10 @@ VARIABLE = re.compile(r"\$(?:\{(\w+)(?::-([^}]*))?\}|(\w+))")
 
 
 def command_words(text: str, program: str) -> list[str]:
-    """Return the words behind the program in a command or a script of shell.
+    """Return the arguments of the program that `program`, a regular expression, matches in a command or a shell script.
 
-    Lines that end in a backslash are joined, and `NAME=value` lines before the command are filled in where it says
-    `$NAME`. Other variables, such as `$HOME`, have the values of this process's environment, but for keys and tokens;
-    those that are not set there stay as they are typed.
-
-    Args:
-        text: a command line, with or without the program, or a whole script.
-        program: a regular expression of the word that starts the trainer, e.g. `.*train_ppo_ray`.
-
-    Raises:
-        ValueError: quotes that do not close.
+    Variables that the script sets before the command are replaced, then those of this process's environment, except
+    secrets. Unset variables stay as they are. Raises ValueError for quotes that do not close.
     """
     variables = {name: value for name, value in os.environ.items() if not SECRET.search(name)}
     words: list[str] = []
@@ -49,7 +41,7 @@ def command_words(text: str, program: str) -> list[str]:
 
 
 def read_flags(words: list[str]) -> Tree:
-    """Return the options of a command by name: true without a value, one value, or a list of several.
+    """Return the options by name: true without a value, one value, or a list.
 
     Example: `read_flags(["--bf16", "--adam_betas", "0.9", "0.95"]) == {"bf16": True, "adam_betas": [0.9, 0.95]}`
     """
@@ -68,7 +60,6 @@ def read_flags(words: list[str]) -> Tree:
 
 
 def read_value(text: str) -> Any:
-    """Return a value as YAML reads it, text where it is none."""
     try:
         return yaml.load(text, Loader)
     except yaml.YAMLError:

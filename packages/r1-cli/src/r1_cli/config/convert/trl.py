@@ -1,4 +1,4 @@
-"""From a GRPOConfig of TRL, in YAML or JSON or in a training script, to a configuration."""
+"""Convert a GRPOConfig of TRL, in YAML, JSON or a training script."""
 
 from math import ceil
 
@@ -11,11 +11,7 @@ from r1_cli.config.section import Tree
 
 
 def convert_trl(text: str, devices: int) -> Conversion:
-    """Return what a GRPOConfig comes to that was trained by as many processes.
-
-    Raises:
-        ValueError: the text is no mapping in YAML or JSON, and no script that makes a GRPOConfig or a GRPOTrainer.
-    """
+    """Convert a GRPOConfig that was trained by `devices` processes. Raises ValueError if the text has none."""
     given, unread = read_script(text) or (_read(text), [])
     made = Conversion("TRL's GRPOConfig", given, DEFAULTS)
     made.remarks += [f"not a literal in the script, set it by hand: {code}" for code in unread]

@@ -1,6 +1,6 @@
-"""A training script of TRL, read as text: the literal arguments of its GRPOConfig, LoraConfig and GRPOTrainer.
+"""Read the literal arguments of GRPOConfig, LoraConfig and GRPOTrainer from a script, without executing it.
 
-Nothing of the script is executed. A name counts as its value if the script assigns it once, and to a literal.
+A name has a value if the script assigns it once, and to a literal.
 """
 
 import ast
@@ -17,7 +17,7 @@ _HERE = ("args", "peft_config", "processing_class")  # of GRPOTrainer: read by t
 
 
 def read_script(text: str) -> tuple[Tree, list[str]] | None:
-    """Return the arguments as a GRPOConfig file has them, and `call(name=code)` of each that is no literal.
+    """Return the arguments as in a GRPOConfig file, and `call(name=code)` of each that is no literal.
 
     None: the text is not Python, or calls neither GRPOConfig nor GRPOTrainer.
     """
@@ -69,7 +69,6 @@ def _arguments(call: ast.Call, positional: tuple[str, ...]) -> Iterator[tuple[st
 
 
 def _assigned(tree: ast.Module) -> dict[str, ast.expr]:
-    """Return what names are assigned to that the script assigns once."""
     found = {
         node.targets[0].id: node.value
         for node in ast.walk(tree)
@@ -80,7 +79,6 @@ def _assigned(tree: ast.Module) -> dict[str, ast.expr]:
 
 
 def _evaluator(tree: ast.Module) -> Callable[[ast.expr], Any]:
-    """Return a function from an expression to its value, `_MISSING` if it is no literal."""
     assigned = _assigned(tree)
 
     def value(node: ast.expr) -> Any:
@@ -95,7 +93,6 @@ def _evaluator(tree: ast.Module) -> Callable[[ast.expr], Any]:
 
 
 def _rows(tree: ast.Module, node: ast.expr, value: Callable[[ast.expr], Any]) -> tuple[str, str] | None:
-    """Return the name and the split of rows that come from `load_dataset("name", split="split")`."""
     if isinstance(node, ast.Name):
         node = _assigned(tree).get(node.id, node)
     if not isinstance(node, ast.Call) or _name(node.func) != "load_dataset":
@@ -107,7 +104,6 @@ def _rows(tree: ast.Module, node: ast.expr, value: Callable[[ast.expr], Any]) ->
 
 
 def _functions(node: ast.expr) -> Any:
-    """Return the names of reward functions, and of reward models the text."""
     nodes = node.elts if isinstance(node, ast.List | ast.Tuple) else [node]
     names = [one.value if isinstance(one, ast.Constant) else _name(one) for one in nodes]
     return names if all(isinstance(name, str) and name for name in names) else _MISSING

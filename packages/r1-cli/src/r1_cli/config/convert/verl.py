@@ -1,4 +1,4 @@
-"""From veRL's configuration, a YAML file or overrides of Hydra in a script, to a configuration."""
+"""Convert a configuration of veRL: a YAML file, or Hydra overrides in a script."""
 
 import re
 from os.path import expanduser
@@ -18,11 +18,7 @@ PROGRAM = r"(.*[./])?main_\w+(\.py)?"
 
 
 def convert_verl(text: str, overrides: list[str]) -> Conversion:
-    """Return what a configuration in YAML, or a script that starts veRL, comes to with further `key=value` words.
-
-    Raises:
-        ValueError: the text is neither.
-    """
+    """Convert YAML, or a script that starts veRL, with further `key=value` overrides. Raises ValueError."""
     given = _read(text) | dict(_override(word) for word in overrides)
     given = {key: value for key, value in given.items() if key.rpartition(".")[2] != "_target_" and value != "???"}
     given = {key: _resolved(value, given) for key, value in given.items()}
@@ -58,7 +54,7 @@ def _override(word: str) -> tuple[str, Any]:
 
 
 def _resolved(value: object, given: Tree) -> object:
-    """Return a value in place of OmegaConf's `${a.b}` and `${oc.select:a.b,default}`; None for one not given."""
+    """Resolve OmegaConf's `${a.b}` and `${oc.select:a.b,default}`; None if not given."""
     if not isinstance(value, str):
         return value
     whole = re.fullmatch(r"\$\{(?:oc\.select:)?([\w.]+)(?:,([^}]*))?\}", value)
@@ -142,7 +138,6 @@ def _data(made: Conversion) -> None:
 
 
 def _sizes(made: Conversion) -> None:
-    """Settle what veRL has of other values: draws that are no share of a step, adapters that are off."""
     settings = made.settings
     prompts, draw = made.take("data.train_batch_size"), settings.get("data.mini_rollout_batch_size")
     settings["data.rollout_batch_size"] = prompts
@@ -172,7 +167,6 @@ def _sizes(made: Conversion) -> None:
 
 
 def _rest(made: Conversion) -> None:
-    """Translate what needs no thought: keys that `r1 train` knows, by their older names or as they are."""
     has_critic = made.settings["algorithm.adv_estimator"] == "gae"
     has_model = bool(made.given.get("reward_model.enable"))
     for key in made.left():
@@ -193,7 +187,7 @@ def _rest(made: Conversion) -> None:
 
 
 def _today(key: str, value: object) -> Translated | None:
-    """Return what `r1 train` makes of a key, none of today's for one that is not needed; None for one unknown to it."""
+    """Return the current settings for a key, none if it is obsolete; None if `r1 train` does not know it."""
     made = translate([Setting(key, value, str(value), COMMAND_LINE)])
     return made if all(schema().has(setting.key) for setting in made.settings) else None
 

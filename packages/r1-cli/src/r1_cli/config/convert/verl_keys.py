@@ -1,4 +1,4 @@
-"""What veRL calls things: its defaults, which keys of ours they are, and what we have none of."""
+"""Keys of veRL: defaults, our names, and those without a counterpart."""
 
 from r1_cli.config.section import Tree
 

@@ -1,1 +1,1 @@
-"""`r1 check`: check configuration, data, rewards, model and machine before a run."""
+"""`r1 check`: check configuration, machine, model, data and rewards before a run."""

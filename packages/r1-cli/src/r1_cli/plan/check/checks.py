@@ -1,4 +1,4 @@
-"""All checks by their parts, in the order in which they are made."""
+"""All checks by part, in their order."""
 
 from collections.abc import Collection, Iterator, Sequence
 
@@ -21,13 +21,9 @@ PARTS: dict[str, tuple[Check, ...]] = {
 
 
 def run_checks(words: Sequence[str], parts: Collection[str] = tuple(PARTS)) -> Iterator[Finding]:
-    """Yield the findings on a configuration, part by part; a configuration that is refused is all that is looked at.
+    """Yield the findings on a configuration, part by part; only its problems if it is refused.
 
-    The step is left out where something before it is an error. What raises alike in several checks is told once.
-
-    Args:
-        words: as `load_config` takes them.
-        parts: keys of PARTS.
+    The step is skipped after an error. Checks that fail alike are reported once. `parts` are keys of PARTS.
     """
     try:
         subject = Subject(words, *load_config(words))

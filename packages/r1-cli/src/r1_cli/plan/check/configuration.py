@@ -1,4 +1,4 @@
-"""Checks of the configuration by itself: what is refused, what has no effect, what is seldom meant, what fits."""
+"""Check the configuration, the disk and the memory."""
 
 from collections.abc import Iterator
 
@@ -12,12 +12,11 @@ from r1_cli.plan.phases import find_peak, find_remedies
 
 
 def problems(error: ConfigError) -> list[Finding]:
-    """Return a finding for each problem for which a configuration is refused."""
     return [Finding(f"config.{problem.key}", "error", str(problem)) for problem in error.problems]
 
 
 def check_settings(subject: Subject) -> Iterator[Finding]:
-    """What this version cannot do, what is not read, what is odd, and older names of keys."""
+    """Report unsupported, unread, odd and renamed options."""
     config, provenance = subject.config, subject.provenance
     for limit in unavailable(config, provenance):
         yield Finding(f"config.{limit.key}", "error", f"{limit.key}={limit.value} is not available: {limit.reason}")
@@ -39,7 +38,6 @@ def check_settings(subject: Subject) -> Iterator[Finding]:
 
 
 def check_disk(subject: Subject) -> Iterator[Finding]:
-    """Whether a checkpoint finds room."""
     try:
         require_room(subject.config)
     except ConfigError as error:
@@ -48,7 +46,7 @@ def check_disk(subject: Subject) -> Iterator[Finding]:
 
 
 def check_memory(subject: Subject) -> Iterator[Finding]:
-    """Whether a step fits: into the GPU that is here, or else into the memory of this machine."""
+    """Check that a step fits in this machine's GPU, or in its memory if it has none."""
     from r1_cli.plan.estimate.estimate import OF_PROCESSORS, as_on_processors
 
     card, config = find_card(), subject.config

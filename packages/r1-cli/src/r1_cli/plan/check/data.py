@@ -1,4 +1,4 @@
-"""Checks of the rows, some of each source, and of the rewards on them: right answers beat wrong ones."""
+"""Check rows of each source, and the rewards on them."""
 
 from collections.abc import Iterable, Iterator
 from itertools import islice
@@ -30,7 +30,6 @@ def _quietly(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
 
 
 def check_rows(subject: Subject) -> Iterator[Finding]:
-    """Read, render and compare rows, and ask the rewards whether they credit the truths."""
     from r1_cli.build.rendering import build_renderer
     from r1_cli.plan.data_check.examine import check
     from r1_data.check import Inspector
@@ -46,7 +45,7 @@ def check_rows(subject: Subject) -> Iterator[Finding]:
 
 
 def check_rewards(subject: Subject) -> Iterator[Finding]:
-    """Try each reward, on its own rows. Those that ask a model or a service need it, and are passed over."""
+    """Try each reward on its own rows, except those that need a model or a service."""
     from r1_cli.plan.check.try_reward import SPEED, try_questions
 
     reward = subject.config.worker.reward

@@ -1,4 +1,4 @@
-"""Checks of the machine: packages that belong together, GPUs, shared memory, open files, servers that answer."""
+"""Check the machine: packages, GPUs, shared memory, open files, servers."""
 
 import resource
 import shutil
@@ -19,7 +19,7 @@ PATIENCE = 2.0  # seconds that a server may take to answer a call
 
 
 def check_versions(_: Subject) -> Iterator[Finding]:
-    """Whether what is installed is what the five packages ask for; of extras what is there."""
+    """Check that installed packages satisfy the five packages; extras only if installed."""
     from packaging.requirements import Requirement
 
     for wheel in WHEELS:
@@ -44,7 +44,6 @@ def check_versions(_: Subject) -> Iterator[Finding]:
 
 
 def check_gpus(subject: Subject) -> Iterator[Finding]:
-    """Whether torch sees the GPUs that the driver knows, and as many as are asked for."""
     trainer, there = subject.config.trainer, len(find_hardware().gpus)
     if find_card() is not None and not there:
         yield Finding(
@@ -59,7 +58,6 @@ def check_gpus(subject: Subject) -> Iterator[Finding]:
 
 
 def check_limits(subject: Subject) -> Iterator[Finding]:
-    """Shared memory for batches, and files that may be open at once."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < LEAST_FILES:
         told = f"{soft} files may be open at once"
@@ -70,7 +68,6 @@ def check_limits(subject: Subject) -> Iterator[Finding]:
 
 
 def check_servers(subject: Subject) -> Iterator[Finding]:
-    """Whether the servers that are named take calls."""
     for url in subject.config.worker.rollout.servers.urls:
         parts = urlsplit(url)
         port = parts.port or (443 if parts.scheme == "https" else 80)

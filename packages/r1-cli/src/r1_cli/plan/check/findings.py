@@ -1,4 +1,4 @@
-"""What a check found, and the checks of a run: each is a function from a `Subject` to findings."""
+"""The finding of a check, and what checks of a run share."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -16,7 +16,7 @@ Level = Literal["error", "warning", "note"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was found. Example: `Finding("model.files", "error", "shard 2 is missing", "copy it again")`."""
+    """One result. Example: `Finding("model.files", "error", "shard 2 is missing", "copy it again")`."""
 
     key: str  # what was looked at, such as `data.media`; the part before the dot is the check's
     level: Level
@@ -28,22 +28,21 @@ class Finding:
 
 
 class Subject:
-    """A configuration that has been read, and what checks share of it, opened once when first asked for."""
+    """A loaded configuration, with its model and sources opened once on demand."""
 
     def __init__(self, words: Sequence[str], config: RunConfig, provenance: Provenance) -> None:
-        """`words` are what the configuration was read from."""
         self.words, self.config, self.provenance = tuple(words), config, provenance
 
     @cached_property
     def model(self) -> "ModelFiles":
-        """The model's configuration, tokenizer and processor. Raises ModelError."""
+        """Raises ModelError."""
         from r1_cli.models.files import open_model
 
         return open_model(self.config)
 
     @cached_property
     def sources(self) -> "list[OpenSource]":
-        """The training sources, then those of validation, as far as they are on this machine. Raises DataError."""
+        """The local training sources, then those of validation. Raises DataError."""
         from r1_cli.build.rows import open_local
         from r1_cli.config.sources import training_sources, validation_sources
 
@@ -56,7 +55,7 @@ Check = Callable[[Subject], Iterable[Finding]]
 
 
 def examine(name: str, check: Check, subject: Subject) -> Iterator[Finding]:
-    """Yield what a check finds. What it raises is a finding, too, and the others go on."""
+    """Yield the findings of a check; an exception becomes a finding."""
     try:
         yield from check(subject)
     except Exception as error:  # whatever a user's reward, files or machine make of it

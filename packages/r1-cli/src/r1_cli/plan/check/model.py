@@ -1,4 +1,4 @@
-"""Checks of the model's folder: whole files, a tokenizer that fits, a chat template, tokens that end and pad."""
+"""Check the model's folder: files, tokenizer, chat template, special tokens."""
 
 import json
 from collections.abc import Iterator
@@ -9,7 +9,6 @@ from r1_cli.plan.check.findings import Finding, Subject
 
 
 def check_files(subject: Subject) -> Iterator[Finding]:
-    """Whether all shards are there and none was cut off."""
     folder = Path(subject.model.path)
     if not folder.is_dir():
         yield Finding("model.hub", "note", f"{folder} is a name of the hub: its files were not looked at")
@@ -30,7 +29,6 @@ def check_files(subject: Subject) -> Iterator[Finding]:
 
 
 def check_tokenizer(subject: Subject) -> Iterator[Finding]:
-    """Whether tokenizer and model belong together."""
     model = subject.model
     tokenizer, text = model.tokenizer, model.config.get_text_config()
     fix = "name the folder that the model's own tokenizer is in"
@@ -53,7 +51,6 @@ def check_tokenizer(subject: Subject) -> Iterator[Finding]:
 
 
 def check_lengths(subject: Subject) -> Iterator[Finding]:
-    """Whether the model has positions for the longest sequence."""
     data, text = subject.config.data, subject.model.config.get_text_config()
     longest, known = data.max_prompt_length + data.max_response_length, getattr(text, "max_position_embeddings", None)
     if known and longest > known:
@@ -62,22 +59,13 @@ def check_lengths(subject: Subject) -> Iterator[Finding]:
 
 
 def check_dtype(subject: Subject) -> Iterator[Finding]:
-    """Half precision that overflows."""
     actor = subject.config.worker.actor
     if "fp16" in (actor.fsdp.torch_dtype, actor.fsdp.mp_param_dtype):
         yield Finding("model.dtype", "warning", "fp16 overflows in training where nothing scales the loss", "take bf16")
 
 
 def ask_about(path: str, precision: str = "fp32") -> Iterator[tuple[str, str]]:
-    """Yield the four questions of `assembly.packing` with the answers for a model, and what a run would do.
-
-    Args:
-        path: a folder or a name of the hub.
-        precision: `fp32`, `bf16` or `fp16`.
-
-    Raises:
-        ModelError: there is no such model, or no way to compute it is right.
-    """
+    """Yield the four questions of `build.packing` about a model, with their answers. Raises ModelError."""
     import torch
 
     from r1_cli.build.packing import examine_model

@@ -1,4 +1,4 @@
-"""One real step of the run, on few prompts and short answers, in a process of its own."""
+"""One real step of the run, on few prompts and short answers, in a subprocess."""
 
 import subprocess
 import sys
@@ -14,7 +14,6 @@ LONGEST = 300.0  # seconds
 
 
 def check_step(subject: Subject) -> Iterator[Finding]:
-    """Sample, score and learn once; nothing is kept."""
     config, memory = subject.config, estimate(subject.config)
     if memory is None or memory.parameters > MOST or config.on_cluster or config.worker.rollout.servers.used:
         yield Finding(
@@ -36,7 +35,6 @@ def check_step(subject: Subject) -> Iterator[Finding]:
 
 
 def _small(subject: Subject, folder: str) -> list[str]:
-    """What makes a step of a run small."""
     data = subject.config.data
     files = data.train_files
     own = isinstance(files, str) and "[" not in files and not data.sources

@@ -1,4 +1,4 @@
-"""Try a reward before it trains anything: right and wrong answers, hostile ones, repetition, speed; or one row."""
+"""Try a reward before training: right, wrong, hostile and repeated answers, batches and speed."""
 
 import tempfile
 import time
@@ -31,7 +31,7 @@ SPEED = "milliseconds per answer, alone"  # the check that no answer is right or
 
 @dataclass(frozen=True, slots=True)
 class RewardCheck:
-    """One line of the report; `passed` None is for what is neither right nor wrong."""
+    """One line of the report; `passed` is None if there is no right or wrong."""
 
     check: str
     result: str
@@ -47,12 +47,12 @@ def try_reward(
     samples: int = 32,
     timeout: float = 10.0,
 ) -> Iterator[RewardCheck]:
-    """Yield the findings on one reward, run as a training run does, in a worker process with a deadline per answer.
+    """Yield the checks of one reward, run as in training: in a worker process, with a deadline per answer.
 
     Args:
         data: rows to ask about, as in `data.train_files`; None: four sums.
-        columns: the names of the columns, where they are not the usual ones.
-        samples: how many rows, from the first on.
+        columns: the names of the columns, if they are not the usual ones.
+        samples: number of rows.
         timeout: seconds per answer.
 
     Raises:
@@ -64,7 +64,6 @@ def try_reward(
 def try_questions(
     spec: str, kwargs: Tree, questions: Sequence[RewardInput], *, timeout: float
 ) -> Iterator[RewardCheck]:
-    """The same of questions that have been read, at least one."""
     with load(spec, kwargs, timeout=timeout) as verifier:
         yield RewardCheck("loads", describe(verifier), True)
         form, by_form = best_form(verifier, questions)
@@ -77,15 +76,10 @@ def try_questions(
 
 
 def try_own_rewards(config: RunConfig, opened: Sequence[OpenSource | None]) -> list[str]:
-    """Score one row of each source with an empty and a right answer, by those rewards that are files of the user's.
+    """Score an empty and a right answer to one row of each opened source with the user's own reward files.
 
-    Each is loaded in a process of its own that then ends, without torch.
-
-    Args:
-        opened: the run's sources; None for those that are not here yet.
-
-    Returns:
-        Warnings: rewards that were not called, or that fail for one of the two answers.
+    Each file is loaded in a process of its own, without torch. Returns warnings: rewards that were not called, or that
+    fail for one of the two answers.
 
     Raises:
         RewardSpecError: one cannot be loaded, or fails for both answers.
@@ -109,7 +103,6 @@ def try_own_rewards(config: RunConfig, opened: Sequence[OpenSource | None]) -> l
 
 
 def _try_row(spec: str, verifier: OpenVerifier, question: RewardInput) -> list[str]:
-    """Return a warning if the reward fails for an empty or a right answer to a row. Raises RewardSpecError for both."""
     answers = {"an empty answer": "", "the ground truth as the answer": question.ground_truth}
     scores = verifier([replace(question, response=answer) for answer in answers.values()])
     failed = {what: score.error for what, score in zip(answers, scores, strict=True) if score.error is not None}
@@ -120,7 +113,6 @@ def _try_row(spec: str, verifier: OpenVerifier, question: RewardInput) -> list[s
 
 
 def _first_question(opened: OpenSource) -> RewardInput | None:
-    """Return the first row that can be read."""
     for row_id, row in islice(opened.rows, SEEN):
         try:
             return as_question(opened.reader(row_id, row))
@@ -130,7 +122,6 @@ def _first_question(opened: OpenSource) -> RewardInput | None:
 
 
 def read_questions(data: str, columns: Columns | None, samples: int) -> list[RewardInput]:
-    """Return the first rows as reward inputs without a response."""
     questions, reader = [], RowReader(columns or Columns(), explicit_columns=columns is not None)
     for row_id, row in read_rows(data)[:samples]:
         questions.append(as_question(reader(row_id, row)))
@@ -138,7 +129,6 @@ def read_questions(data: str, columns: Columns | None, samples: int) -> list[Rew
 
 
 def as_question(example: Example) -> RewardInput:
-    """Return what a reward is told of an example, without a response."""
     return RewardInput(
         "",
         example.ground_truth,
@@ -150,7 +140,6 @@ def as_question(example: Example) -> RewardInput:
 
 
 def describe(verifier: OpenVerifier) -> str:
-    """Say what kind of reward it is, how it is called and what it asks for."""
     if not isinstance(verifier, PooledVerifier):
         return "a service, asked from this process"
     reward = verifier.reward
@@ -159,7 +148,7 @@ def describe(verifier: OpenVerifier) -> str:
 
 
 def best_form(verifier: OpenVerifier, questions: Sequence[RewardInput]) -> tuple[str, dict[str, float]]:
-    """Return the form in which ground truths score best, and the mean score of every form."""
+    """Return the form in which ground truths score best, and each form's mean score."""
     by_form = {}
     for name in ANSWER_FORMS:
         scores = verifier([replace(item, response=write_answer(name, item.ground_truth)) for item in questions])
@@ -168,7 +157,7 @@ def best_form(verifier: OpenVerifier, questions: Sequence[RewardInput]) -> tuple
 
 
 def hostile_answers(canary: Path) -> dict[str, str]:
-    """Return answers that have broken rewards; what is evaluated writes the file `canary`."""
+    """Return answers that have broken rewards; one that is evaluated writes the file `canary`."""
     code = f"__import__('pathlib').Path({str(canary)!r}).touch()"
     return {
         "empty": "",
@@ -217,7 +206,7 @@ def _check_answers(
 
 
 def _with_wrong(questions: Sequence[RewardInput]) -> Iterator[tuple[RewardInput, str]]:
-    """Yield each question with another's ground truth, or with its own spoilt where there is no other."""
+    """Yield each question with another's ground truth, or with its own altered if there is no other."""
     truths = list(dict.fromkeys(item.ground_truth for item in questions))
     following = dict(zip(truths, truths[1:] + truths[:1], strict=True))
     for item in questions:
@@ -242,7 +231,7 @@ def _check_batch(verifier: OpenVerifier, right: Sequence[RewardInput]) -> Reward
 
 
 def _check_hostile(verifier: OpenVerifier, questions: Sequence[RewardInput], threshold: float) -> Iterator[RewardCheck]:
-    """Yield a finding per hostile answer; one that scores like the right answer must do so whatever the truth is."""
+    """Yield a check per hostile answer; it may score like the right answer only for every ground truth."""
     first = questions[0]
     asked = [first, *[item for item in questions if item.ground_truth != first.ground_truth][:1]]
     with tempfile.TemporaryDirectory() as folder:

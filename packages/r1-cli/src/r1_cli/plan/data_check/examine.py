@@ -1,4 +1,4 @@
-"""Checking all rows: their media in worker processes, then the answers by the rewards that will judge them."""
+"""Check all rows: media in worker processes, then ground truths by their rewards."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -31,7 +31,7 @@ BATCH = 256  # answers that a reward is given at a time
 
 
 class Some(Sequence[tuple[str, Row]]):
-    """At most so many rows of a source, spread evenly, from the first on."""
+    """At most `most` rows, evenly spaced from the first."""
 
     def __init__(self, rows: Sequence[tuple[str, Row]], most: int) -> None:
         self._rows, self._every = rows, max(1, -(-len(rows) // most))
@@ -46,7 +46,7 @@ class Some(Sequence[tuple[str, Row]]):
 
 
 def open_all(config: RunConfig) -> tuple[list[OpenSource], int]:
-    """Open training and validation sources; return them in this order, and how many are for training."""
+    """Return training, then validation sources, and the number of training sources."""
     training = open_sources(training_sources(config.data))
     return training + open_sources(validation_sources(config.data)), len(training)
 
@@ -64,14 +64,11 @@ def check(
     """Examine every row of every source.
 
     Args:
-        inspector: looks at rows here.
-        workers: hold the inspector, and look at media.
+        inspector: examines rows in this process.
+        workers: processes with the inspector, for media.
         strict: rows that a run would leave out are errors.
-        write: is given every single row that something is wrong with.
-        most: look at so many rows of each source only, spread evenly.
-
-    Raises:
-        DataError, RewardSpecError: nothing can be examined at all.
+        write: is given every bad row.
+        most: examine only so many rows of each source.
     """
     opened, training = open_all(config)
     if most is not None:
@@ -91,10 +88,10 @@ def check(
 
 
 def check_answers(config: RunConfig, opened: Sequence[OpenSource], report: Report, progress: Progress) -> None:
-    """Ask each reward for the score of the ground truths it will be given, written as answers in several forms.
+    """Score the ground truths, written as answers in several forms, with their own rewards.
 
-    A built-in reward that refuses all of them, or says itself that it cannot use the truth: an error. A user's own may
-    want another form or columns that are not there in this check: a warning.
+    If a built-in reward gives all forms no credit or cannot read the ground truth: an error. For a user's own, which
+    may expect another form or columns: a warning.
     """
     sources = [one.source for one in opened]
     truths = GroundTruthReader(config, sources)
@@ -126,7 +123,6 @@ def check_answers(config: RunConfig, opened: Sequence[OpenSource], report: Repor
 
 
 def _tests_without_assertions(rows: Sequence[Examined], progress: Progress) -> Iterator[tuple[Examined, str]]:
-    """Yield the rows whose tests pass whatever a program answers, and what is wrong; none where nothing can be run."""
     if not rows:
         return
     try:
@@ -141,7 +137,6 @@ def _tests_without_assertions(rows: Sequence[Examined], progress: Progress) -> I
 def _refused(
     verifier: Verifier, rows: list[Examined], opened: Sequence[OpenSource], truths: GroundTruthReader
 ) -> list[Examined]:
-    """Return the rows whose ground truth is not right in any form; most need only the first."""
     for form in ANSWER_FORMS:
         inputs = [
             RewardInput(

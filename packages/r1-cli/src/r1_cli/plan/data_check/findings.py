@@ -1,4 +1,4 @@
-"""What a check of the data found: per source and per kind of finding, gathered row by row."""
+"""Results of a data check, by source and by kind."""
 
 from collections import Counter
 from collections.abc import Callable
@@ -62,8 +62,6 @@ class RowIssue:
 
 @dataclass(slots=True)
 class SourceTally:
-    """What one source holds."""
-
     opened: OpenSource
     validation: bool
     usable: int = 0
@@ -78,12 +76,11 @@ class SourceTally:
 
     @property
     def mean_tokens(self) -> float:
-        """Of the usable rows' prompts."""
         return self.usable_tokens / max(1, self.usable)
 
 
 class Report:
-    """Gathers what is found; rows come in order, training sources first."""
+    """Collects results; rows come in order, training sources first."""
 
     def __init__(
         self,
@@ -94,13 +91,7 @@ class Report:
         strict: bool = False,
         write: Callable[[dict[str, str]], object] | None = None,
     ) -> None:
-        """Begin.
-
-        Args:
-            training: how many of the sources are for training.
-            strict: rows that are left out are errors.
-            write: is given every single row that is found to be wrong; None: only the first few of a kind are kept.
-        """
+        """`training` sources come first; `strict`: left-out rows are errors; `write` is given every bad row."""
         self._write = write
         self.config, self._strict = config, strict
         self.sources = [SourceTally(one, validation=index >= training) for index, one in enumerate(opened)]
@@ -111,7 +102,6 @@ class Report:
         self._asked: dict[bool, dict[bytes, tuple[str, str | None]]] = {False: {}, True: {}}
 
     def add(self, kind: str, reason: str, row: Examined | None = None, level: Level | None = None) -> None:
-        """Count one more of a kind."""
         consequence = self.consequence(kind)
         strict = self._strict or (kind == "damage" and self.config.data.bad_rows == "refuse")
         mild = kind in WARNINGS or (consequence not in ("", REFUSED) and not strict)
@@ -121,7 +111,7 @@ class Report:
             self._write({"level": level, "kind": kind, "row": row.id if row else "", "reason": reason})
 
     def consequence(self, kind: str) -> str:
-        """What a run of this configuration does with rows of a kind, "" if it takes them as they are."""
+        """What a run of this configuration does with rows of a kind, "" if it uses them."""
         data = self.config.data
         if kind in USED:
             return ""
@@ -133,10 +123,7 @@ class Report:
         return f"left out (data.bad_rows={data.bad_rows})" if left_out and kind not in ("no rows", "batch") else REFUSED
 
     def close(self, *, whole: bool = True) -> None:
-        """Add what only all rows show: sources of which a run has no row and, if they are `whole`, too few for a batch.
-
-        The latter is the check of a run, see `count_steps`.
-        """
+        """Add sources without usable rows and, if all rows were examined (`whole`), too few rows for a batch."""
         for tally in self.sources:
             if tally.left_out == len(tally.opened.rows):
                 reason = "every row of it would be left out" if tally.left_out else "holds no rows"
@@ -149,7 +136,6 @@ class Report:
                 self.add("batch", str(error.problems[-1]))
 
     def take(self, row: Examined) -> None:
-        """Count a row in."""
         tally = self.sources[row.source]
         if row.tokens is not None:
             tally.tokens[row.tokens] += 1
@@ -179,7 +165,6 @@ class Report:
         return any(finding.level == "error" for finding in self.findings.values())
 
     def ordered(self) -> list[RowIssue]:
-        """Errors first, then by how many rows they concern."""
         return sorted(self.findings.values(), key=lambda finding: (finding.level != "error", -finding.count))
 
     def histogram(self) -> list[tuple[int, int, int]]:
@@ -194,7 +179,7 @@ class Report:
         return [(low + i * width, low + (i + 1) * width, bins[i]) for i in range(-(-(high - low) // width))]
 
     def tokens_per_step(self) -> tuple[int, int] | None:
-        """Return about how many prompt tokens a training step has, and at most how many answer tokens."""
+        """Return the mean prompt tokens and the most answer tokens of a training step."""
         trained = [tally for tally in self.sources if not tally.validation and tally.usable]
         if not trained:
             return None

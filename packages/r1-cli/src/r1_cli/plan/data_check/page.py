@@ -1,4 +1,4 @@
-"""A check's report as one HTML page that needs nothing else: no script, no network, all text of rows escaped."""
+"""The report of a data check as one HTML page without scripts or network access; row texts are escaped."""
 
 import base64
 import io
@@ -31,10 +31,7 @@ Render = Callable[[OpenSource, int], Prompt]  # raises DataError, WorkerDied
 
 
 def write_page(report: Report, renderer: Renderer, workers: Workers | None) -> str:
-    """Return the page. Rows are rendered again for their thumbnails: those that findings name, and some of each source.
-
-    `workers` decode the media, as in the check.
-    """
+    """Return the page, with thumbnails of the rows that issues name and of some rows of each source."""
 
     def render(opened: OpenSource, index: int) -> Prompt:
         return start_rendering(opened.reader(*opened.rows[index]), renderer, workers).result()

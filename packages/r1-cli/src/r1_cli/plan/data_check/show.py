@@ -1,4 +1,4 @@
-"""One row as the engine and the learner will see it."""
+"""One row as the engine and the learner receive it."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -14,15 +14,13 @@ from r1_data.workers import WorkerDied
 
 
 def describe_row(config: RunConfig, wanted: str, *, validation: bool) -> str:
-    """Return everything about a row: its columns, messages, media, text and tokens.
+    """Return a row's columns, messages, media, text and tokens.
 
     Args:
         wanted: the row's number, counted from 1 over all sources, or its id (`train.parquet:12`).
-        validation: look among the validation rows.
 
     Raises:
-        DataError: there is no such row.
-        ModelError: the model's processor cannot be read.
+        DataError, ModelError: there is no such row; the model's processor cannot be read.
     """
     opened, training = open_all(config)
     one, index = _find(opened[training:] if validation else opened[:training], wanted)

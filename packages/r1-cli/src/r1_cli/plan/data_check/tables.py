@@ -1,4 +1,4 @@
-"""A check's report on the terminal."""
+"""The report of a data check on the terminal."""
 
 from rich import box
 from rich.console import Console
@@ -12,7 +12,6 @@ BAR = 40  # characters of the longest bar
 
 
 def show(console: Console, report: Report) -> None:
-    """Print sources, lengths and findings."""
     show_table(console, _sources(report))
     if bins := report.histogram():
         most = max(rows for _, _, rows in bins)

@@ -1,4 +1,4 @@
-"""The devices that an estimate is for, as `8xH100-80GB` names them."""
+"""The GPUs of an estimate, written as `8xH100-80GB`."""
 
 import re
 from dataclasses import dataclass
@@ -24,13 +24,12 @@ CARDS: dict[str, tuple[tuple[int, ...], float]] = {
 FORM = re.compile(r"(?:(\d+)x)?(\d+)x([a-z0-9 _]+?(?:-pcie)?)(?:-(\d+(?:\.\d+)?)(gb|gib)?)?", re.IGNORECASE)
 
 
-class CardError(ValueError):
-    """Devices that cannot be told; the message says how they are written."""
+class CardError(ValueError): ...
 
 
 @dataclass(frozen=True, slots=True)
 class Cards:
-    """So many GPUs of one kind. Example: `Cards(1, 8, "H100", 80 * 10**9)`."""
+    """GPUs of one kind. Example: `Cards(1, 8, "H100", 80 * 10**9)`."""
 
     nodes: int
     of_node: int
@@ -39,12 +38,12 @@ class Cards:
 
     @property
     def flops(self) -> float:
-        """Peak of dense products in half precision, of one, in FLOP/s."""
+        """Peak FLOP/s of one GPU in dense half precision."""
         return PEAK_FLOPS[self.name]
 
     @property
     def bandwidth(self) -> float:
-        """Bytes a second that one reads of its own memory at most."""
+        """Peak memory bandwidth of one GPU, in bytes a second."""
         return CARDS[self.name][1]
 
     def __str__(self) -> str:
@@ -53,11 +52,7 @@ class Cards:
 
 
 def read_cards(text: str) -> Cards:
-    """Return the GPUs that `[NODESx]NUMBERxNAME[-MEMORY]` names; more than 8 without NODES are in machines of 8.
-
-    Raises:
-        CardError: it is of another form, or no GPU of this name is known.
-    """
+    """Read `[NODESx]NUMBERxNAME[-MEMORY]`; more than 8 GPUs without NODES are in nodes of 8. Raises CardError."""
     match = FORM.fullmatch(text.strip())
     if match is None:
         raise CardError(f"--gpus={text!r}: write NUMBERxNAME-MEMORY, e.g. 8xH100-80GB, or 2x8xH100-80GB for two nodes")

@@ -1,4 +1,4 @@
-"""The estimate of a run: what it takes of each device, how long a step takes, and which settings make it fit."""
+"""Estimate memory and time of a run, and the settings that make it fit."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ OF_PROCESSORS = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """What is known of a run before it starts; bytes are those of one device, or of one process on processors."""
+    """The estimate of a run; bytes are those of one GPU, or of one process without GPUs."""
 
     devices: str
     room: int  # bytes of one GPU, or of this machine for each process
@@ -38,13 +38,11 @@ class Estimate:
 
     @property
     def seconds(self) -> float:
-        """Of a step."""
         sampling = self.times.get("sampling", 0.0)
         rest = sum(self.times.values()) - sampling
         return max(sampling, rest) if self.overlaps else sampling + rest
 
     def as_json(self) -> Tree:
-        """Return all of it as plain values: bytes, seconds, tokens a second."""
         phases = [{"name": phase.name, "bytes": phase.total, "parts": phase.parts} for phase in self.phases]
         remedies = None if self.remedies is None else [{"set": text, "saves": saved} for text, saved in self.remedies]
         step = {"seconds": self.seconds, "tokens_per_second": self.tokens / self.seconds} if self.times else None
@@ -62,7 +60,6 @@ class Estimate:
 
 
 def estimate_on_cards(config: RunConfig, models: Models, cards: Cards, assumed: Assumptions) -> Estimate:
-    """Estimate a run on GPUs, which need not be here."""
     notes = []
     if config.worker.rollout.engine == AUTO:
         config = with_value(config, "worker.rollout.name", "vllm")
@@ -83,7 +80,7 @@ def estimate_on_cards(config: RunConfig, models: Models, cards: Cards, assumed: 
 
 
 def estimate_on_processors(config: RunConfig, models: Models, room: int, assumed: Assumptions) -> Estimate:
-    """Estimate a run on this machine's processors, which have `room` bytes of memory for all its processes."""
+    """Estimate a run without GPUs; `room` bytes of memory are for all processes."""
     config, devices = as_on_processors(config), config.trainer.devices
     memory = _require(config, models)
     share = room // devices
@@ -97,7 +94,7 @@ def estimate_on_processors(config: RunConfig, models: Models, room: int, assumed
 
 
 def as_on_processors(config: RunConfig) -> RunConfig:
-    """Return the configuration as processors compute it: nothing leaves, products in the precision that is kept."""
+    """Return the configuration as it runs without GPUs: no offloading, no half precision."""
     values: Tree = {
         "worker.rollout.dtype": "fp32",
         "worker.ref.fsdp.enable_cpu_offload": False,
@@ -119,7 +116,7 @@ def as_on_processors(config: RunConfig) -> RunConfig:
 
 
 def find_savings(config: RunConfig, models: Models, room: int, *, on_gpu: bool) -> list[tuple[str, int]] | None:
-    """Return the settings that make it fit, each with the bytes by which the largest phase grows without it."""
+    """Return the settings that make it fit, each with the bytes that it saves of the largest phase."""
     remedies: Sequence[Remedy] = REMEDIES if on_gpu else OF_PROCESSORS
     found = find_remedies(config, room, models=models, remedies=remedies, on_gpu=on_gpu)
     if found is None:

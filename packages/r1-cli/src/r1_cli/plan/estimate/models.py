@@ -1,4 +1,4 @@
-"""The sizes of models whose weights need not be here: their config.json is enough."""
+"""The sizes of models whose weights need not be here."""
 
 from pathlib import Path
 
@@ -9,13 +9,10 @@ from r1_cli.plan.model_sizes import Models, ModelSizes, Shapes, from_config, rea
 
 
 def find_models(config: RunConfig) -> tuple[Models, list[str]]:
-    """Return the sizes of the models that are trained, and a note for each that has no weights here.
+    """Return the sizes of the trained models, and a note for each without weights here.
 
-    Without safetensors files, `config.json` in a folder or in the cache of the Hugging Face hub is enough: the real
-    model is built on torch's meta device. The network is not used.
-
-    Raises:
-        ModelError: there is no model, its configuration is not here, or no model can be built from it.
+    Without safetensors files, `config.json` in a folder or in the Hugging Face cache is enough: the real model is built
+    on torch's meta device. The network is not used. Raises ModelError.
     """
     from r1_cli.models.load import ModelError
 
@@ -35,11 +32,7 @@ def find_models(config: RunConfig) -> tuple[Models, list[str]]:
 
 
 def find_config(name: str, key: str) -> Path:
-    """Return the `config.json` of a folder, or of a hub name in the local cache.
-
-    Raises:
-        ModelError: it is not there.
-    """
+    """Return the `config.json` of a folder, or of a hub name in the local cache. Raises ModelError."""
     from r1_cli.models.load import ModelError
 
     if Path(name).is_dir():
@@ -62,11 +55,7 @@ def find_config(name: str, key: str) -> Path:
 
 
 def build_shapes(model: ModelConfig, file: Path, key: str) -> Shapes:
-    """Return the shapes of the tensors that the model of a configuration has, each once however often it is used.
-
-    Raises:
-        ModelError: it is of no family that transformers knows, or needs code of its own.
-    """
+    """Return the shapes of a model's tensors, shared ones once. Raises ModelError."""
     import torch
 
     from r1_cli.models.load import ModelError, load_config, model_family

@@ -1,4 +1,4 @@
-"""An estimate on the terminal, in at most 100 columns."""
+"""Print an estimate in at most 100 columns."""
 
 import math
 
@@ -14,7 +14,6 @@ WIDTH = 100  # columns
 
 
 def show(console: Console, found: Estimate) -> None:
-    """Print memory by phase, time by phase, what both rest on, and what to set where it does not fit."""
     narrow = Console(file=console.file, width=min(WIDTH, console.width) if console.is_terminal else WIDTH)
     narrow.print(_memory(found))
     if found.times:
@@ -48,7 +47,6 @@ def _times(found: Estimate) -> Table:
 
 
 def _seconds(seconds: float) -> str:
-    """With two digits that count."""
     digits = max(0, 1 - math.floor(math.log10(seconds))) if seconds > 0 else 1
     return f"{seconds:,.{digits}f}"
 

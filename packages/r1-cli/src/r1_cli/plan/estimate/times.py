@@ -1,4 +1,4 @@
-"""How long each phase of a step takes on GPUs, by floating-point operations and bytes moved at assumed efficiencies."""
+"""The time of each phase on GPUs, by floating-point operations and bytes moved at assumed efficiencies."""
 
 import re
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ TO_HOST = 25e9  # bytes a second between a GPU and the processor's memory, of 32
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """What times rest on and no configuration says."""
+    """What times depend on and the configuration does not say."""
 
     learning: float = 0.4  # share of the GPUs' peak that forward and backward passes reach
     sampling: float = 0.5  # share of the memory's peak that decoding reaches
@@ -28,7 +28,7 @@ class Assumptions:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Of a model: what a token and a patch go through."""
+    """The weights that a token and a patch are multiplied with."""
 
     of_token: int  # weights that it is multiplied with
     of_patch: int
@@ -36,7 +36,7 @@ class Work:
 
     @classmethod
     def of(cls, sizes: ModelSizes, trained: float) -> "Work":
-        """Count the weights; of a mixture's experts the share that a token chooses."""
+        """Count the weights; of a mixture's experts the chosen share."""
         tied = not any(name.startswith("lm_head") for name in sizes.shapes)
         token = patch = 0
         for name, shape in sizes.shapes.items():
@@ -51,15 +51,13 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Lengths:
-    """Tokens and patches of one prompt, and tokens of one answer."""
-
     prompt: int
     answer: int
     patches: int
 
 
 def find_times(config: RunConfig, memory: Memory, cards: Cards, assumed: Assumptions) -> dict[str, float]:
-    """Return the seconds of each phase of a step; {} where the sizes of the model are not known."""
+    """Return the seconds of each phase of a step; {} if the model's sizes are unknown."""
     sizes = memory.models["actor"]
     text, tower = sizes.text, sizes.tower
     if text is None:
@@ -85,7 +83,6 @@ def find_times(config: RunConfig, memory: Memory, cards: Cards, assumed: Assumpt
 
 
 def _forward_operations(config: RunConfig, work: Work, lengths: Lengths, attention: int) -> float:
-    """Of all sequences of a step, once."""
     prompts, n = config.data.rollout_batch_size, config.worker.rollout.n
     copies = 1 if config.worker.actor.shares_prompts else n
     tokens = prompts * (copies * lengths.prompt + n * lengths.answer)
@@ -93,7 +90,6 @@ def _forward_operations(config: RunConfig, work: Work, lengths: Lengths, attenti
 
 
 def _learning(config: RunConfig, work: Work, forward: float) -> Iterator[tuple[str, float]]:
-    """Yield the passes over a step's sequences, `forward` being the seconds of one without a gradient."""
     actor = config.worker.actor
     yield "log-probs", forward
     if not config.algorithm.disable_kl:
@@ -117,7 +113,6 @@ def _sampling(
     cards: Cards,
     assumed: Assumptions,
 ) -> float:
-    """Bound by bytes of weights, keys and values, token by token; or by operations, where many decode at once."""
     rollout, size = config.worker.rollout, config.worker.rollout.engine_size
     apart = rollout.engines.nnodes * rollout.engines.n_gpus_per_node
     engines = max((apart or cards.nodes * cards.of_node) // size, 1)
@@ -134,7 +129,6 @@ def _sampling(
 
 
 def _moving(config: RunConfig, memory: Memory, cards: Cards) -> float:
-    """The engine's new weights, and what waits with the processor while it samples, there and back."""
     offload = config.worker.actor.offload
     waits = (memory.weights if offload.offload_params else 0) + (memory.optimizer if offload.offload_optimizer else 0)
     moved = 2 * waits / TO_HOST if config.shares_devices else 0.0
@@ -142,7 +136,6 @@ def _moving(config: RunConfig, memory: Memory, cards: Cards) -> float:
 
 
 def _optimizer(config: RunConfig, memory: Memory, cards: Cards) -> float:
-    """Weights, gradients and states are read, and all but gradients written."""
     actor = config.worker.actor
     steps = config.data.rollout_batch_size // actor.global_batch_size * actor.ppo_epochs
     trained = memory.trained / memory.parameters
