@@ -19,7 +19,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from r1_cli.build import profiling
-from r1_cli.build.micro_batch_sizes import Choice
+from r1_cli.build.micro_batch_sizes import SizeChoice
 from r1_cli.runs.reader import RunReader
 
 FOLDER = ROOT / "examples/quickstart"
@@ -107,7 +107,7 @@ def test_a_rehearsal_leaves_no_trace_and_a_checkpoint_keeps_what_it_chose(
     chosen = json.loads((quickstart / "global_step_2/trainer.json").read_text())["micro_batches"]
     run(tmp_path / "set", *(f"{key}={size}" for key, size in chosen.items()))
     # What it would find today is another size.
-    monkeypatch.setattr(profiling, "fastest", lambda *_: Choice(7, None))
+    monkeypatch.setattr(profiling, "find_fastest_size", lambda *_: SizeChoice(7, None))
     auto, start = [f"{key}=auto" for key in SIZES], f"trainer.load_checkpoint_path={quickstart / 'global_step_2'}"
     assert f"{chosen[SIZES[0]]} for updates" in run(tmp_path / "resumed", *auto, start)
     # A run that was killed before its first checkpoint leaves a manifest.

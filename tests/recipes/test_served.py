@@ -20,8 +20,8 @@ from patience import eventually
 from recipes.pages import EXAMPLES, commands_of
 from recipes.test_recipes import healthy
 
-from r1_cli.build.reference.frozen import FrozenReading
-from r1_cli.build.reference.served import ServedReading
+from r1_cli.build.rewards.frozen_model import FrozenReading
+from r1_cli.build.rewards.served_model import ServedReading
 from r1_core.learner.batching import Batching, MicroLimit
 from r1_data.types import Prompt
 

@@ -10,7 +10,7 @@ import torch
 
 from r1_cli.train.groups.shaping import Shaping
 from r1_cli.train.groups.stream_position import StreamPosition
-from r1_cli.train.roles import Position, Scorer
+from r1_cli.train.roles import Position, Sampler
 from r1_cli.train.sampling.collect import DynamicSampling
 from r1_core.filtering import GroupFilter, NonzeroVariance
 from r1_core.kl_control import FixedKL
@@ -121,8 +121,8 @@ def silent(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
     yield from items
 
 
-def scorer(engine: Any, verifier: Any = None, per_sample: bool = True) -> Scorer:
-    return Scorer(engine, verifier or Equality(), Digits(), lambda source: per_sample)
+def sampler(engine: Any, verifier: Any = None, per_sample: bool = True) -> Sampler:
+    return Sampler(engine, verifier or Equality(), Digits(), lambda source: per_sample)
 
 
 def collector(
@@ -130,7 +130,7 @@ def collector(
     rows: int = 10_000, verifier: Any = None, per_sample: bool = True, dataset: Any = None,
 ) -> DynamicSampling:  # fmt: skip
     return DynamicSampling(
-        scorer=scorer(engine, verifier, per_sample),
+        sampler=sampler(engine, verifier, per_sample),
         dataset=dataset or Prompts(),
         stream=Stream(rows, batch or wanted, seed=1, shuffle=False),
         sampling=SamplingParams(max_tokens=LONG, n=n, seed=1),

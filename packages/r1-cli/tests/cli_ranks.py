@@ -15,7 +15,7 @@ import torch.distributed as dist
 from core_models import IMAGE_TOKEN, in_float64, picture_samples, qwen2, qwen25_vl, text_samples
 from torch import Tensor
 
-from r1_cli.build.reference.reading import LearnerReading
+from r1_cli.build.rewards.own_models import LearnerReading
 from r1_cli.cluster.rank import Build, Rank
 from r1_cli.cluster.rank_client import RankClient, RankedPolicy
 from r1_cli.cluster.remote_rendering import RenderPool, RenderWorker

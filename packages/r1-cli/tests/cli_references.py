@@ -6,9 +6,9 @@ from typing import Any
 
 import torch
 
-from r1_cli.build.reference.bases import Terms
-from r1_cli.build.reference.verifier import Asked, ReferenceVerifier
-from r1_cli.train.groups.group import reward_inputs
+from r1_cli.build.rewards.base_scores import ScoreTerms
+from r1_cli.build.rewards.reference_verifier import ModelQuery, ReferenceVerifier
+from r1_cli.train.groups.group import to_reward_inputs
 from r1_core.types import Sample
 from r1_data.types import Prompt
 from r1_rewards.errors import FailureRule
@@ -17,7 +17,7 @@ from r1_rewards.types import RewardInput
 from r1_rollout.types import Completion
 
 TAGGED = "<think>6*7</think> <answer> 41 </answer>"
-TERMS = Terms("models/tiny", 1.0, "mean_exp_log_softmax", "r1", "tagged")
+TERMS = ScoreTerms("models/tiny", 1.0, "mean_exp_log_softmax", "r1", "tagged")
 
 
 class Characters:
@@ -56,13 +56,13 @@ def prompt_of(truth: str = "42", row: int = 1, **columns: Any) -> Prompt:
 
 def asking(reading: Any, policy: str = "score", longest: int = 1000, **options: Any) -> ReferenceVerifier:
     verifier = ReferenceVerifier(read_options(options))
-    verifier.asked = Asked(reading, Characters(), "$", 1.0, longest, 1000, FailureRule(policy, 0.0))  # type: ignore[arg-type]
+    verifier.query = ModelQuery(reading, Characters(), "$", 1.0, longest, 1000, FailureRule(policy, 0.0))  # type: ignore[arg-type]
     return verifier
 
 
 def inputs_of(*responses: str, prompt: Prompt | None = None) -> list[RewardInput]:
     completions = [Completion([*map(ord, text)], [-1.0] * len(text), "stop", 0) for text in responses]
-    return reward_inputs(prompt or prompt_of(), completions, Characters())  # type: ignore[arg-type]
+    return to_reward_inputs(prompt or prompt_of(), completions, Characters())  # type: ignore[arg-type]
 
 
 def cut(samples: Sequence[Sample]) -> tuple[list[Prompt], list[list[int]], list[int]]:

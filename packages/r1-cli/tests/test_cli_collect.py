@@ -45,7 +45,7 @@ class Batch:
 
 def step(of: DynamicSampling, at: Position) -> tuple[Batch, Position]:
     """Collect as a step of training does, with new weights after it."""
-    engine: Any = of.scorer.generator
+    engine: Any = of.sampler.generator
     engine.version = at.step
     groups, after, metrics = of.collect(at, Stopwatch())
     counts = {name: int(metrics[f"rollout/{key}"]) for name, key in COUNTS.items()}

@@ -6,9 +6,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from cli_fakes import Engine, Equality, prompt, scorer, silent
+from cli_fakes import Engine, Equality, prompt, sampler, silent
 
-from r1_cli.build.verifiers import DispatchingVerifier
+from r1_cli.build.rewards.dispatch import DispatchingVerifier
 from r1_cli.runs.track.stopwatch import Stopwatch
 from r1_cli.train.groups.group import Group
 from r1_cli.train.sampling.generate import ScoringThread, sample_groups
@@ -33,7 +33,7 @@ def test_the_first_group_is_scored_before_the_last_is_finished() -> None:
                 assert not number or scored.wait(PATIENCE), "the engine is at the second group, the first has no score"
                 yield finished
 
-    groups = sample(scorer(Slow(2, 0.5), Equality(lambda inputs: scored.set())))
+    groups = sample(sampler(Slow(2, 0.5), Equality(lambda inputs: scored.set())))
     assert list(groups) == list(range(6))
     assert all(len(group.scores) == 2 for group in groups.values())
 
@@ -47,16 +47,16 @@ def test_what_finishes_while_the_verifier_is_busy_is_scored_in_one_call() -> Non
             finished.set()
 
     verifier = Equality(lambda inputs: None if finished.wait(PATIENCE) else pytest.fail("generation waits for scores"))
-    groups = sample(scorer(Notifying(2, 0.5), verifier))
+    groups = sample(sampler(Notifying(2, 0.5), verifier))
     assert [len(call) for call in verifier.calls] in ([2, 10], [4, 8], [6, 6], [8, 4], [10, 2], [12])
     assert {i: g.scores for i, g in groups.items()} == {
-        i: g.scores for i, g in sample(scorer(engine, per_sample=False)).items()
+        i: g.scores for i, g in sample(sampler(engine, per_sample=False)).items()
     }
 
 
 def test_a_batch_function_gets_all_answers_at_once_in_the_order_of_the_prompts() -> None:
     verifier = Equality()
-    groups = sample(scorer(Engine(3, 0.5), verifier, per_sample=False))
+    groups = sample(sampler(Engine(3, 0.5), verifier, per_sample=False))
     assert [len(call) for call in verifier.calls] == [12]
     assert [item.response for item in verifier.calls[0]] == [one.text for g in groups.values() for one in g.responses]
 
@@ -70,7 +70,7 @@ def test_of_several_sources_each_is_scored_in_its_own_way() -> None:
                 noted.append(share)
         return [Score(float(item.source == "alone")) for item in inputs]
 
-    of = replace(scorer(Engine(2, 0.5), count), per_sample=lambda source: source == "alone")
+    of = replace(sampler(Engine(2, 0.5), count), per_sample=lambda source: source == "alone")
     prompts = [replace(prompt(row), source="alone" if row % 2 else "together") for row in range(6)]
     groups = sample_groups(of, prompts, PARAMS, Stopwatch(), silent)
     assert [group.scores[0].value for group in groups.values()] == [0, 1] * 3
@@ -83,7 +83,7 @@ def test_what_the_verifier_raises_is_raised_where_scores_are_asked_for() -> None
         raise RuntimeError("no verifier")
 
     with pytest.raises(RuntimeError, match="no verifier"):
-        sample(scorer(Engine(2, 0.5), Equality(fail)))
+        sample(sampler(Engine(2, 0.5), Equality(fail)))
 
 
 def test_an_engine_that_loses_prompts_is_found_out() -> None:
@@ -92,7 +92,7 @@ def test_an_engine_that_loses_prompts_is_found_out() -> None:
             yield from list(super().generate(prompts, params))[1:]
 
     with pytest.raises(RuntimeError, match="answered 5 of 6 prompts"):
-        sample(scorer(Forgetful(2, 0.5)))
+        sample(sampler(Forgetful(2, 0.5)))
 
 
 def test_leaving_does_not_wait_for_a_call_that_is_running() -> None:
@@ -111,7 +111,7 @@ def test_leaving_does_not_wait_for_a_call_that_is_running() -> None:
 
 def test_the_stages_are_the_engines_time_and_the_wait_beyond_it() -> None:
     watch = Stopwatch()
-    sample(scorer(Engine(2, 0.5)), watch=watch)
+    sample(sampler(Engine(2, 0.5)), watch=watch)
     assert set(watch.lap()) == {"gen", "reward"}
     assert list(watch.each("x", [1, 2])) == [1, 2]
     assert set(watch.lap()) == {"x"}

@@ -51,7 +51,7 @@ def learned(groups: list[Group]) -> list[Sample]:
 
 def record(folder: Path, number: int, groups: list[Group], samples: Any = (), most: int = GB, **more: Any) -> Recorder:
     recorder = Recorder(folder, most)
-    recorder.take(number, more.get("phase", "train"), groups, samples)
+    recorder.record(number, more.get("phase", "train"), groups, samples)
     recorder.flush()
     return recorder
 
@@ -142,7 +142,7 @@ def test_the_oldest_steps_leave_with_the_pictures_that_nothing_else_shows(
     recorder = Recorder(tmp_path / "all", most=4 * size)
     with caplog.at_level(logging.WARNING, "r1"):
         for number in range(1, 31):
-            recorder.take(number, "train", groups(number))
+            recorder.record(number, "train", groups(number))
         recorder.flush()
     files = list((tmp_path / "all").rglob("*.*"))
     assert sum(path.stat().st_size for path in files) <= 4 * size
@@ -174,9 +174,9 @@ def test_a_record_that_cannot_be_written_is_off_and_says_so_once(
     recorder = record(tmp_path, 1, step())
     with caplog.at_level(logging.WARNING, "r1"), monkeypatch.context() as patched:
         patched.setattr(pq, "write_table", full)
-        recorder.take(2, "train", step())
+        recorder.record(2, "train", step())
         recorder.flush()
-    recorder.take(3, "train", step())
+    recorder.record(3, "train", step())
     recorder.close()
     assert caplog.text.count("samples are not recorded from step 2 on: OSError: [Errno 28] No space left") == 1
     assert RunReader(tmp_path).recorded_steps() == [1], "what was there is whole"

@@ -17,12 +17,12 @@ from cli_ranks import build, step_samples
 from cli_references import TAGGED, TERMS, Canned, Characters, asking, cut, inputs_of, prompt_of
 from test_cli_ranks import ranked
 
-from r1_cli.build.open_reference import has_column
-from r1_cli.build.reference.bases import BaseFile, fill_bases, key_of
-from r1_cli.build.reference.frozen import FrozenReading
-from r1_cli.build.reference.mixed import MixedVerifier
-from r1_cli.build.reference.reading import LearnerReading
-from r1_cli.build.reference.verifier import ReferenceVerifier
+from r1_cli.build.rewards.base_scores import BaseScoreFile, fill_bases, key_of
+from r1_cli.build.rewards.connect import has_column
+from r1_cli.build.rewards.frozen_model import FrozenReading
+from r1_cli.build.rewards.mixed import MixedVerifier
+from r1_cli.build.rewards.own_models import LearnerReading
+from r1_cli.build.rewards.reference_verifier import ReferenceVerifier
 from r1_cli.config import ConfigError
 from r1_cli.models.attention import attend_packed
 from r1_cli.runs.track.stopwatch import Stopwatch
@@ -129,22 +129,22 @@ def test_it_is_added_to_verifiers_by_weight_and_keeps_its_parts_names() -> None:
 def test_learner_ranks_and_a_frozen_model_say_the_same(name: str) -> None:
     learner, _ = build(name, "KL", Parallel())
     frozen = FrozenReading(learner.model, Batching(False, experience=MicroLimit(2)), torch.device("cpu"))
-    asked = cut(step_samples(name))
-    expected = LearnerReading(learner, "policy", 1.0).read_logprobs(*asked)
-    assert [len(row) for row in expected] == [len(r) - s for _, r, s in zip(*asked, strict=True)]
+    query = cut(step_samples(name))
+    expected = LearnerReading(learner, "policy", 1.0).read_logprobs(*query)
+    assert [len(row) for row in expected] == [len(r) - s for _, r, s in zip(*query, strict=True)]
     for reading in (LearnerReading(ranked(name)[0], "policy", 1.0), frozen):
-        for row, own in zip(reading.read_logprobs(*asked), expected, strict=True):
+        for row, own in zip(reading.read_logprobs(*query), expected, strict=True):
             assert row == pytest.approx(own, abs=1e-6)
-    assert LearnerReading(learner, "reference", 1.0).read_logprobs(*asked) != expected
+    assert LearnerReading(learner, "reference", 1.0).read_logprobs(*query) != expected
     with pytest.raises(ValueError, match=r"not at 0\.5"):
-        LearnerReading(learner, "policy", 1.0).read_logprobs(*asked, 0.5)
+        LearnerReading(learner, "policy", 1.0).read_logprobs(*query, 0.5)
 
 
 @pytest.mark.slow
 def test_two_ranks_say_of_pictures_what_one_learner_does() -> None:
-    asked = cut(step_samples("pictures"))
-    expected = LearnerReading(build("pictures", "KL", Parallel())[0], "policy", 1.0).read_logprobs(*asked)
-    for found in ranks.run(cli_ranks.read_aloud, "pictures", asked):
+    query = cut(step_samples("pictures"))
+    expected = LearnerReading(build("pictures", "KL", Parallel())[0], "policy", 1.0).read_logprobs(*query)
+    for found in ranks.run(cli_ranks.read_aloud, "pictures", query):
         assert [pytest.approx(row, abs=1e-9) for row in expected] == found
 
 
@@ -165,15 +165,15 @@ def test_the_policy_is_asked_in_one_pass_over_the_spliced_answers(monkeypatch: p
 def test_a_prompt_is_computed_once_for_all_its_spliced_answers() -> None:
     learner, _ = build("text", "KL", Parallel())
     prompts, responses, starts = cut(step_samples("text"))
-    asked = [prompts[0]] * 3, responses[:3], starts[:3]
-    expected = LearnerReading(learner, "policy", 1.0).read_logprobs(*asked)
+    query = [prompts[0]] * 3, responses[:3], starts[:3]
+    expected = LearnerReading(learner, "policy", 1.0).read_logprobs(*query)
     attend_packed(learner.model)
     learner.batching = Batching(experience=MicroLimit(3), share_prompts=True)
     widths: list[int] = []
     learner.model.register_forward_pre_hook(
         lambda module, args, inputs: widths.append(inputs["input_ids"].numel()), with_kwargs=True
     )
-    found = LearnerReading(learner, "policy", 1.0).read_logprobs(*asked)
+    found = LearnerReading(learner, "policy", 1.0).read_logprobs(*query)
     assert widths == [len(prompts[0].token_ids) + sum(map(len, responses[:3]))]
     for row, own in zip(found, expected, strict=True):
         assert row == pytest.approx(own, abs=1e-6)
@@ -209,11 +209,11 @@ def test_a_frozen_model_is_passed_one_text_at_a_time_if_padding_changes_it_and_r
 
 
 def test_a_model_apart_is_asked_while_the_engine_samples() -> None:
-    asked = threading.Event()
+    query = threading.Event()
 
     class Noting(Canned):
         def read_logprobs(self, *args: Any, **kwargs: Any) -> list[list[float]]:
-            asked.set()
+            query.set()
             return super().read_logprobs(*args, **kwargs)
 
     class Patient:
@@ -224,7 +224,7 @@ def test_a_model_apart_is_asked_while_the_engine_samples() -> None:
         def generate(self, prompts: Sequence[Any], params: Any) -> Iterator[tuple[int, list[Completion]]]:
             text = [*map(ord, TAGGED)]
             for index in range(len(prompts)):
-                self.waited = index == 0 or asked.wait(60)
+                self.waited = index == 0 or query.wait(60)
                 yield index, [Completion(text, [-1.0] * len(text), "stop", 0)] * params.n
 
         @contextmanager
@@ -235,7 +235,7 @@ def test_a_model_apart_is_asked_while_the_engine_samples() -> None:
     assert verifier.per_sample
     assert not asking(Canned()).per_sample
     own = collector(engine, wanted=2, verifier=verifier)
-    own = replace(own, scorer=replace(own.scorer, tokenizer=Characters()))
+    own = replace(own, sampler=replace(own.sampler, tokenizer=Characters()))
     own.collect(start(KeepAll()), Stopwatch())
     assert engine.waited
 
@@ -245,34 +245,37 @@ def test_a_model_apart_is_asked_while_the_engine_samples() -> None:
 
 def test_base_scores_go_on_where_they_were_cut(tmp_path: Path) -> None:
     path, reading = tmp_path / "scores.jsonl", Canned()
-    asked = asking(reading).asked
-    assert asked is not None
+    query = asking(reading).query
+    assert query is not None
     options, prompts = read_options({}), [prompt_of(row=row) for row in range(100)]
-    fill_bases(BaseFile(path, TERMS), prompts[:70], asked, options)
+    fill_bases(BaseScoreFile(path, TERMS), prompts[:70], query, options)
     whole = path.read_bytes()
     path.write_bytes(whole[:-9])  # a kill has cut the last line
-    again = BaseFile(path, TERMS)
+    again = BaseScoreFile(path, TERMS)
     assert key_of(prompts[68]) in again
     assert key_of(prompts[69]) not in again
     reading.calls.clear()
-    fill_bases(again, prompts, asked, options)
+    fill_bases(again, prompts, query, options)
     assert sum(map(len, reading.calls)) == 31
-    assert set(BaseFile(path, TERMS).rows().values()) == {0.5}
+    assert set(BaseScoreFile(path, TERMS).rows().values()) == {0.5}
 
 
 def test_a_model_that_does_not_answer_leaves_no_gap_among_base_scores(tmp_path: Path) -> None:
-    asked, file = asking(Canned(silent=True)).asked, BaseFile(tmp_path / "a.jsonl", TERMS)
-    assert asked is not None
+    query, file = asking(Canned(silent=True)).query, BaseScoreFile(tmp_path / "a.jsonl", TERMS)
+    assert query is not None
     with pytest.raises(RewardFailure, match="none of 2 in 2"):
-        fill_bases(file, [prompt_of(row=1), prompt_of(row=2)], asked, read_options({}))
-    assert not BaseFile(tmp_path / "a.jsonl", TERMS).rows()
+        fill_bases(file, [prompt_of(row=1), prompt_of(row=2)], query, read_options({}))
+    assert not BaseScoreFile(tmp_path / "a.jsonl", TERMS).rows()
 
 
 def test_a_row_without_a_base_score_is_kept_as_such(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    asked = asking(Canned(math.nan), longest=100).asked
-    assert asked is not None
-    file, prompts = BaseFile(tmp_path / "a.jsonl", TERMS), [prompt_of(""), prompt_of("4" * 200, 2), prompt_of("1", 3)]
-    fill_bases(file, prompts, asked, read_options({}))
+    query = asking(Canned(math.nan), longest=100).query
+    assert query is not None
+    file, prompts = (
+        BaseScoreFile(tmp_path / "a.jsonl", TERMS),
+        [prompt_of(""), prompt_of("4" * 200, 2), prompt_of("1", 3)],
+    )
+    fill_bases(file, prompts, query, read_options({}))
     assert [file.get(key_of(prompt)) for prompt in prompts] == [None, None, None]
     assert "3 rows have no base score" in caplog.text
 
@@ -290,12 +293,12 @@ def test_scores_that_came_about_otherwise_are_told_apart(
     change: dict[str, Any], said: str | None, tmp_path: Path
 ) -> None:
     other = replace(TERMS, **change)
-    found = TERMS.problem(other.written())
+    found = TERMS.problem(other.to_json())
     assert (found is None) if said is None else (said in str(found))
-    BaseFile(tmp_path / "a.jsonl", other)
+    BaseScoreFile(tmp_path / "a.jsonl", other)
     if said is not None:
         with pytest.raises(ValueError, match="has base scores with"):
-            BaseFile(tmp_path / "a.jsonl", TERMS)
+            BaseScoreFile(tmp_path / "a.jsonl", TERMS)
     assert "has not written" in str(TERMS.problem("0.5"))
 
 
@@ -307,7 +310,7 @@ def test_a_column_is_taken_where_it_is_and_asked_for_by_name_where_it_has_to_be(
         return has_column("train", rows, read_options(options), TERMS)
 
     assert not found({})
-    assert found({}, scoreA=0.1, scoreA_terms=TERMS.written())
+    assert found({}, scoreA=0.1, scoreA_terms=TERMS.to_json())
     assert not caplog.records
     assert found({}, scoreA=0.1)
     assert "nothing says how" in caplog.text
@@ -316,7 +319,7 @@ def test_a_column_is_taken_where_it_is_and_asked_for_by_name_where_it_has_to_be(
     with pytest.raises(ConfigError, match="`r1 score-a` writes it"):
         found({"score_a": "column"})
     with pytest.raises(ConfigError, match=r"temperature=0\.5 and not 1\.0"):
-        found({}, scoreA=0.1, scoreA_terms=replace(TERMS, temperature=0.5).written())
+        found({}, scoreA=0.1, scoreA_terms=replace(TERMS, temperature=0.5).to_json())
 
 
 def test_inputs_of_other_callers_are_refused_with_the_reason() -> None:

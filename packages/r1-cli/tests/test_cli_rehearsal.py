@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from r1_cli.build.longest_sample import LongestSample
-from r1_cli.build.profiling import Stage, with_sizes
+from r1_cli.build.profiling import SizeChooser, with_sizes
 from r1_cli.config import ConfigError, load_config, printable
 from r1_cli.jobs.resume import find_previous_sizes
 from r1_core.learner.batching import MicroLimit
@@ -25,8 +25,10 @@ LONGEST = LongestSample(prompt=300, response=300, answers=4, axes=1, allowed=ran
 AUTO = (f"{UPDATE}=auto", f"{EXPERIENCE}=auto")
 
 
-def stage(rehearse: Callable[[list[Sample], MicroLimit, bool], PassProfile], *words: str, on_gpu: bool = True) -> Stage:
-    return Stage(load_config([*BASE, *words])[0], "actor", on_gpu, True, LONGEST, rehearse)
+def stage(
+    profile_pass: Callable[[list[Sample], MicroLimit, bool], PassProfile], *words: str, on_gpu: bool = True
+) -> SizeChooser:
+    return SizeChooser(load_config([*BASE, *words])[0], "actor", on_gpu, True, LONGEST, profile_pass)
 
 
 def full(samples: list[Sample], limit: MicroLimit, gradient: bool) -> PassProfile:
@@ -40,9 +42,9 @@ def taken(peak: int, room: int) -> PassProfile:
     return PassProfile(0.1, peak, room)
 
 
-def message(rehearse: Callable[..., PassProfile], *words: str, on_gpu: bool = True) -> str:
+def message(profile_pass: Callable[..., PassProfile], *words: str, on_gpu: bool = True) -> str:
     with pytest.raises(ConfigError) as caught:
-        stage(rehearse, *words, on_gpu=on_gpu).choose({})
+        stage(profile_pass, *words, on_gpu=on_gpu).choose({})
     return str(caught.value)
 
 

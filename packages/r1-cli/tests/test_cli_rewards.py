@@ -16,28 +16,28 @@ BUFFER = OverlongBuffer(max_length=4, buffer=2, factor=0.5)
 
 def test_answers_near_the_limit_cost_what_dapo_says() -> None:
     answers = group(["a", "b", "c", "d"], [1.0] * 4)  # one to four tokens long
-    assert BUFFER.punish(answers).rewards == [1.0, 1.0, 0.75, 0.5]
-    assert [score.value for score in BUFFER.punish(answers).scores] == [1.0] * 4
+    assert BUFFER.penalize(answers).rewards == [1.0, 1.0, 0.75, 0.5]
+    assert [score.value for score in BUFFER.penalize(answers).scores] == [1.0] * 4
     assert BUFFER.metrics([answers]) == {"overlong/penalty": -0.1875, "overlong/ratio": 0.5}
 
 
 def test_rewards_are_scaled_by_all_so_far_and_then_clipped() -> None:
     answers = replace(group(["a", "b"], [0.0, 4.0]), baseline=2.0)
-    (shaped,), statistics = Shaping(normalize=True, clip=(-0.5, 2.0)).finish([answers], RewardNormalizer())
+    (shaped,), statistics = Shaping(normalize=True, clip=(-0.5, 2.0)).apply([answers], RewardNormalizer())
     assert shaped.rewards == pytest.approx([-0.5, 0.5**0.5])
     assert shaped.baseline == pytest.approx(0.0)
-    (later,), _ = Shaping(normalize=True).finish([group(["a"], [2.0])], statistics)
+    (later,), _ = Shaping(normalize=True).apply([group(["a"], [2.0])], statistics)
     assert later.rewards == pytest.approx([0.0])
 
 
 def test_without_shaping_rewards_are_scores_and_nothing_is_remembered() -> None:
     answers = group(["a", "b"], [0.0, 1.0])
-    assert Shaping().punish(answers) is answers
-    assert Shaping().finish([answers], RewardNormalizer()) == ([answers], RewardNormalizer())
+    assert Shaping().penalize(answers) is answers
+    assert Shaping().apply([answers], RewardNormalizer()) == ([answers], RewardNormalizer())
 
 
 def test_filters_look_at_the_reward_or_at_a_part_of_the_score() -> None:
-    punished = BUFFER.punish(group(["a", "b", "c", "d"], [1.0] * 4))
+    punished = BUFFER.penalize(group(["a", "b", "c", "d"], [1.0] * 4))
     assert filter_values([punished], "overall") == [[1.0, 1.0, 0.75, 0.5]]
     assert filter_values([punished], "accuracy") == [[1.0] * 4]
     failed = change(punished, 0, score=Score(0.0))

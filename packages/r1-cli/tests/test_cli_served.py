@@ -9,7 +9,7 @@ import torch
 from cli_references import prompt_of
 from loopback import answering
 
-from r1_cli.build.reference.served import ServedReading
+from r1_cli.build.rewards.served_model import ServedReading
 from r1_rewards.errors import RewardSpecError
 from r1_rewards.services.endpoint import Patience
 

@@ -5,7 +5,15 @@ from collections.abc import Mapping
 import pytest
 import torch
 
-from r1_cli.build.micro_batch_sizes import MARGIN, PATIENCE, SHORTEST, TRIALS, Choice, fastest, largest
+from r1_cli.build.micro_batch_sizes import (
+    MARGIN,
+    SHORTEST,
+    TIME_LIMIT,
+    TRIALS,
+    SizeChoice,
+    find_fastest_size,
+    find_largest_size,
+)
 from r1_core.learner.profiling import PassProfile
 
 GB = 10**9
@@ -39,45 +47,45 @@ class Processor:
 
 def test_the_smallest_size_that_is_about_as_fast_as_any_is_chosen() -> None:
     slower = Processor({1: 0.010, 2: 0.006, 4: 0.0041, 8: 0.0040, 16: 0.0039, 32: 0.0060, 64: 0.0090})
-    assert fastest(84, 64, slower).size == 8
+    assert find_fastest_size(84, 64, slower).size == 8
     assert slower.sizes() == {1, 2, 4, 8, 16, 32, 64}
 
 
 def test_nothing_better_is_looked_for_behind_two_sizes_that_are_far_worse() -> None:
     slower = Processor({1: 0.0010, 2: 0.0020, 4: 0.0010, 8: 0.0020, 16: 0.0030, 32: 0.0001})
-    assert fastest(84, 32, slower).size == 1
+    assert find_fastest_size(84, 32, slower).size == 1
     assert slower.sizes() == {1, 2, 4, 8, 16}
 
 
 def test_what_disturbs_the_machine_for_a_turn_decides_nothing() -> None:
     best = {1: 0.010, 2: 0.006, 4: 0.0042, 8: 0.0030, 16: 0.0020, 32: 0.0021, 64: 0.0026}
     disturbed = Processor(best, disturbed={(8, 0): 1.2, (16, 0): 1.25, (32, 0): 1.3, (16, 1): 3, (64, 1): 2})
-    assert fastest(84, 64, disturbed).size == 16
-    assert disturbed.seconds() <= PATIENCE
+    assert find_fastest_size(84, 64, disturbed).size == 16
+    assert disturbed.seconds() <= TIME_LIMIT
 
 
 def test_no_turn_is_begun_that_patience_does_not_suffice_for() -> None:
     for each in (0.001, 0.01, 0.1, 0.3, 0.9, 1.5):
         machine = Processor(dict.fromkeys([1, 2, 4, 8, 16, 32, 64], each))
-        fastest(84, 64, machine)
-        assert machine.seconds() <= PATIENCE
+        find_fastest_size(84, 64, machine)
+        assert machine.seconds() <= TIME_LIMIT
 
 
 @pytest.mark.parametrize("most", [1, 3, 7])
 def test_no_micro_batch_is_larger_than_what_there_is_to_compute(most: int) -> None:
     faster = Processor({size: 0.001 / size for size in range(1, 8)})
-    assert fastest(84, most, faster).size == most
+    assert find_fastest_size(84, most, faster).size == most
 
 
 def test_a_sequence_that_takes_long_is_left_alone_and_no_longer_one_is_tried() -> None:
-    slow = Processor({1: PATIENCE / 3})
-    assert fastest(32_768, 64, slow) == Choice(1, None)
+    slow = Processor({1: TIME_LIMIT / 3})
+    assert find_fastest_size(32_768, 64, slow) == SizeChoice(1, None)
     assert max(length for length, _ in slow.tried) == SHORTEST
 
 
 def test_no_more_is_tried_than_memory_may_hold() -> None:
     fat = Processor({1: 0.002, 2: 0.001}, peak=1 << 60)
-    assert fastest(84, 64, fat).size == 1
+    assert find_fastest_size(84, 64, fat).size == 1
 
 
 class GPU:
@@ -107,20 +115,20 @@ class GPU:
     ],
 )
 def test_as_many_sequences_as_fit_are_found_in_a_few_trials(gpu: GPU, most: int, size: int) -> None:
-    assert largest(most, gpu).size == size
+    assert find_largest_size(most, gpu).size == size
     assert len(gpu.tried) <= TRIALS
 
 
 @pytest.mark.parametrize("bend", [-0.2, 0.2])
 def test_what_grows_otherwise_than_foretold_stays_within_the_margin(bend: float) -> None:
     gpu = GPU(20 * GB, GB, 80 * GB, bend)
-    found = largest(1000, gpu)
-    assert found.trial is not None
-    assert 0.6 * gpu.room < found.trial.peak <= MARGIN * gpu.room
+    found = find_largest_size(1000, gpu)
+    assert found.profile is not None
+    assert 0.6 * gpu.room < found.profile.peak <= MARGIN * gpu.room
     assert len(gpu.tried) <= TRIALS
 
 
 def test_the_least_that_is_tried_must_fit() -> None:
     with pytest.raises(torch.OutOfMemoryError):
-        largest(8, GPU(90 * GB, GB, 80 * GB))
-    assert largest(100, GPU(20 * GB, GB, 80 * GB), least=30).size == 52
+        find_largest_size(8, GPU(90 * GB, GB, 80 * GB))
+    assert find_largest_size(100, GPU(20 * GB, GB, 80 * GB), least=30).size == 52

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_fakes import Engine, prompt, scorer, silent
+from cli_fakes import Engine, prompt, sampler, silent
 
-from r1_cli.build.ground_truths import GroundTruthReader, find_unusable_ground_truths
+from r1_cli.build.rewards.ground_truths import GroundTruthReader, find_unusable_ground_truths
 from r1_cli.build.rows import OpenSource, open_sources
 from r1_cli.config import RunConfig, load_config
 from r1_cli.config.sources import training_sources
@@ -18,7 +18,7 @@ from r1_cli.plan.data_check.examine import check_answers
 from r1_cli.plan.data_check.findings import Report
 from r1_cli.runs.track.stopwatch import Stopwatch
 from r1_cli.train.metrics.step import reward_metrics
-from r1_cli.train.metrics.validate import generations_of
+from r1_cli.train.metrics.validate import to_generations
 from r1_cli.train.sampling.generate import sample_groups
 from r1_data.check import Examined
 from r1_rewards.sandbox.jail import kernel
@@ -91,12 +91,12 @@ def test_prompts_whose_truth_is_of_no_use_are_counted_and_one_is_named(caplog: p
     def verify(inputs: list[RewardInput]) -> list[Score]:
         return [Score(0.0, {"accuracy": 0.0}, extracted=item.response, reason="another number") for item in inputs]
 
-    of = replace(scorer(Engine(4, 0.5), verify), truth_problem=problem)
+    of = replace(sampler(Engine(4, 0.5), verify), truth_problem=problem)
     prompts = [replace(prompt(row), ground_truth="many" if row < 2 else "1") for row in range(3)]
     with caplog.at_level(logging.WARNING, logger="r1"):
         groups = list(sample_groups(of, prompts, SamplingParams(max_tokens=4, n=2), Stopwatch(), silent).values())
         sample_groups(of, prompts, SamplingParams(max_tokens=4, n=2), Stopwatch(), silent)
     assert reward_metrics(groups)["reward/unusable_truths"] == 2.0
     assert caplog.text.count("can be right: gsm8k can use no response") == 1
-    shown = generations_of(groups[:1], "train")[0]
+    shown = to_generations(groups[:1], "train")[0]
     assert (shown.extracted, shown.reason) == (shown.response, "another number")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from r1_cli.build.verifiers import DispatchingVerifier
+from r1_cli.build.rewards.dispatch import DispatchingVerifier
 from r1_rewards.types import RewardInput, Score
 
 

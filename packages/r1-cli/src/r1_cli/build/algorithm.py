@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import cast
 
-from r1_cli.build.plugins import choose, load_function
+from r1_cli.build.user_code import build_by_name, load_function
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.algorithm import bounds
 from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, settings_of
@@ -55,7 +55,7 @@ def build_objective(config: RunConfig) -> Objective:
     actor, algorithm = config.worker.actor, config.algorithm
     off_policy = algorithm.off_policy_mask_threshold
     settings = settings_of(actor, LOSS_OPTIONS, actor.loss_type)
-    loss = choose(losses.POLICY_LOSSES, actor.loss_type, settings, as_loss)
+    loss = build_by_name(losses.POLICY_LOSSES, actor.loss_type, settings, as_loss)
     return Objective(
         loss,
         aggregation=actor.loss_avg_mode or loss.aggregation,
@@ -99,7 +99,7 @@ def build_advantages(config: RunConfig) -> AdvantageComputer:
     """What gives samples their advantages, with the KL inside the reward if it is not in the loss."""
     name = config.algorithm.adv_estimator
     return AdvantageComputer(
-        choose(advantages.ESTIMATORS, name, settings_of(config.algorithm, ESTIMATOR_OPTIONS, name), as_estimator),
+        build_by_name(advantages.ESTIMATORS, name, settings_of(config.algorithm, ESTIMATOR_OPTIONS, name), as_estimator),
         kl_in_reward(config),
         build_correction(config),
     )

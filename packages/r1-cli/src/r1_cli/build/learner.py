@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from r1_cli.build.adapter import AdaptedLearner, build_adaptation, open_adapters
 from r1_cli.build.fillers import build_fillers
-from r1_cli.build.parameters import freeze, open_optimizer, log_trained_parameters
+from r1_cli.build.parameters import freeze, build_policy_optimizer, log_trained_parameters
 from r1_cli.config import RunConfig
 from r1_cli.config.actor import OptimConfig, UpdateConfig
 from r1_cli.hardware import Hardware, dtype
@@ -62,7 +62,7 @@ def build_learner(
     if reference is None and not config.algorithm.disable_kl:
         # Never trained, so it needs no more digits than it computes with.
         reference = load_weights(config, model, computing, hardware.device, parallel, reference_shard)
-    optimizer = open_optimizer(config, policy)
+    optimizer = build_policy_optimizer(config, policy)
     if parallel.rank == 0:
         log_trained_parameters(policy, optimizer)
     make = Learner if adapters is None else partial(AdaptedLearner, adapters)

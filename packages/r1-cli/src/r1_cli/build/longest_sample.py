@@ -118,7 +118,7 @@ def render_largest(config: RunConfig, model: ModelFiles, renderer: Renderer, roo
         if pixels is None:
             pixels = picture_range(model.processor.image_processor, None, None)["longest_edge"]
         for _ in range(SHRINKING):
-            example = draw_example(math.isqrt(pixels), asked)
+            example = render_blank_pictures(math.isqrt(pixels), asked)
             if (tokens := renderer.prompt_length(example)) <= room:
                 return renderer.render(example)
             pixels = int(pixels * min(0.9, room / tokens))
@@ -127,7 +127,7 @@ def render_largest(config: RunConfig, model: ModelFiles, renderer: Renderer, roo
     return None
 
 
-def draw_example(side: int, pictures: int) -> Example:
+def render_blank_pictures(side: int, pictures: int) -> Example:
     """Return a question about empty pictures of so many pixels a side."""
     file = io.BytesIO()
     Image.new("RGB", (side, side)).save(file, format="PNG", compress_level=1)

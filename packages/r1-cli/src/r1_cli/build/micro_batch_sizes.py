@@ -8,7 +8,7 @@ import torch
 
 from r1_core.learner.profiling import PassProfile
 
-PATIENCE = 1.5  # seconds that trials on processors may take in all, each but the first of them foreseen
+TIME_LIMIT = 1.5  # seconds that trials on processors may take in all, each but the first of them foreseen
 TURNS = 8  # of each size that may be the best, as far as patience lasts
 SHORTEST = 256  # tokens of the sequence that is tried first
 NEAR = 1.05  # about as good as the best is what takes so much longer at most
@@ -19,14 +19,14 @@ TRIALS = 5  # at most, on a GPU
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class SizeChoice:
     """A size, and what it took; `trial` is None if even one longest sequence takes longer than trials may."""
 
     size: int
-    trial: PassProfile | None
+    profile: PassProfile | None
 
 
-def fastest(longest: int, most: int, attempt: Callable[[int, int], tuple[PassProfile, float]]) -> Choice:
+def find_fastest_size(longest: int, most: int, attempt: Callable[[int, int], tuple[PassProfile, float]]) -> SizeChoice:
     """Return the smallest size that is about as fast as any: caches have no room for the layers of a larger one.
 
     No pass is begun that is likely to take longer than all may: of a model that computes one sequence for seconds
@@ -38,31 +38,31 @@ def fastest(longest: int, most: int, attempt: Callable[[int, int], tuple[PassPro
         most: the largest size that is of use.
         attempt: computes a micro-batch of (tokens a sequence, size); gives what it took, and how many sequences it had.
     """
-    trials = Trials(attempt)
+    timed = TimedSizes(attempt)
     length = min(longest, SHORTEST)
-    trials.measure(length, 1)
-    if trials.affords(trials.last.seconds):
-        trials.measure(length, 1)  # the first pass of all is slow
+    timed.measure(length, 1)
+    if timed.affords(timed.last.seconds):
+        timed.measure(length, 1)  # the first pass of all is slow
     while length < longest:
-        if not trials.affords(4 * trials.last.seconds):  # attention over twice the tokens takes four times as long
-            return Choice(1, None)
+        if not timed.affords(4 * timed.last.seconds):  # attention over twice the tokens takes four times as long
+            return SizeChoice(1, None)
         length = min(2 * length, longest)
-        trials.found.clear()
-        trials.measure(length, 1)
+        timed.found.clear()
+        timed.measure(length, 1)
     for size in doubled(most):
-        last = trials.last
-        if not trials.affords(2 * last.seconds) or 2 * last.peak > psutil.virtual_memory().available:
+        last = timed.last
+        if not timed.affords(2 * last.seconds) or 2 * last.peak > psutil.virtual_memory().available:
             break
-        trials.measure(longest, size)
-        near = trials.candidates(HOPELESS)
-        if sum(size > max(near) for size in trials.found) == 2:
+        timed.measure(longest, size)
+        near = timed.candidates(HOPELESS)
+        if sum(size > max(near) for size in timed.found) == 2:
             break
     for _ in range(TURNS):
-        for size in trials.candidates(WORSE):
-            if trials.affords(trials.found[size][1].seconds):
-                trials.measure(longest, size)
-    size = min(trials.candidates(NEAR))
-    return Choice(size, trials.found[size][1])
+        for size in timed.candidates(WORSE):
+            if timed.affords(timed.found[size][1].seconds):
+                timed.measure(longest, size)
+    size = min(timed.candidates(NEAR))
+    return SizeChoice(size, timed.found[size][1])
 
 
 def doubled(most: int) -> Iterator[int]:
@@ -73,7 +73,7 @@ def doubled(most: int) -> Iterator[int]:
         yield size
 
 
-class Trials:
+class TimedSizes:
     """What passes of some sizes have taken so far, each in its best turn."""
 
     def __init__(self, attempt: Callable[[int, int], tuple[PassProfile, float]]) -> None:
@@ -90,7 +90,7 @@ class Trials:
 
     def affords(self, seconds: float) -> bool:
         """Whether so long a pass may still begin."""
-        return self._spent + seconds <= PATIENCE
+        return self._spent + seconds <= TIME_LIMIT
 
     def candidates(self, times: float) -> list[int]:
         """Return the sizes whose seconds a sequence are so many times the best ones at most."""
@@ -98,7 +98,7 @@ class Trials:
         return [size for size, (each, _) in self.found.items() if each <= times * best]
 
 
-def largest(most: int, attempt: Callable[[int], PassProfile], least: int = 1) -> Choice:
+def find_largest_size(most: int, attempt: Callable[[int], PassProfile], least: int = 1) -> SizeChoice:
     """Return the largest size that fits, as a few sizes foretell it: each sequence more takes as much.
 
     Args:
@@ -107,29 +107,29 @@ def largest(most: int, attempt: Callable[[int], PassProfile], least: int = 1) ->
         least: a size that is taken whatever becomes of it; what is raised then is raised on.
     """
     least = min(least, most)
-    trial = attempt(least)
-    fitting, size, above = Choice(least, trial), min(2 * least, most), most + 1  # which is known not to fit
+    profile = attempt(least)
+    fitting, size, above = SizeChoice(least, profile), min(2 * least, most), most + 1  # which is known not to fit
     for _ in range(TRIALS - 1):
-        if not fitting.size < size < above or not _fits(trial):
+        if not fitting.size < size < above or not _fits(profile):
             break
         try:
             tried = attempt(size)
         except torch.OutOfMemoryError:
             above, size = size, (fitting.size + size) // 2
             continue
-        each = max((tried.peak - trial.peak) / (size - fitting.size), 1)
-        foretold = fitting.size + int((_limit(trial) - trial.peak) / each)
+        each = max((tried.peak - profile.peak) / (size - fitting.size), 1)
+        foretold = fitting.size + int((_limit(profile) - profile.peak) / each)
         if _fits(tried):
-            fitting, trial = Choice(size, tried), tried
+            fitting, profile = SizeChoice(size, tried), tried
         else:
             above = size
         size = min(foretold, above - 1)
     return fitting
 
 
-def _limit(trial: PassProfile) -> float:
-    return MARGIN * (trial.available or 0)
+def _limit(profile: PassProfile) -> float:
+    return MARGIN * (profile.available or 0)
 
 
-def _fits(trial: PassProfile) -> bool:
-    return trial.peak <= _limit(trial)
+def _fits(profile: PassProfile) -> bool:
+    return profile.peak <= _limit(profile)

@@ -40,7 +40,7 @@ class Faults:
     shared: str | None  # prompts in a packed row
 
 
-class Questions:
+class LayoutCheck:
     """The four questions to a learner's model, and the answers that its own forward gives."""
 
     def __init__(self, learner: Policy, probes: Probes, fresh: Probes, dtype: torch.dtype) -> None:
@@ -62,7 +62,7 @@ class Questions:
             raise ValueError("its log-probs are not finite: look at the weights")
         self.tolerance = learn_tolerance(noise, dtype)
 
-    def ask_single(self) -> str | None:
+    def check_single(self) -> str | None:
         """Return what is wrong with a sequence alone: other log-probs, or ones that depend on a later token."""
         last = self.samples[1]
         changed = replace(last, token_ids=torch.cat([last.token_ids[:-1], self._other.token_ids[-1:]]))
@@ -75,21 +75,21 @@ class Questions:
             return f"lets a token see later ones (log-probs off by {leak:.2g} of their size)"
         return self._differs(found, "has other log-probs than its own eager attention")
 
-    def ask_padded(self) -> str | None:
+    def check_padded(self) -> str | None:
         """Return what is wrong with a padded batch: other log-probs, or ones that depend on another row."""
-        return self._ask_together(
+        return self._check_together(
             padding_free=False, what="a padded batch", leaks="mixes up the rows of a padded batch"
         )
 
-    def ask_packed(self) -> str | None:
+    def check_packed(self) -> str | None:
         """Return what is wrong with a packed row: other log-probs, or ones that depend on another sequence.
 
         A state that runs through the row (linear attention), or an attention that reads no positions, makes the row one
         long sequence.
         """
-        return self._ask_together(padding_free=True, what="a packed row", leaks="takes a packed row for one sequence")
+        return self._check_together(padding_free=True, what="a packed row", leaks="takes a packed row for one sequence")
 
-    def _ask_together(self, *, padding_free: bool, what: str, leaks: str) -> str | None:
+    def _check_together(self, *, padding_free: bool, what: str, leaks: str) -> str | None:
         first, long, *media = self.samples
         try:
             # The long one begins within the row, and the short one stands once more behind it.
@@ -102,7 +102,7 @@ class Questions:
             return f"{leaks} (log-probs off by {leak:.2g} of their size)"
         return self._differs(found, f"has other log-probs in {what}", [*self._expected, self._expected[0]])
 
-    def ask_shared(self) -> str | None:
+    def check_shared(self) -> str | None:
         """Return what is wrong with prompts that answers share, of a model that can be packed.
 
         Two answers to each prompt must have the log-probs that they have alone, and those of the second must not change
@@ -141,24 +141,24 @@ class Questions:
 def find_faults(learner: Policy, probes: Probes, fresh: Probes, dtype: torch.dtype) -> Faults:
     """Ask the four questions; what is computed alone and wrong is not asked about together."""
     try:
-        questions = Questions(learner, probes, fresh, dtype)
+        questions = LayoutCheck(learner, probes, fresh, dtype)
     except REFUSALS as error:
         own = f"cannot be computed by its own eager attention ({_first_line(error)})"
         return Faults(own, own, own, own)
-    if (single := questions.ask_single()) is not None:
+    if (single := questions.check_single()) is not None:
         return Faults(single, single, single, single)
-    padded, packed = questions.ask_padded(), questions.ask_packed()
-    return Faults(None, padded, packed, packed or questions.ask_shared())
+    padded, packed = questions.check_padded(), questions.check_packed()
+    return Faults(None, padded, packed, packed or questions.check_shared())
 
 
 def find_packing_fault(learner: Policy, probes: Probes, fresh: Probes, tolerance: float) -> str | None:
     """Ask about packed rows alone, in the precision whose `r1_rollout.canary.TOLERANCE` is given."""
-    return Questions(learner, probes, fresh, _dtype_of(tolerance)).ask_packed()
+    return LayoutCheck(learner, probes, fresh, _dtype_of(tolerance)).check_packed()
 
 
 def find_sharing_fault(learner: Policy, probes: Probes, fresh: Probes, tolerance: float) -> str | None:
     """Ask about shared prompts alone, of a model that can be packed."""
-    return Questions(learner, probes, fresh, _dtype_of(tolerance)).ask_shared()
+    return LayoutCheck(learner, probes, fresh, _dtype_of(tolerance)).check_shared()
 
 
 def _dtype_of(tolerance: float) -> torch.dtype:
@@ -195,7 +195,7 @@ def choose_layout(
 
     faults = examine_model(config, hardware, model, renderer, learner, attend_by_itself)
     for owner, one in trained.items():
-        _lay_out(config, owner, one, faults, name)
+        _set_layout(config, owner, one, faults, name)
 
 
 def examine_model(
@@ -234,7 +234,7 @@ def examine_model(
     return faults if rope is None else replace(faults, padded=rope, packed=rope, shared=rope)
 
 
-def _lay_out(config: RunConfig, owner: Owner, trained: Trainable, faults: Faults, name: str) -> None:
+def _set_layout(config: RunConfig, owner: Owner, trained: Trainable, faults: Faults, name: str) -> None:
     """Let one model be computed by what is right and nearest to what its configuration asks for."""
     settings, key = getattr(config.worker, owner), f"worker.{owner}"
     if settings.padding_free and faults.packed is None:

@@ -34,7 +34,7 @@ def freeze(settings: ModelConfig, model: nn.Module, owner: Owner = "actor") -> N
             params[name].requires_grad_(False)
 
 
-def open_optimizer(config: RunConfig, policy: nn.Module) -> torch.optim.Optimizer:
+def build_policy_optimizer(config: RunConfig, policy: nn.Module) -> torch.optim.Optimizer:
     """Make the optimizer of what is trained, with the rates of `worker.actor.optim.groups`.
 
     Raises:

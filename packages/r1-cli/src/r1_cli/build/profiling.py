@@ -12,7 +12,7 @@ import torch
 from r1_cli.build.algorithm import build_objective
 from r1_cli.build.learner import build_batching
 from r1_cli.build.longest_sample import LongestSample, find_longest
-from r1_cli.build.micro_batch_sizes import SHORTEST, Choice, fastest, largest
+from r1_cli.build.micro_batch_sizes import SHORTEST, SizeChoice, find_fastest_size, find_largest_size
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.root import Owner
 from r1_cli.config.section import lookup
@@ -31,9 +31,9 @@ log = logging.getLogger("r1")
 Pass = Literal["update", "experience"]
 OF_MODELS = (RuntimeError, ValueError, TypeError, IndexError)  # what one raises that cannot read its inputs
 PASSES: tuple[Pass, ...] = ("update", "experience")
-SAID = {"update": "updates", "experience": "log-probs"}
+LABELS = {"update": "updates", "experience": "log-probs"}
 # Computes samples in micro-batches of a limit, with a gradient or without, and forgets it.
-Rehearse = Callable[[list[Sample], MicroLimit, bool], PassProfile]
+ProfilePass = Callable[[list[Sample], MicroLimit, bool], PassProfile]
 
 
 def choose_micro_batches(
@@ -64,14 +64,14 @@ def choose_micro_batches(
     """
     chosen: dict[str, int] = {}
     longest: LongestSample | None = None
-    for owner, trained, rehearse in list_trained(config, learner, critic):
+    for owner, trained, profile_pass in list_models(config, learner, critic):
         if not hardware.on_gpu and not any(is_auto(config, owner, kind) for kind in PASSES):
             continue
         longest = longest or find_longest(config, model, renderer, pictures=pictures)
         if critic is not None:
             (learner if owner == "critic" else critic).offload()
         share = learner.describe().share_prompts and getattr(config.worker, owner).share_prompts
-        sizes = Stage(config, owner, hardware.on_gpu, share, longest, rehearse).choose(kept)
+        sizes = SizeChooser(config, owner, hardware.on_gpu, share, longest, profile_pass).choose(kept)
         chosen |= {key_of(owner, kind): size for kind, size in sizes.items() if is_auto(config, owner, kind)}
         config = with_sizes(config, owner, sizes)
         batching = build_batching(config, getattr(config.worker, owner))
@@ -81,9 +81,9 @@ def choose_micro_batches(
     return config, chosen
 
 
-def list_trained(
+def list_models(
     config: RunConfig, learner: Policy, critic: ValueModel | None
-) -> Iterator[tuple[Owner, Trainable, Rehearse]]:
+) -> Iterator[tuple[Owner, Trainable, ProfilePass]]:
     """Yield what is trained, and how it is rehearsed."""
     objective = build_objective(config)
     yield "actor", learner, lambda samples, limit, grad: learner.profile_pass(samples, objective if grad else None, limit)
@@ -92,7 +92,7 @@ def list_trained(
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
+class SizeChooser:
     """The rehearsal of one of the models that are trained."""
 
     config: RunConfig
@@ -100,7 +100,7 @@ class Stage:
     on_gpu: bool
     share: bool  # a prompt is computed once for its answers in a micro-batch
     longest: LongestSample
-    rehearse: Rehearse
+    profile_pass: ProfilePass
 
     @property
     def section(self) -> UpdateConfig:
@@ -109,33 +109,33 @@ class Stage:
 
     def choose(self, kept: Mapping[str, int]) -> dict[Pass, int]:
         """Return the size of each kind of pass, and say what was found."""
-        begun, choices = perf_counter(), dict[Pass, Choice]()
+        begun, choices = perf_counter(), dict[Pass, SizeChoice]()
         for kind in PASSES:
             key = key_of(self.owner, kind)
             if not is_auto(self.config, self.owner, kind) or key in kept:
                 size = kept.get(key, getattr(self.section, f"{kind}_size"))
-                choices[kind] = Choice(size, self.attempt(kind, size) if self.on_gpu else None)
+                choices[kind] = SizeChoice(size, self.attempt(kind, size) if self.on_gpu else None)
             elif self.on_gpu:
                 least = choices["update"].size if kind == "experience" else 1  # which is known to fit
-                choices[kind] = self.fitting(largest(self.most(kind), partial(self.attempt, kind), least))
+                choices[kind] = self.dividing(find_largest_size(self.max_sequences(kind), partial(self.attempt, kind), least))
             elif kind == "experience" and is_auto(self.config, self.owner, "update"):
                 choices[kind] = choices["update"]  # the caches are the same
             else:
-                choices[kind] = self.fitting(fastest(self.longest.tokens, self.most(kind), partial(self.time, kind)))
-        self.say(choices, perf_counter() - begun)
+                choices[kind] = self.dividing(find_fastest_size(self.longest.tokens, self.max_sequences(kind), partial(self.time, kind)))
+        self.log_sizes(choices, perf_counter() - begun)
         return {kind: choice.size for kind, choice in choices.items()}
 
-    def most(self, kind: Pass) -> int:
+    def max_sequences(self, kind: Pass) -> int:
         """How many sequences a device has of an optimizer step, or of a step: a micro-batch need hold no more."""
         prompts = self.section.global_batch_size if kind == "update" else self.config.data.rollout_batch_size
         return max(1, prompts * self.config.worker.rollout.n // self.config.data_ranks(self.owner))
 
-    def fitting(self, choice: Choice) -> Choice:
+    def dividing(self, choice: SizeChoice) -> SizeChoice:
         """Return the choice, or without dynamic batching the next smaller that divides what there is to cut."""
         if self.section.dynamic_batching:
             return choice
-        whole = self.most("update")
-        return Choice(max(size for size in range(1, choice.size + 1) if whole % size == 0), choice.trial)
+        whole = self.max_sequences("update")
+        return SizeChoice(max(size for size in range(1, choice.size + 1) if whole % size == 0), choice.profile)
 
     def limit(self, size: int, length: int) -> MicroLimit:
         return MicroLimit(size, size * length if self.section.dynamic_batching else None)
@@ -144,18 +144,18 @@ class Stage:
         """Compute one micro-batch on each rank; return what it took, and how many sequences each had."""
         ranks, limit = self.config.data_ranks(self.owner), self.limit(size, length)
         samples = self.longest.samples(limit, ranks, share=self.share, length=length)
-        return self.explained(kind, size, length, samples, limit), len(samples) / ranks
+        return self.profile(kind, size, length, samples, limit), len(samples) / ranks
 
     def attempt(self, kind: Pass, size: int) -> PassProfile:
         """Compute two micro-batches on each rank: the second meets the gradients of the first. For GPUs."""
         length, limit = self.longest.tokens, self.limit(size, self.longest.tokens)
         samples = self.longest.samples(limit, 2 * self.config.data_ranks(self.owner), share=self.share, length=length)
-        return self.explained(kind, size, length, samples, limit)
+        return self.profile(kind, size, length, samples, limit)
 
-    def explained(self, kind: Pass, size: int, length: int, samples: list[Sample], limit: MicroLimit) -> PassProfile:
+    def profile(self, kind: Pass, size: int, length: int, samples: list[Sample], limit: MicroLimit) -> PassProfile:
         """Rehearse. Raises ConfigError, or OutOfMemoryError where a smaller size may still do."""
         try:
-            return self.rehearse(samples, limit, kind == "update")
+            return self.profile_pass(samples, limit, kind == "update")
         except Exception as error:
             full = is_out_of_memory(error)
             if not full and type(error) not in OF_MODELS:  # a user's own loss, or a rank that is gone, says so itself
@@ -181,14 +181,14 @@ class Stage:
         message = f"a sequence of {length:,} tokens, which it allows with data.max_prompt_length, {what}: lower one"
         return Problem("data.max_response_length", message + more, str(self.config.data.max_response_length))
 
-    def say(self, choices: Mapping[Pass, Choice], seconds: float) -> None:
+    def log_sizes(self, choices: Mapping[Pass, SizeChoice], seconds: float) -> None:
         """Print sizes, and what the largest passes took."""
-        sizes = ", ".join(f"{choice.size} for {SAID[kind]}" for kind, choice in choices.items())
+        sizes = ", ".join(f"{choice.size} for {LABELS[kind]}" for kind, choice in choices.items())
         tokens = f"a sequence has at most {self.longest.tokens:,} tokens"
-        trials = [choice.trial for choice in choices.values() if choice.trial is not None]
+        profiles = [choice.profile for choice in choices.values() if choice.profile is not None]
         found = ""
-        if trials:
-            peak, room = max(trial.peak for trial in trials), trials[0].available
+        if profiles:
+            peak, room = max(profile.peak for profile in profiles), profiles[0].available
             found = f"; rehearsed in {seconds:.1f} s, peak {peak / 1e9:.2f} GB"
             found += f" of {room / 1e9:.0f} GB" if room else " of this process"
         log.info("sequences in a micro-batch of the %s: %s; %s%s", self.owner, sizes, tokens, found)

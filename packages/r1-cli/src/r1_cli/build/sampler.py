@@ -5,7 +5,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
-from r1_cli.build.verifiers import DispatchingVerifier
+from r1_cli.build.rewards.dispatch import DispatchingVerifier
 from r1_cli.config import RunConfig
 from r1_cli.config.rollout import engine_module
 from r1_cli.config.sources import validation_sources
@@ -13,16 +13,16 @@ from r1_cli.build.engines import EngineSetup
 from r1_cli.hardware import Hardware
 from r1_cli.models import load as models
 from r1_cli.models.files import ModelFiles, load_weights
-from r1_cli.train.roles import Scorer
+from r1_cli.train.roles import Sampler
 from r1_rollout.errors import EngineError
 from r1_rollout.tokens import end_token_ids, media_token_ids
 from r1_rollout.types import Generator, SamplingParams, accept_old_names
 
 
-def build_scorer(config: RunConfig, model: ModelFiles, verifier: DispatchingVerifier, engine: Generator) -> Scorer:
+def build_sampler(config: RunConfig, model: ModelFiles, verifier: DispatchingVerifier, engine: Generator) -> Sampler:
     """Put the verifier beside the engine."""
     plain = config.worker.reward.skip_special_tokens
-    return Scorer(engine, verifier, model.tokenizer, verifier.per_sample, plain, verifier.truth_problem)
+    return Sampler(engine, verifier, model.tokenizer, verifier.per_sample, plain, verifier.truth_problem)
 
 
 def load_engine_weights(config: RunConfig, hardware: Hardware, model: ModelFiles) -> Any:

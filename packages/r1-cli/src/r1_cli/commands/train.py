@@ -67,7 +67,7 @@ def _show(config: "RunConfig", provenance: "Provenance", *, full: bool) -> None:
     """Print what a run would be, on a screen; all settings and tables if it is to be `full`."""
     from rich.console import Console
 
-    from r1_cli.build.ground_truths import GroundTruthReader, find_unusable_ground_truths
+    from r1_cli.build.rewards.ground_truths import GroundTruthReader, find_unusable_ground_truths
     from r1_cli.build.rows import open_local
     from r1_cli.checkpoint.folders import CheckpointStore
     from r1_cli.config.sources import training_sources, validation_sources

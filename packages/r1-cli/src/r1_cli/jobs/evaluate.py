@@ -8,12 +8,12 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from r1_cli.build.open_reference import attach_models, in_evaluation
 from r1_cli.build.prompts import build_prompts, build_validation
 from r1_cli.build.rendering import build_renderer, open_rendering
+from r1_cli.build.rewards.connect import connect_models, in_evaluation
+from r1_cli.build.rewards.dispatch import open_verifier, require_columns
 from r1_cli.build.rows import open_sources
-from r1_cli.build.sampler import build_engine, build_sampling, build_scorer, load_engine_weights
-from r1_cli.build.verifiers import open_verifier, require_columns
+from r1_cli.build.sampler import build_engine, build_sampler, build_sampling, load_engine_weights
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.model import LoraConfig
 from r1_cli.config.sources import validation_sources
@@ -53,11 +53,11 @@ def evaluate_model(model: str, config: RunConfig, json_path: Path | None = None)
         verifier = open_verifier(config, sources, stack)
         require_columns(verifier, sources, prompts.parts)
         engine = build_engine(config, hardware, files, lambda: weights, stack)
-        attach_models(config, files, verifier.asking, in_evaluation(config, hardware, files, engine))
-        scorer = build_scorer(config, files, verifier, engine)
+        connect_models(config, files, verifier.asking, in_evaluation(config, hardware, files, engine))
+        sampler = build_sampler(config, files, verifier, engine)
         sets = build_validation(prompts, sources, sampling)
-        validation = Validation(scorer, sets, config.data.val_batch_size, shown=0, progress=reporter.progress)
-        with scorer.generator.active(LocalWeights(weights.state_dict, 0)):
+        validation = Validation(sampler, sets, config.data.val_batch_size, shown=0, progress=reporter.progress)
+        with sampler.generator.active(LocalWeights(weights.state_dict, 0)):
             groups = validation.sample("evaluation")
     result = {
         **summarise(groups),

@@ -11,12 +11,19 @@ from typing import Any
 
 from rich.console import Console
 
-from r1_cli.build.open_reference import FUNCTION, every_prompt, open_own, own_model, padded, put
 from r1_cli.build.prompts import build_prompts
-from r1_cli.build.reference.bases import TERMS_COLUMN, BaseFile, Terms, fill_bases, terms_of
-from r1_cli.build.reference.frozen import FrozenReading
-from r1_cli.build.reference.mixed import split_parts
 from r1_cli.build.rendering import build_renderer, open_rendering
+from r1_cli.build.rewards.base_scores import TERMS_COLUMN, BaseScoreFile, ScoreTerms, fill_bases, terms_of
+from r1_cli.build.rewards.connect import (
+    FUNCTION,
+    base_model_name,
+    build_query,
+    iterate_prompts,
+    open_reward_model,
+    padded_batching,
+)
+from r1_cli.build.rewards.frozen_model import FrozenReading
+from r1_cli.build.rewards.mixed import split_parts
 from r1_cli.build.rows import open_sources
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.sources import training_sources
@@ -57,16 +64,16 @@ def write_scores(config: RunConfig, output: Path) -> None:
         rendering = stack.enter_context(open_rendering(config, build_renderer(config, files)))
         opened = open_sources(sources)
         prompts = build_prompts(config, opened, rendering, reporter.counter)
-        terms = terms_of(options, own_model(config, options), config.worker.rollout.temperature)
+        terms = terms_of(options, base_model_name(config, options), config.worker.rollout.temperature)
         part = output.with_name(f"{output.name}.part")
         try:
-            file = BaseFile(part, terms)
+            file = BaseScoreFile(part, terms)
         except ValueError as error:
             raise ConfigError([Problem("--output", f"{error}: take it away to begin anew", str(output))]) from error
-        asked = replace(
-            put(config, files, open_reading(config, hardware, files, options)), temperature=terms.temperature
+        query = replace(
+            build_query(config, files, open_reading(config, hardware, files, options)), temperature=terms.temperature
         )
-        fill_bases(file, every_prompt(prompts.parts, reporter.progress), asked, options)
+        fill_bases(file, iterate_prompts(prompts.parts, reporter.progress), query, options)
     scores = file.rows()
     rows = ((row, scores.get(f"{sources[0].name}/{row_id}")) for row_id, row in opened[0].rows)
     write_rows(with_columns(rows, terms), output)
@@ -94,16 +101,18 @@ def options_of(config: RunConfig) -> Options:
 def open_reading(config: RunConfig, hardware: Hardware, files: ModelFiles, options: Options) -> Reading:
     """Return the model to ask: the policy as a run would begin with it, or the reward's own."""
     if options.model not in (POLICY, REFERENCE):
-        return open_own(config, hardware, files, options)
+        return open_reward_model(config, hardware, files, options)
     actor = config.worker.actor
     computing = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)
-    return FrozenReading(load_weights(config, files, computing, hardware.device), padded(config), hardware.device)
+    return FrozenReading(
+        load_weights(config, files, computing, hardware.device), padded_batching(config), hardware.device
+    )
 
 
-def with_columns(rows: Iterator[tuple[Mapping[str, Any], float | None]], terms: Terms) -> Iterator[dict[str, Any]]:
+def with_columns(rows: Iterator[tuple[Mapping[str, Any], float | None]], terms: ScoreTerms) -> Iterator[dict[str, Any]]:
     """Yield the rows with their scores."""
     for row, score in rows:
-        yield {**row, BASE_COLUMN: score, TERMS_COLUMN: terms.written()}
+        yield {**row, BASE_COLUMN: score, TERMS_COLUMN: terms.to_json()}
 
 
 def write_rows(rows: Iterator[dict[str, Any]], output: Path) -> None:

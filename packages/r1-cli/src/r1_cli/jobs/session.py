@@ -14,15 +14,15 @@ from rich.console import Console
 
 from r1_cli.build import algorithm
 from r1_cli.build.canary import build_canary
-from r1_cli.build.ground_truths import GroundTruthReader, find_unusable_ground_truths
-from r1_cli.build.open_reference import attach_references, in_training
 from r1_cli.build.packing import choose_layout
 from r1_cli.build.profiling import choose_micro_batches
 from r1_cli.build.prompts import build_prompts, build_stream, build_validation, prefetch_first_prompts
 from r1_cli.build.rendering import build_renderer, open_rendering
+from r1_cli.build.rewards.connect import connect_references, in_training
+from r1_cli.build.rewards.dispatch import open_verifier, require_columns
+from r1_cli.build.rewards.ground_truths import GroundTruthReader, find_unusable_ground_truths
 from r1_cli.build.rows import open_sources
-from r1_cli.build.sampler import build_sampling, build_scorer
-from r1_cli.build.verifiers import open_verifier, require_columns
+from r1_cli.build.sampler import build_sampler, build_sampling
 from r1_cli.checkpoint.folders import CheckpointStore, read_state
 from r1_cli.checkpoint.rows import record_rows
 from r1_cli.checkpoint.saving import Saver
@@ -55,10 +55,10 @@ from r1_cli.train import loop
 from r1_cli.train.groups.stream_position import StreamPosition, resume_stream_position
 from r1_cli.train.metrics.validate import Validation
 from r1_cli.train.recorder import Recorder
-from r1_cli.train.roles import Position, Progress, Schedule, Scorer, Stream, Update
+from r1_cli.train.roles import Position, Progress, Sampler, Schedule, Stream, Update
 from r1_cli.train.sampling.async_sampler import AsyncSampler, load_pending_steps
 from r1_cli.train.sampling.collect import DynamicSampling
-from r1_cli.train.sampling.weight_check import check_weights
+from r1_cli.train.sampling.weight_check import add_weight_check
 from r1_data.mixture import Mixture
 from r1_rollout.types import SamplingParams
 
@@ -243,7 +243,7 @@ class Session:
 
     def connect_rewards(
         self, config: RunConfig, folder: RunFolder, devices: Devices, data: Data, models: Models, reports: Reports
-    ) -> Scorer:
+    ) -> Sampler:
         """Connect rewards to the models that they ask, and the engine to the check of its weights.
 
         Raises:
@@ -252,7 +252,7 @@ class Session:
         """
         verifier, model, hardware, learner = data.verifier, devices.model, devices.hardware, models.learner
         require_columns(verifier, data.sources, data.parts)
-        attach_references(
+        connect_references(
             config,
             verifier,
             model,
@@ -263,10 +263,10 @@ class Session:
             reports.console.progress,
             resumed=folder.start is not None,
         )
-        scorer = build_scorer(config, model, verifier, models.engine)
+        sampler = build_sampler(config, model, verifier, models.engine)
         if not config.worker.rollout.canary:
-            return scorer
-        return check_weights(scorer, learner, build_canary(config, hardware, model, data.renderer, learner))
+            return sampler
+        return add_weight_check(sampler, learner, build_canary(config, hardware, model, data.renderer, learner))
 
     def open_sampling(
         self,
@@ -276,28 +276,28 @@ class Session:
         reports: Reports,
         schedule: Schedule,
         stream: Stream,
-        scorer: Scorer,
+        sampler: Sampler,
         at: Position,
     ) -> Sampling:
         """Prepare what samples for training and for validation; with `max_staleness`, in a thread of its own."""
         training, validation = build_sampling(config)
         trainer, progress = config.trainer, reports.console.progress
         sets = build_validation(data.validation.prompts, data.validation.sources, validation)
-        validator = Validation(scorer, sets, config.data.val_batch_size, trainer.val_generations_to_log, progress)
+        validator = Validation(sampler, sets, config.data.val_batch_size, trainer.val_generations_to_log, progress)
         update = algorithm.build_update(config, updates_per_step=schedule.updates_per_step)
-        collector = build_collector(config, data.training.prompts, stream, training, scorer, update, progress)
+        collector = build_collector(config, data.training.prompts, stream, training, sampler, update, progress)
         async_sampler = None
         if trainer.max_staleness:
             async_sampler = AsyncSampler(
                 collector,
-                scorer.generator,
+                sampler.generator,
                 staleness=trainer.max_staleness,
                 total_steps=schedule.total_steps,
                 resumed=load_pending_steps(folder.start, at, data.training.prompts.__getitem__) if folder.start else (),
                 ended=reports.timeline.record,
             )
             self.stack.callback(async_sampler.close)
-        return Sampling(scorer.generator, collector, async_sampler, validator if sets else None, update)
+        return Sampling(sampler.generator, collector, async_sampler, validator if sets else None, update)
 
     def open_run(
         self,
@@ -340,14 +340,14 @@ def build_collector(
     prompts: Mixture,
     stream: Stream,
     sampling: SamplingParams,
-    scorer: Scorer,
+    sampler: Sampler,
     update: Update,
     progress: Progress,
 ) -> DynamicSampling:
     """Return what collects the groups of a step."""
     trainer, settings = config.trainer, config.algorithm
     return DynamicSampling(
-        scorer=scorer,
+        sampler=sampler,
         dataset=prompts,
         stream=stream,
         sampling=sampling,

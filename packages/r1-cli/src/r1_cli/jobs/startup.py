@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from transformers import PretrainedConfig
 
+from r1_cli.build.rewards.dispatch import DispatchingVerifier
 from r1_cli.build.rows import OpenSource
-from r1_cli.build.verifiers import DispatchingVerifier
 from r1_cli.checkpoint.folders import CheckpointStore
 from r1_cli.cluster.own_process import OwnProcess
 from r1_cli.cluster.placement import Placement

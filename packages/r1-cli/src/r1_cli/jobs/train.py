@@ -45,8 +45,8 @@ def train(config: RunConfig, provenance: Provenance, *, until: int | None = None
         at = session.resume(config, folder, data, models, micro_batches)
         reports.begin(config, at.step, schedule.total_steps)
         logs = session.open_logs(config, folder, devices, data, reports, at)
-        scorer = session.connect_rewards(config, folder, devices, data, models, reports)
-        sampling = session.open_sampling(config, folder, data, reports, schedule, stream, scorer, at)
+        sampler = session.connect_rewards(config, folder, devices, data, models, reports)
+        sampling = session.open_sampling(config, folder, data, reports, schedule, stream, sampler, at)
         run = session.open_run(config, folder, devices, reports, models, logs, schedule, sampling)
         if config.trainer.val_only:
             return validate_only(run, at)

@@ -19,7 +19,7 @@ from r1_cli.train.groups.group import to_samples
 from r1_cli.train.groups.stream_position import save_groups
 from r1_cli.train.metrics.signal import count_idle, require_rewards, require_signal
 from r1_cli.train.metrics.step import divergence, penalty_metrics, performance, step_metrics, update_metrics
-from r1_cli.train.metrics.validate import Validation, generations_of
+from r1_cli.train.metrics.validate import Validation, to_generations
 from r1_cli.train.recorder import Recorder
 from r1_cli.train.roles import Collected, Collector, Position, Schedule, Update
 from r1_cli.train.sampling.async_sampler import AsyncSampler, save_pending_steps
@@ -79,7 +79,7 @@ def train(run: Run, at: Position) -> Position:
         while at.step < run.schedule.last_step:
             with run.timeline.step(at.step + 1):
                 at, record, generations = take_step(run, at)
-                conclude_step(run, at, record, generations)
+                finish_step(run, at, record, generations)
             require_signal(at.idle, run.schedule.max_idle_steps)
             run.saver.check()
             run.stop.check()
@@ -87,7 +87,7 @@ def train(run: Run, at: Position) -> Position:
         run.saver.finish()
         require_rewards(at.failed, at.step, run.schedule.max_idle_steps)
     except (Stopped, *FAILED) as reason:
-        leave(run, at, reason)
+        stop_early(run, at, reason)
         if not isinstance(reason, Stopped):
             raise
     except Exception:
@@ -96,7 +96,7 @@ def train(run: Run, at: Position) -> Position:
     return at
 
 
-def leave(run: Run, at: Position, reason: Exception) -> None:
+def stop_early(run: Run, at: Position, reason: Exception) -> None:
     """Keep the last whole step, unless what it was to go on with, sampled ahead by older weights, came to nothing."""
     lost, why = False, f"{reason}: " if isinstance(reason, Stopped) else ""  # errors are told by who catches them
     try:
@@ -154,8 +154,8 @@ def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float], list[
         record |= penalty_metrics(samples, update.compute_advantages.kl_penalty, at.kl.coef)
         record |= performance(samples, watch.lap(), run.learner.describe(), run.schedule.ppo_epochs)
         idle, failed = count_idle(at.idle, at.failed, groups, samples)
-        shown = generations_of(groups[: run.schedule.train_generations_to_log], "train")
-    run.recorder.take(at.step + 1, "train", groups, samples)
+        shown = to_generations(groups[: run.schedule.train_generations_to_log], "train")
+    run.recorder.record(at.step + 1, "train", groups, samples)
     return replace(after, step=at.step + 1, kl=kl, idle=idle, failed=failed), record, shown
 
 
@@ -214,11 +214,11 @@ def validate(run: Run, validation: Validation, step: int) -> tuple[dict[str, flo
         run.async_sampler.drain()
     with run.engine.active(weights_of(run.learner, step)):
         record, groups = validation.measure()
-    run.recorder.take(step, "validation", groups)
-    return record, generations_of(groups[: validation.shown], "val")
+    run.recorder.record(step, "validation", groups)
+    return record, to_generations(groups[: validation.shown], "val")
 
 
-def conclude_step(run: Run, at: Position, record: dict[str, float], generations: list[Generation]) -> None:
+def finish_step(run: Run, at: Position, record: dict[str, float], generations: list[Generation]) -> None:
     """Validate, save and log; the checkpoint and the record are written while the next step goes on.
 
     A checkpoint gets its name after the record is written: whichever moment a kill chooses, a resumed run finds the

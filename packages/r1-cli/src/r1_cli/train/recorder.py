@@ -49,7 +49,7 @@ class Recorder:
         self._dropped = False
         self._taken: int | None = None  # bytes on the disk, when they were last counted, and since
 
-    def take(self, step: int, phase: Phase, groups: Sequence[Group], samples: Sequence[Sample] = ()) -> None:
+    def record(self, step: int, phase: Phase, groups: Sequence[Group], samples: Sequence[Sample] = ()) -> None:
         """Have a step's answers written; see `to_table`. Waits only while the steps before it are not begun."""
         if self._on:
             self._thread.do(partial(self._write, step, phase, groups, samples))

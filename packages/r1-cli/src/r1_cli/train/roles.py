@@ -42,7 +42,7 @@ class Stream(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Scorer:
+class Sampler:
     """An engine, a verifier and the tokenizer between them: all that it takes to turn prompts into scored groups."""
 
     generator: Generator

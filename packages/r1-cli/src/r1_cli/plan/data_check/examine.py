@@ -6,9 +6,9 @@ from contextlib import ExitStack, closing
 from dataclasses import replace
 from typing import Any
 
-from r1_cli.build.ground_truths import GroundTruthReader
+from r1_cli.build.rewards.dispatch import open_verifier
+from r1_cli.build.rewards.ground_truths import GroundTruthReader
 from r1_cli.build.rows import OpenSource, open_sources
-from r1_cli.build.verifiers import open_verifier
 from r1_cli.config import RunConfig
 from r1_cli.config.sources import training_sources, validation_sources
 from r1_cli.plan.data_check.findings import Report

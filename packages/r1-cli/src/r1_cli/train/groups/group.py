@@ -85,11 +85,11 @@ class Group:
 class SampledInput(RewardInput):
     """One response to score, with what only a verifier of this process can use: its tokens, and the prompt's."""
 
-    asked: Prompt | None = None
+    rendered: Prompt | None = None
     completion: Completion | None = None
 
 
-def reward_inputs(
+def to_reward_inputs(
     prompt: Prompt, completions: Sequence[Completion], tokenizer: Decoder, *, skip_special_tokens: bool = True
 ) -> list[RewardInput]:
     """Return what the verifier sees of each completion; columns that JSON cannot carry to a process stay behind."""
@@ -105,7 +105,7 @@ def reward_inputs(
             images=prompt.images,
             step=completion.weight_version,
             source=prompt.source,
-            asked=prompt,
+            rendered=prompt,
             completion=completion,
         )
         for completion in completions

@@ -19,19 +19,19 @@ class OverlongBuffer:
     buffer: int  # the last tokens before `max_length`, which cost
     factor: float  # what a response that fills them all loses
 
-    def punishments(self, group: Group) -> list[float]:
+    def penalties(self, group: Group) -> list[float]:
         """Return what each response's reward changes by: 0 or less."""
         lengths = torch.tensor([len(completion.token_ids) for completion in group.completions])
         return overlong_punishment(lengths, self.max_length, self.buffer, self.factor).tolist()
 
-    def punish(self, group: Group) -> Group:
+    def penalize(self, group: Group) -> Group:
         """Return the group with the punishments in its rewards."""
-        changes = zip(group.rewards, self.punishments(group), strict=True)
+        changes = zip(group.rewards, self.penalties(group), strict=True)
         return group.with_rewards([reward + change for reward, change in changes])
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         """Return the mean punishment of a response, and the share of responses that have one."""
-        changes = [change for group in groups for change in self.punishments(group)]
+        changes = [change for group in groups for change in self.penalties(group)]
         return {"overlong/penalty": fmean(changes), "overlong/ratio": fmean(change < 0 for change in changes)}
 
 
@@ -43,11 +43,11 @@ class Shaping:
     normalize: bool = False
     clip: tuple[float, float] | None = None
 
-    def punish(self, group: Group) -> Group:
+    def penalize(self, group: Group) -> Group:
         """Return the group as the filter of dynamic sampling sees it."""
-        return self.overlong.punish(group) if self.overlong else group
+        return self.overlong.penalize(group) if self.overlong else group
 
-    def finish(self, groups: Sequence[Group], normalizer: RewardNormalizer) -> tuple[list[Group], RewardNormalizer]:
+    def apply(self, groups: Sequence[Group], normalizer: RewardNormalizer) -> tuple[list[Group], RewardNormalizer]:
         """Return the groups as the estimator sees them, and the normalizer that has seen their rewards, too."""
         if self.normalize:
             rewards = [reward for group in groups for reward in group.rewards]

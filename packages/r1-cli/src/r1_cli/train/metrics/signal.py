@@ -22,8 +22,8 @@ def count_idle(idle: int, failed: int, groups: Sequence[Group], samples: Sequenc
     Args:
         idle, failed: the same before this step.
     """
-    failures = warn_if_all_failed(groups)
-    equal = warn_if_all_equal(groups, samples)
+    failures = describe_all_failed(groups)
+    equal = describe_all_equal(groups, samples)
     if not failures and not equal:
         return 0, 0
     if failures or idle:
@@ -51,7 +51,7 @@ def require_rewards(failed: int, steps: int, limit: int) -> None:
         )
 
 
-def warn_if_all_failed(groups: Sequence[Group]) -> str:
+def describe_all_failed(groups: Sequence[Group]) -> str:
     """Return what is to be said where not one response of a step could be scored, "" where one could."""
     scores = [score for group in groups for score in (*group.scores, *group.dropped)]
     errors = [score.error for score in scores if score.error]
@@ -60,7 +60,7 @@ def warn_if_all_failed(groups: Sequence[Group]) -> str:
     return f"the reward failed on all {len(scores)} responses, on the first by {errors[0].cause}: {errors[0].message}"
 
 
-def warn_if_all_equal(groups: Sequence[Group], samples: Sequence[Sample]) -> str:
+def describe_all_equal(groups: Sequence[Group], samples: Sequence[Sample]) -> str:
     """Return what is to be said where every advantage of a step is 0, "" where one is not."""
     if any(sample.advantages is not None and bool(sample.advantages.any()) for sample in samples):
         return ""

@@ -11,8 +11,8 @@ from r1_cli.runs.track import Generation
 from r1_cli.runs.track.stopwatch import Stopwatch
 from r1_cli.train.groups.group import Group
 from r1_cli.train.metrics.step import by_source, length_metrics, reward_metrics, source_metrics
-from r1_cli.train.roles import Dataset, Progress, Scorer
-from r1_cli.train.sampling.generate import read_prompts, sample_groups
+from r1_cli.train.roles import Dataset, Progress, Sampler
+from r1_cli.train.sampling.generate import render_prompts, sample_groups
 from r1_rewards.reading.extract import final_answer
 from r1_rewards.types import Score
 from r1_rollout.types import SamplingParams
@@ -30,7 +30,7 @@ class ValidationSet:
 class Validation:
     """What it takes to say how good a policy is."""
 
-    scorer: Scorer
+    sampler: Sampler
     sets: Sequence[ValidationSet]
     batch_size: int  # prompts sampled at a time; -1: all at once
     shown: int  # prompts whose responses are to be looked at
@@ -59,13 +59,13 @@ class Validation:
             rows = range(len(one.dataset))
             size = len(rows) if self.batch_size < 1 else self.batch_size
             for first in range(0, len(rows), size):
-                prompts = [prompt for _, prompt in read_prompts(one.dataset, rows[first : first + size])]
+                prompts = [prompt for _, prompt in render_prompts(one.dataset, rows[first : first + size])]
                 one.dataset.prefetch(rows[first + size : first + 2 * size])
-                groups += sample_groups(self.scorer, prompts, one.sampling, Stopwatch(), self.progress, what).values()
+                groups += sample_groups(self.sampler, prompts, one.sampling, Stopwatch(), self.progress, what).values()
         return groups
 
 
-def generations_of(groups: Sequence[Group], split: Literal["train", "val"]) -> list[Generation]:
+def to_generations(groups: Sequence[Group], split: Literal["train", "val"]) -> list[Generation]:
     """Return all responses of groups, to look at."""
     return [
         Generation(

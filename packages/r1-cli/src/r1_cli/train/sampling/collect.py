@@ -13,8 +13,8 @@ from r1_cli.runs.track.stopwatch import Stopwatch
 from r1_cli.train.groups.group import Group, by_sample, filter_values, passes
 from r1_cli.train.groups.shaping import Shaping
 from r1_cli.train.groups.stream_position import StreamPosition
-from r1_cli.train.roles import Collected, Dataset, Position, Progress, Scorer, Stream
-from r1_cli.train.sampling.generate import EnoughGroups, read_prompts, sample_groups
+from r1_cli.train.roles import Collected, Dataset, Position, Progress, Sampler, Stream
+from r1_cli.train.sampling.generate import DrainRule, render_prompts, sample_groups
 from r1_core.filtering import GroupFilter
 from r1_data.types import DataError
 from r1_rewards.types import RewardFailure
@@ -33,8 +33,8 @@ class SamplingState:
     latest: list[Group] = field(default_factory=list)  # of these, the last draw's that had any
     values: list[list[float]] = field(default_factory=list)  # what the filter looks at, of each of `groups`
     passed: int = 0  # of `groups`
-    lost: int = 0  # prompts with too few responses that could be scored
-    unread: int = 0  # prompts that could not be read
+    unscored: int = 0  # prompts with too few responses that could be scored
+    unreadable: int = 0  # prompts that could not be read
     tokens: int = 0  # of all completions, those of lost prompts too
 
 
@@ -52,7 +52,7 @@ class DynamicSampling:
       its own.
     """
 
-    scorer: Scorer
+    sampler: Sampler
     dataset: Dataset
     stream: Stream
     sampling: SamplingParams
@@ -78,42 +78,44 @@ class DynamicSampling:
             RewardFailure: a response could not be scored, where that ends the run; or not one could.
         """
         state = SamplingState(at.stream, list(at.stream.carried_over))
-        while len(state.kept) < self._wanted(state):
+        while len(state.kept) < self._groups_needed(state):
             self._sample_round(state, at, watch)
-            if len(state.kept) < self._wanted(state) and self._is_over(state, at):
+            if len(state.kept) < self._groups_needed(state) and self._is_exhausted(state, at):
                 message = "only %d of %d groups passed the filter after trainer.max_try_make_batch=%d batches"
-                log.warning(message, len(state.kept), self._wanted(state), self.max_batches)
+                log.warning(message, len(state.kept), self._groups_needed(state), self.max_batches)
                 break
         if at.step == 0:
             self._require_part(state.groups)
-        return self._conclude(state, at)
+        return self._choose_groups(state, at)
 
-    def _wanted(self, state: SamplingState) -> int:
+    def _groups_needed(self, state: SamplingState) -> int:
         """How many groups make the step."""
-        return max(1, self.groups - state.unread)
+        return max(1, self.groups - state.unreadable)
 
     def _may_begin_batch(self, state: SamplingState, at: Position) -> bool:
         return state.stream.cursor != at.stream.cursor + self.max_batches
 
-    def _is_over(self, state: SamplingState, at: Position) -> bool:
+    def _is_exhausted(self, state: SamplingState, at: Position) -> bool:
         """Whether no draw will help: no prompts are left, or those of a whole step have all come to nothing."""
-        in_vain = not state.groups and state.lost + state.unread >= self.groups
+        in_vain = not state.groups and state.unscored + state.unreadable >= self.groups
         return in_vain or not (state.stream.unfinished or self._may_begin_batch(state, at))
 
     def _sample_round(self, state: SamplingState, at: Position, watch: Stopwatch) -> None:
         """Sample the next prompts, as many as are needed, and add what comes of it to `draws`."""
         rows, position = self._choose_rows(state, at)
         with watch("render"):
-            readable = list(read_prompts(self.dataset, rows))
+            readable = list(render_prompts(self.dataset, rows))
             self.dataset.prefetch(position.unfinished or self.stream.batch(position.cursor))
-        enough = None
+        drain_rule = None
         if at.filter.per_group:
-            enough = EnoughGroups(self._wanted(state) - len(state.kept), lambda group: self._counts(group, at.filter))
+            drain_rule = DrainRule(
+                self._groups_needed(state) - len(state.kept), lambda group: self._will_pass(group, at.filter)
+            )
         params = replace(self.sampling, seed=derive_seed(self.sampling.seed, position.rounds))
         prompts = [prompt for _, prompt in readable]
-        sampled = sample_groups(self.scorer, prompts, params, watch, self.progress, enough=enough)
+        sampled = sample_groups(self.sampler, prompts, params, watch, self.progress, drain_rule=drain_rule)
         compared = self._compare_with_greedy(sampled, watch)
-        judged = {index: self._as_filtered(group) for index, group in compared.items()}
+        judged = {index: self._prepare_for_filter(group) for index, group in compared.items()}
         groups = [replace(group, row=readable[index][0]) for index, group in judged.items() if group]
         values = filter_values(groups, self.filter_key)
         kept = [group for group, keep in zip(groups, passes(at.filter, values), strict=True) if keep]
@@ -124,8 +126,8 @@ class DynamicSampling:
         state.latest = groups or state.latest
         state.values += values
         state.passed += len(kept)
-        state.lost += len(sampled) - len(groups)
-        state.unread += len(rows) - len(readable)
+        state.unscored += len(sampled) - len(groups)
+        state.unreadable += len(rows) - len(readable)
         state.tokens += sum(len(completion.token_ids) for group in sampled.values() for completion in group.completions)
 
     def _choose_rows(self, state: SamplingState, at: Position) -> tuple[list[int], StreamPosition]:
@@ -138,25 +140,25 @@ class DynamicSampling:
         batch = self.stream.batch(position.cursor)
         count = len(batch)
         if at.filter.per_group:
-            missing = self._wanted(state) - len(state.kept)
+            missing = self._groups_needed(state) - len(state.kept)
             # Where every prompt so far was lost, none has passed; as many are drawn as there are.
-            count = min(count, prompts_needed(missing, len(state.groups) or state.lost, state.passed))
+            count = min(count, prompts_needed(missing, len(state.groups) or state.unscored, state.passed))
         if len(rows) < count and self._may_begin_batch(state, at):
             rows += batch
             position = replace(position, cursor=position.cursor + 1)
         return rows[:count], replace(position, unfinished=tuple(rows[count:]))
 
-    def _as_filtered(self, group: Group) -> Group | None:
+    def _prepare_for_filter(self, group: Group) -> Group | None:
         """Return the group as the filter sees it: without responses to be left out, and punished.
 
         None if too few responses are left: one that has lost all others has nothing to be compared with.
         """
         group = group.without_failures()
-        return self.shaping.punish(group) if len(group.responses) >= min(2, self.sampling.n) else None
+        return self.shaping.penalize(group) if len(group.responses) >= min(2, self.sampling.n) else None
 
-    def _counts(self, group: Group, group_filter: GroupFilter) -> bool:
+    def _will_pass(self, group: Group, group_filter: GroupFilter) -> bool:
         """Whether the filter will keep the group."""
-        judged = self._as_filtered(group)
+        judged = self._prepare_for_filter(group)
         return judged is not None and passes(group_filter, filter_values([judged], self.filter_key))[0]
 
     def _compare_with_greedy(self, sampled: dict[int, Group], watch: Stopwatch) -> dict[int, Group]:
@@ -168,11 +170,11 @@ class DynamicSampling:
             return sampled
         greedily = SamplingParams(max_tokens=self.sampling.max_tokens, temperature=0.0)
         prompts = [group.prompt for group in sampled.values()]
-        greedy = sample_groups(self.scorer, prompts, greedily, watch, self.progress)
+        greedy = sample_groups(self.sampler, prompts, greedily, watch, self.progress)
         compared = {}
         for (index, group), alone in zip(sampled.items(), greedy.values(), strict=True):
             if alone.scores[0].keep:
-                compared[index] = replace(group, baseline=self.shaping.punish(alone).rewards[0])
+                compared[index] = replace(group, baseline=self.shaping.penalize(alone).rewards[0])
         return compared
 
     def _require_part(self, groups: Sequence[Group]) -> None:
@@ -182,20 +184,20 @@ class DynamicSampling:
             message = f"the reward function reports no such part, only {', '.join(sorted(parts))}"
             raise ConfigError([Problem("algorithm.filter_key", message, self.filter_key)])
 
-    def _conclude(self, state: SamplingState, at: Position) -> Collected:
+    def _choose_groups(self, state: SamplingState, at: Position) -> Collected:
         """Choose the groups to train on among those drawn, and give them the rewards that the estimator sees."""
-        wanted = self._wanted(state)
+        wanted = self._groups_needed(state)
         chosen = (state.kept or state.latest)[:wanted]
-        if not chosen and state.lost:
+        if not chosen and state.unscored:
             raise RewardFailure(
-                f"not one response could be scored, to {state.lost} prompts in turn, and all have been dropped"
+                f"not one response could be scored, to {state.unscored} prompts in turn, and all have been dropped"
             )
         if not chosen:
             first, last = at.stream.cursor, state.stream.cursor - 1
             raise DataError(f"no prompt of the batches from number {first} to {last} could be read")
         unused = state.kept[wanted:]
         carried_over = tuple(group for group in unused if at.step + 1 - group.version <= self.surplus_max_age)
-        groups, normalizer = self.shaping.finish(chosen, at.normalizer)
+        groups, normalizer = self.shaping.apply(chosen, at.normalizer)
         after = replace(
             at,
             stream=replace(state.stream, carried_over=carried_over),

@@ -9,8 +9,8 @@ from types import TracebackType
 from typing import Self
 
 from r1_cli.runs.track.stopwatch import Stopwatch
-from r1_cli.train.groups.group import Group, reward_inputs, to_group
-from r1_cli.train.roles import Dataset, Progress, Scorer
+from r1_cli.train.groups.group import Group, to_group, to_reward_inputs
+from r1_cli.train.roles import Dataset, Progress, Sampler
 from r1_data.types import DataError, Prompt
 from r1_rewards.types import RewardInput, Score, Verifier
 from r1_rollout.types import Completion, Drainable, Generator, SamplingParams
@@ -20,7 +20,7 @@ UNCOUNTED = 8  # the latest groups, which are not waited for: they are scored wh
 log = logging.getLogger("r1")
 
 
-class EnoughGroups:
+class DrainRule:
     """Tells a `Drainable` engine to begin no further prompt once so many groups count as are needed.
 
     When that happens must not depend on how fast anything is, or a resumed run would be another run. So it follows
@@ -33,7 +33,7 @@ class EnoughGroups:
         self._counts = counts
         self._uncounted: deque[int] = deque()
 
-    def note(self, index: int, group_of: Callable[[int], Group], engine: Generator) -> None:
+    def observe(self, index: int, group_of: Callable[[int], Group], engine: Generator) -> None:
         """Take note that the group of prompt `index` has come; `group_of` waits for a group's scores."""
         if not isinstance(engine, Drainable):
             return
@@ -46,7 +46,7 @@ class EnoughGroups:
                 engine.drain()
 
 
-def read_prompts(dataset: Dataset, rows: Sequence[int]) -> Iterator[tuple[int, Prompt]]:
+def render_prompts(dataset: Dataset, rows: Sequence[int]) -> Iterator[tuple[int, Prompt]]:
     """Yield `rows` and their prompts. They were checked before the run; one that goes bad later is named, left out."""
     dataset.prefetch(rows)
     for row in rows:
@@ -57,13 +57,13 @@ def read_prompts(dataset: Dataset, rows: Sequence[int]) -> Iterator[tuple[int, P
 
 
 def sample_groups(
-    scorer: Scorer,
+    sampler: Sampler,
     prompts: Sequence[Prompt],
     params: SamplingParams,
     watch: Stopwatch,
     progress: Progress,
     what: str = "sampling",
-    enough: EnoughGroups | None = None,
+    drain_rule: DrainRule | None = None,
 ) -> dict[int, Group]:
     """Sample `params.n` completions of each prompt and score them; return the groups by their places in `prompts`.
 
@@ -83,42 +83,42 @@ def sample_groups(
     def group(index: int, scores: Sequence[Score]) -> Group:
         prompt, problem = prompts[index], None
         if not any(score.parts.get("accuracy", score.value) > 0 for score in scores if not score.error):
-            problem = scorer.truth_problem(prompt.source, prompt.ground_truth, prompt.metadata)
+            problem = sampler.truth_problem(prompt.source, prompt.ground_truth, prompt.metadata)
         return to_group(prompt, completions[index], inputs[index], scores, problem)
 
-    with ScoringThread(scorer.verifier, watch) as thread:
+    with ScoringThread(sampler.verifier, watch) as thread:
 
         def group_of(index: int) -> Group:
             return group(index, thread.scores(index))
 
         with watch("gen"):
-            sampling = scorer.generator.generate(with_distinct_ids(prompts), params)
+            sampling = sampler.generator.generate(with_distinct_ids(prompts), params)
         finished = progress(sampling, what, len(prompts))
         for index, sampled in watch.each("gen", finished):
             completions[index] = sampled
             with watch.beside("decode"):
-                inputs[index] = reward_inputs(
-                    prompts[index], sampled, scorer.tokenizer, skip_special_tokens=scorer.skip_special_tokens
+                inputs[index] = to_reward_inputs(
+                    prompts[index], sampled, sampler.tokenizer, skip_special_tokens=sampler.skip_special_tokens
                 )
-            if scorer.per_sample(prompts[index].source):
+            if sampler.per_sample(prompts[index].source):
                 thread.put(index, inputs[index])
-                if enough is not None:
+                if drain_rule is not None:
                     with watch("reward"):
-                        enough.note(index, group_of, scorer.generator)
-        if len(inputs) < len(prompts) and (enough is None or enough.missing > 0):
+                        drain_rule.observe(index, group_of, sampler.generator)
+        if len(inputs) < len(prompts) and (drain_rule is None or drain_rule.missing > 0):
             raise RuntimeError(f"the engine has answered {len(inputs)} of {len(prompts)} prompts and says it is done")
         with watch("reward"):
             order = sorted(inputs)
-            together = [index for index in order if not scorer.per_sample(prompts[index].source)]
-            scores = score_together(scorer.verifier, together, inputs)
+            together = [index for index in order if not sampler.per_sample(prompts[index].source)]
+            scores = score_together(sampler.verifier, together, inputs)
             scores |= {index: thread.scores(index) for index in order if index not in scores}
     groups = {index: group(index, scores[index]) for index in order}
     report_failures(
         [item for index in order for item in inputs[index]],
         [score for index in order for score in scores[index]],
-        scorer.failures_shown,
+        sampler.failures_shown,
     )
-    report_truths(groups.values(), scorer.failures_shown)
+    report_unusable_ground_truths(groups.values(), sampler.failures_shown)
     return groups
 
 
@@ -162,7 +162,7 @@ def report_failures(inputs: Sequence[RewardInput], scores: Sequence[Score], show
             )  # fmt: skip
 
 
-def report_truths(groups: Iterable[Group], shown: set[str]) -> None:
+def report_unusable_ground_truths(groups: Iterable[Group], shown: set[str]) -> None:
     """Say once which prompt has a ground truth that nothing can meet; the metrics count every one."""
     for group in groups:
         if group.truth_problem and "truth" not in shown:

@@ -8,7 +8,7 @@ from functools import partial
 from typing import cast
 
 from r1_cli.train.groups.group import to_sample
-from r1_cli.train.roles import Scorer
+from r1_cli.train.roles import Sampler
 from r1_cli.train.trainable import Policy, weights_of
 from r1_rollout.canary import Canary
 from r1_rollout.checksums import ByteProof, Expected, expected_checksums
@@ -183,22 +183,22 @@ class CheckedDrainable(CheckedGenerator):
         cast(Drainable, self.engine).drain()
 
 
-def check_weights(scorer: Scorer, learner: Policy, canary: Canary) -> Scorer:
-    """Return the scorer with an engine that samples only after the canary.
+def add_weight_check(sampler: Sampler, learner: Policy, canary: Canary) -> Sampler:
+    """Return the sampler with an engine that samples only after the canary.
 
     Raises:
         EngineError: the engine cannot tell the log-probs of given responses.
     """
-    if not isinstance(scorer.generator, Replaying):
+    if not isinstance(sampler.generator, Replaying):
         raise EngineError(
-            f"worker.rollout.canary=true: {type(scorer.generator).__name__} has no logprobs_of, which the canary asks "
+            f"worker.rollout.canary=true: {type(sampler.generator).__name__} has no logprobs_of, which the canary asks "
             "after every sync; set false to sample without that proof"
         )
-    engine = cast(Engine, scorer.generator)
+    engine = cast(Engine, sampler.generator)
     if isinstance(engine, EnginePool) and canary.opening is not None:
         engine.tolerance = canary.opening.tolerance  # learned from the model's rounding noise, not its precision alone
     proven = CheckedDrainable if isinstance(engine, Drainable) else CheckedGenerator
-    return replace(scorer, generator=proven(engine, LearnerReference(learner), canary))
+    return replace(sampler, generator=proven(engine, LearnerReference(learner), canary))
 
 
 def canary_metrics(generator: Generator) -> dict[str, float]:

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 COMPLETIONS = "/v1/completions"
 LEAST = -9999.0  # what vLLM writes for a log-prob of minus infinity, which JSON has not
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
-Asked = tuple[PromptLike, "Tokens", int]
+Query = tuple[PromptLike, "Tokens", int]
 
 log = logging.getLogger("r1")
 
@@ -85,20 +85,20 @@ class ServedReading:
         """Do what `r1_rollout.types.Reading` says. Raises ValueError at another temperature than 1."""
         if temperature != 1.0:
             raise ValueError(f"a server gives log-probs at temperature 1, not at {temperature}")
-        asked = list(zip(prompts, responses, starts, strict=True))
-        found: list[list[float]] = [[] for _ in asked]
+        queries = list(zip(prompts, responses, starts, strict=True))
+        found: list[list[float]] = [[] for _ in queries]
         for path, endpoint in self._endpoints.items():
-            own = [place for place, one in enumerate(asked) if (path == GENERATE) == bool(one[0].model_inputs)]
+            own = [place for place, one in enumerate(queries) if (path == GENERATE) == bool(one[0].model_inputs)]
             if own:
-                rows = endpoint.run(partial(self._ask_all, path, [asked[place] for place in own]))
+                rows = endpoint.run(partial(self._ask_all, path, [queries[place] for place in own]))
                 for place, row in zip(own, rows, strict=True):
                     found[place] = row
         return found
 
-    async def _ask_all(self, path: str, asked: Sequence[Asked], post: Post) -> list[list[float]]:
-        return await asyncio.gather(*(self._ask(path, one, post) for one in asked))
+    async def _ask_all(self, path: str, queries: Sequence[Query], post: Post) -> list[list[float]]:
+        return await asyncio.gather(*(self._ask(path, one, post) for one in queries))
 
-    async def _ask(self, path: str, one: Asked, post: Post) -> list[float]:
+    async def _ask(self, path: str, one: Query, post: Post) -> list[float]:
         prompt, response, start = one
         tokens = [int(token) for token in response]
         body = self._named | (read_body(prompt, tokens) if path == GENERATE else _echo(prompt, tokens))

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
 
-from r1_cli.build.reference.verifier import Asked
+from r1_cli.build.rewards.reference_verifier import ModelQuery
 from r1_data.types import Prompt
 from r1_rewards.reference.options import Options
 from r1_rewards.reference.shaping import aggregate
@@ -27,7 +27,7 @@ log = logging.getLogger("r1")
 
 
 @dataclass(frozen=True, slots=True)
-class Terms:
+class ScoreTerms:
     """How base scores come about; two that differ are not to be compared.
 
     Example: `Terms("Qwen/Qwen2.5-7B", 1.0, "mean_exp_log_softmax", "r1", "tagged")`.
@@ -39,7 +39,7 @@ class Terms:
     format_mode: str
     context: Context
 
-    def written(self) -> str:
+    def to_json(self) -> str:
         """Return them as one line of JSON."""
         return json.dumps(asdict(self), sort_keys=True)
 
@@ -62,13 +62,13 @@ class Terms:
         return ", ".join(differing) or None
 
 
-def terms_of(options: Options, model: str, temperature: float) -> Terms:
+def terms_of(options: Options, model: str, temperature: float) -> ScoreTerms:
     """Return how the base scores of a reward come about, of whose policy or own model `model` is the name.
 
     The fork's own tool knows no temperature.
     """
     temperature = 1.0 if options.rule == "strict" else temperature
-    return Terms(model, temperature, options.aggregation, options.format_mode, context_of(options))
+    return ScoreTerms(model, temperature, options.aggregation, options.format_mode, context_of(options))
 
 
 def context_of(options: Options) -> Context:
@@ -78,19 +78,19 @@ def context_of(options: Options) -> Context:
 
 def key_of(prompt: Prompt) -> str:
     """Return what a base score is kept under: the row, and a digest of what it asks and holds right."""
-    asked = f"{prompt.text}\0{prompt.ground_truth}".encode("utf-8", "surrogatepass")
-    return f"{prompt.source}/{prompt.id}#{hashlib.blake2b(asked, digest_size=6).hexdigest()}"
+    text = f"{prompt.text}\0{prompt.ground_truth}".encode("utf-8", "surrogatepass")
+    return f"{prompt.source}/{prompt.id}#{hashlib.blake2b(text, digest_size=6).hexdigest()}"
 
 
-class BaseFile:
+class BaseScoreFile:
     """Base scores in a file, by key; None where a row cannot have one."""
 
-    def __init__(self, path: Path, terms: Terms) -> None:
+    def __init__(self, path: Path, terms: ScoreTerms) -> None:
         """Read what is there. Raises ValueError if it came about in another way than `terms` say."""
         self.path, self._scores = path, dict[str, float | None]()
         if not path.is_file():
             path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(terms.written() + "\n", encoding="utf-8")
+            path.write_text(terms.to_json() + "\n", encoding="utf-8")
             return
         whole = path.read_bytes()
         kept = whole[: whole.rfind(b"\n") + 1]  # a line that a kill has cut is found again
@@ -119,12 +119,12 @@ class BaseFile:
         self._scores.update(scores)
 
 
-def fill_bases(file: BaseFile, prompts: Iterable[Prompt], asked: Asked, options: Options) -> None:
+def fill_bases(file: BaseScoreFile, prompts: Iterable[Prompt], query: ModelQuery, options: Options) -> None:
     """Ask a model for the base scores of those prompts that `file` has not, and write them as they are found."""
     missing = (prompt for prompt in prompts if key_of(prompt) not in file)
     odd = 0
     for share in _shares(missing):
-        scores = base_scores(share, asked, options)
+        scores = base_scores(share, query, options)
         odd += scores.count(None)
         file.add({key_of(prompt): score for prompt, score in zip(share, scores, strict=True)})
     if odd:
@@ -133,16 +133,16 @@ def fill_bases(file: BaseFile, prompts: Iterable[Prompt], asked: Asked, options:
         )
 
 
-def base_scores(prompts: Sequence[Prompt], asked: Asked, options: Options) -> list[float | None]:
+def base_scores(prompts: Sequence[Prompt], query: ModelQuery, options: Options) -> list[float | None]:
     """Return how probable each prompt's reference is where the response would begin; None where that is not known.
 
     Raises RewardFailure where the model that is asked gives no answer.
     """
-    alone = [_alone(prompt, asked, options) for prompt in prompts]
+    alone = [_alone(prompt, query, options) for prompt in prompts]
     given = [(prompt, one) for prompt, one in zip(prompts, alone, strict=True) if one]
     found = (
-        asked.reading.read_logprobs(
-            [prompt for prompt, _ in given], [one.ids for _, one in given], [0] * len(given), asked.temperature
+        query.reading.read_logprobs(
+            [prompt for prompt, _ in given], [one.ids for _, one in given], [0] * len(given), query.temperature
         )
         if given
         else []
@@ -156,12 +156,12 @@ def base_scores(prompts: Sequence[Prompt], asked: Asked, options: Options) -> li
     return [_base(one, next(rows), options) if one else None for one in alone]
 
 
-def _alone(prompt: Prompt, asked: Asked, options: Options) -> Splice | None:
+def _alone(prompt: Prompt, query: ModelQuery, options: Options) -> Splice | None:
     found = splice_alone(
-        prompt.ground_truth, asked.tokenizer,
-        eos=asked.eos, context=context_of(options), mode=options.format_mode,
+        prompt.ground_truth, query.tokenizer,
+        eos=query.eos, context=context_of(options), mode=options.format_mode,
     )  # fmt: skip
-    fits = found is not None and found.scored and len(prompt.token_ids) + len(found.ids) <= asked.longest
+    fits = found is not None and found.scored and len(prompt.token_ids) + len(found.ids) <= query.longest
     return found if fits else None
 
 

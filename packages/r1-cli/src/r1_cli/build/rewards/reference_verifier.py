@@ -19,7 +19,7 @@ REPEATED = 10  # words of a run, and how often it may stand in a response
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ModelQuery:
     """Whom a run asks, and how."""
 
     reading: Reading
@@ -41,58 +41,58 @@ class ReferenceVerifier:
     """
 
     options: Options
-    asked: Asked | None = None
+    query: ModelQuery | None = None
     base_of: Callable[[Prompt], float | None] = field(default=lambda prompt: column_score(prompt))
 
     @property
     def per_sample(self) -> bool:
         """Whether responses may be scored as they come; see `r1_rewards.types.OpenVerifier`."""
-        return self.asked is not None and self.asked.reading.concurrent
+        return self.query is not None and self.query.reading.concurrent
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:
         """Return one score per input, in order. Raises RuntimeError before the run has said whom to ask."""
-        if self.asked is None:
+        if self.query is None:
             raise RuntimeError("reference_probability was asked for scores before a model was there")
-        sampled = [item for item in inputs if isinstance(item, SampledInput) and item.asked and item.completion]
+        sampled = [item for item in inputs if isinstance(item, SampledInput) and item.rendered and item.completion]
         if len(sampled) < len(inputs):
             raise RuntimeError("reference_probability needs the tokens of responses, which this caller has not")
-        spliced = [self._splice(item, self.asked) for item in sampled]
-        found = self._ask(sampled, spliced, self.asked)
+        spliced = [self._splice(item, self.query) for item in sampled]
+        found = self._ask(sampled, spliced, self.query)
         scores = [self._judge(*one) for one in zip(sampled, spliced, found, strict=True)]
-        return [self.asked.rule.apply("reference_probability", *one) for one in enumerate(scores)]
+        return [self.query.rule.apply("reference_probability", *one) for one in enumerate(scores)]
 
-    def _splice(self, item: SampledInput, asked: Asked) -> Spliced | Cause:
+    def _splice(self, item: SampledInput, query: ModelQuery) -> Spliced | Cause:
         assert item.completion is not None
-        assert item.asked is not None
+        assert item.rendered is not None
         options = self.options
         tokens = item.completion.token_ids.tolist()
         found = splice_tokens(
-            tokens, item.ground_truth, asked.tokenizer, eos=asked.eos, mode=options.format_mode, rule=options.rule
+            tokens, item.ground_truth, query.tokenizer, eos=query.eos, mode=options.format_mode, rule=options.rule
         )
         if isinstance(found, str):
             return found
         if options.rule == "strict":  # the fork scores what is left of an answer that it has cut
-            room = asked.longest_response - found.kept
+            room = query.longest_response - found.kept
             scored = [place for place in found.scored if place < room]
             found = replace(found, ids=found.ids[: max(room, 0)], scored=scored)
-        fits = len(item.asked.token_ids) + found.kept + len(found.ids) <= asked.longest
+        fits = len(item.rendered.token_ids) + found.kept + len(found.ids) <= query.longest
         return found if fits and found.scored else "length"
 
     def _ask(
-        self, sampled: Sequence[SampledInput], spliced: Sequence[Spliced | Cause], asked: Asked
+        self, sampled: Sequence[SampledInput], spliced: Sequence[Spliced | Cause], query: ModelQuery
     ) -> list[list[float]]:
         """Return the log-probs of each reference's tokens, none for what could not be spliced."""
         asking = [
-            (item.asked, [*item.completion.token_ids.tolist()[: one.kept], *one.ids], one)
+            (item.rendered, [*item.completion.token_ids.tolist()[: one.kept], *one.ids], one)
             for item, one in zip(sampled, spliced, strict=True)
-            if isinstance(one, Spliced) and item.asked and item.completion
+            if isinstance(one, Spliced) and item.rendered and item.completion
         ]
         rows = iter(
-            asked.reading.read_logprobs(
+            query.reading.read_logprobs(
                 [prompt for prompt, _, _ in asking],
                 [response for _, response, _ in asking],
                 [one.kept for _, _, one in asking],
-                asked.temperature,
+                query.temperature,
             )
             if asking
             else []
@@ -109,11 +109,11 @@ class ReferenceVerifier:
         return picked
 
     def _judge(self, item: SampledInput, spliced: Spliced | Cause, logprobs: Sequence[float]) -> Score | Failure:
-        assert item.asked is not None
+        assert item.rendered is not None
         if isinstance(spliced, Spliced) and not logprobs:
             return Failure("remote", REASONS["silence"])
         options = self.options
-        base = self.base_of(item.asked) if options.use_debiasing else None
+        base = self.base_of(item.rendered) if options.use_debiasing else None
         found = combine(logprobs, item.response, base or 0.0, options)
         cause: Cause | None = spliced if isinstance(spliced, str) else None
         if cause is None and (found.parts["unscored"] or not all(map(math.isfinite, found.parts.values()))):

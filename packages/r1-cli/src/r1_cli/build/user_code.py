@@ -14,7 +14,7 @@ T = TypeVar("T")
 Own = Callable[[Any, str], T]
 
 
-def choose(
+def build_by_name(
     registry: Registry[Callable[..., T]], name: str, settings: Mapping[str, Any], own: Callable[[Any, str], T]
 ) -> T:
     """Return the entry called `name`, built with those of `settings` that it has, or a user's `file.py:function`.

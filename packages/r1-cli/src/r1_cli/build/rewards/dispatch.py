@@ -4,11 +4,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from r1_cli.build.ground_truths import GroundTruthReader
+from r1_cli.build.rewards.ground_truths import GroundTruthReader
 from r1_cli.config import RunConfig
 from r1_cli.config.sources import Source
-from r1_cli.build.reference.mixed import MixedVerifier, open_asking
-from r1_cli.build.reference.verifier import ReferenceVerifier
+from r1_cli.build.rewards.mixed import MixedVerifier, open_asking
+from r1_cli.build.rewards.reference_verifier import ReferenceVerifier
 from r1_rewards.load import load
 from r1_rewards.types import OpenVerifier
 from r1_rewards.types import RewardInput, Score, Verifier
@@ -45,7 +45,7 @@ class DispatchingVerifier:
         kinds = OpenVerifier | ReferenceVerifier | MixedVerifier
         return isinstance(verifier, kinds) and verifier.per_sample
 
-    def asking_of(self, source: str) -> list[ReferenceVerifier]:
+    def reference_verifiers_of(self, source: str) -> list[ReferenceVerifier]:
         """Return those that ask a model about responses to a source's prompts."""
         verifier = self.of(source)
         if isinstance(verifier, MixedVerifier):

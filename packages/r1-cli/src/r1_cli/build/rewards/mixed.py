@@ -4,7 +4,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from r1_cli.build.reference.verifier import ReferenceVerifier
+from r1_cli.build.rewards.reference_verifier import ReferenceVerifier
 from r1_rewards.reference.options import read_options
 from r1_rewards.spec import MODEL_REWARDS
 from r1_rewards.types import RewardInput, Score, Verifier

@@ -8,15 +8,15 @@ from functools import partial
 from pathlib import Path
 
 from r1_cli.build.learner import build_batching
-from r1_cli.build.verifiers import DispatchingVerifier
+from r1_cli.build.rewards.dispatch import DispatchingVerifier
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
-from r1_cli.build.reference.bases import TERMS_COLUMN, BaseFile, Terms, fill_bases, key_of, terms_of
-from r1_cli.build.reference.frozen import open_frozen
-from r1_cli.build.reference.reading import LearnerReading, ReplayReading
-from r1_cli.build.reference.served import ServedReading
-from r1_cli.build.reference.verifier import Asked, ReferenceVerifier, column_score
+from r1_cli.build.rewards.base_scores import TERMS_COLUMN, BaseScoreFile, ScoreTerms, fill_bases, key_of, terms_of
+from r1_cli.build.rewards.frozen_model import open_frozen
+from r1_cli.build.rewards.own_models import LearnerReading, ReplayReading
+from r1_cli.build.rewards.served_model import ServedReading
+from r1_cli.build.rewards.reference_verifier import ModelQuery, ReferenceVerifier, column_score
 from r1_cli.train.roles import Dataset, Progress
 from r1_cli.train.trainable import Policy
 from r1_core.learner.batching import Batching
@@ -42,16 +42,16 @@ Rows = tuple[str, Dataset]  # the prompts of a source, and its name
 # --- whom ------------------------------------------------------------------------------------------------------------
 
 
-def attach_models(config: RunConfig, model: ModelFiles, verifiers: Sequence[ReferenceVerifier], find: Find) -> None:
+def connect_models(config: RunConfig, model: ModelFiles, verifiers: Sequence[ReferenceVerifier], find: Find) -> None:
     """Tell each verifier whom it asks, by what `find` gives for its options."""
     for verifier in verifiers:
-        verifier.asked = put(config, model, find(verifier.options))
+        verifier.query = build_query(config, model, find(verifier.options))
 
 
-def put(config: RunConfig, model: ModelFiles, reading: Reading) -> Asked:
+def build_query(config: RunConfig, model: ModelFiles, reading: Reading) -> ModelQuery:
     """Return how a model is asked in a run of this configuration."""
     reward = config.worker.reward
-    return Asked(
+    return ModelQuery(
         reading=reading,
         tokenizer=model.tokenizer,
         eos=model.tokenizer.eos_token or "",
@@ -91,7 +91,7 @@ def in_training(
         if options.model == POLICY:
             return LearnerReading(learner, "policy", temperature)
         if options.model != REFERENCE:
-            return open_own(config, hardware, model, options)
+            return open_reward_model(config, hardware, model, options)
         if config.algorithm.disable_kl:
             message = "is the KL term's model, and algorithm.disable_kl is true: name a folder instead"
             raise ConfigError([Problem(MODEL, message, options.model)])
@@ -105,7 +105,7 @@ def in_evaluation(config: RunConfig, hardware: Hardware, model: ModelFiles, engi
 
     def find(options: Options) -> Reading:
         if options.model not in (POLICY, REFERENCE):
-            return open_own(config, hardware, model, options)
+            return open_reward_model(config, hardware, model, options)
         if isinstance(engine, Replaying):
             return ReplayReading(engine)
         message = f"{type(engine).__name__} tells no log-probs of given responses"
@@ -114,7 +114,7 @@ def in_evaluation(config: RunConfig, hardware: Hardware, model: ModelFiles, engi
     return find
 
 
-def open_own(config: RunConfig, hardware: Hardware, model: ModelFiles, options: Options) -> Reading:
+def open_reward_model(config: RunConfig, hardware: Hardware, model: ModelFiles, options: Options) -> Reading:
     """Return the reward's own model: behind HTTP, or loaded in this process.
 
     Raises:
@@ -122,7 +122,7 @@ def open_own(config: RunConfig, hardware: Hardware, model: ModelFiles, options: 
         ModelError: it cannot be loaded.
     """
     if not options.served:
-        return open_frozen(options.model, MODEL, config, hardware, model, padded(config))
+        return open_frozen(options.model, MODEL, config, hardware, model, padded_batching(config))
     temperature = config.worker.rollout.temperature
     if temperature != 1.0:
         message = f"a server gives log-probs at temperature 1, and worker.rollout.temperature is {temperature}"
@@ -133,7 +133,7 @@ def open_own(config: RunConfig, hardware: Hardware, model: ModelFiles, options: 
         raise ConfigError([Problem(MODEL, str(error), options.model)]) from error
 
 
-def attach_references(
+def connect_references(
     config: RunConfig,
     verifier: DispatchingVerifier,
     model: ModelFiles,
@@ -146,11 +146,11 @@ def attach_references(
     resumed: bool,
 ) -> None:
     """Tell the verifiers of a run in training whom they ask, and what they subtract."""
-    attach_models(config, model, verifier.asking, find(engine))
-    attach_bases(config, verifier, rows, folders, find(None), progress, resumed=resumed)
+    connect_models(config, model, verifier.asking, find(engine))
+    connect_base_scores(config, verifier, rows, folders, find(None), progress, resumed=resumed)
 
 
-def padded(config: RunConfig) -> Batching:
+def padded_batching(config: RunConfig) -> Batching:
     """How passes of a frozen model are cut: as the actor's without a gradient, and padded, whatever the family."""
     return replace(build_batching(config, config.worker.actor), padding_free=False, share_prompts=False)
 
@@ -158,7 +158,7 @@ def padded(config: RunConfig) -> Batching:
 # --- what is subtracted ----------------------------------------------------------------------------------------------
 
 
-def attach_bases(
+def connect_base_scores(
     config: RunConfig,
     verifier: DispatchingVerifier,
     rows: Sequence[Rows],
@@ -180,34 +180,34 @@ def attach_bases(
     for own in verifier.asking:
         if not own.options.use_debiasing:
             continue
-        mine = [one for one in rows if own in verifier.asking_of(one[0])]
-        terms = terms_of(own.options, own_model(config, own.options), config.worker.rollout.temperature)
+        mine = [one for one in rows if own in verifier.reference_verifiers_of(one[0])]
+        terms = terms_of(own.options, base_model_name(config, own.options), config.worker.rollout.temperature)
         online = [dataset for name, dataset in mine if not has_column(name, dataset, own.options, terms)]
-        file = open_file(folders, terms, resumed=resumed) if online else None
+        file = open_base_scores(folders, terms, resumed=resumed) if online else None
         own.base_of = partial(base_of, file)
-        if file is not None and own.asked is not None:
+        if file is not None and own.query is not None:
             if resumed:
-                require_whole(file, online)
-            asked = own.asked
+                require_complete(file, online)
+            query = own.query
             if own.options.model == POLICY:  # its engine sleeps
-                asked = replace(asked, reading=find(own.options))
-            asked = replace(asked, temperature=terms.temperature)
-            fill_bases(file, every_prompt(online, progress), asked, own.options)
+                query = replace(query, reading=find(own.options))
+            query = replace(query, temperature=terms.temperature)
+            fill_bases(file, iterate_prompts(online, progress), query, own.options)
 
 
-def own_model(config: RunConfig, options: Options) -> str:
+def base_model_name(config: RunConfig, options: Options) -> str:
     """Return the name of the model whose base scores count: the policy before its first step, or the reward's own."""
     started = config.worker.actor.model.model_path or ""
     return started if options.model in (POLICY, REFERENCE) else options.served_name or options.model
 
 
-def base_of(file: BaseFile | None, prompt: Prompt) -> float | None:
+def base_of(file: BaseScoreFile | None, prompt: Prompt) -> float | None:
     """Return a prompt's base score: the run's own where it has one, else its row's."""
     key = key_of(prompt)
     return file.get(key) if file is not None and key in file else column_score(prompt)
 
 
-def has_column(name: str, dataset: Dataset, options: Options, terms: Terms) -> bool:
+def has_column(name: str, dataset: Dataset, options: Options, terms: ScoreTerms) -> bool:
     """Whether the base scores of a source's rows are those of their column.
 
     Raises:
@@ -232,13 +232,13 @@ def has_column(name: str, dataset: Dataset, options: Options, terms: Terms) -> b
     return True
 
 
-def open_file(folders: Sequence[Path], terms: Terms, *, resumed: bool) -> BaseFile:
+def open_base_scores(folders: Sequence[Path], terms: ScoreTerms, *, resumed: bool) -> BaseScoreFile:
     """Return the run's base scores of these terms, from the first folder that has them.
 
     Raises:
         ConfigError: none has, and the policy has been trained since.
     """
-    name = f"{hashlib.blake2b(terms.written().encode(), digest_size=6).hexdigest()}.jsonl"
+    name = f"{hashlib.blake2b(terms.to_json().encode(), digest_size=6).hexdigest()}.jsonl"
     paths = [folder / FOLDER / name for folder in folders]
     found = next((path for path in paths if path.is_file()), None)
     if found is None and resumed:
@@ -247,10 +247,10 @@ def open_file(folders: Sequence[Path], terms: Terms, *, resumed: bool) -> BaseFi
             "put it back, give the rows a column by `r1 score-a`, or set use_debiasing=false"
         )
         raise ConfigError([Problem(f"{KWARGS}.score_a", message)])
-    return BaseFile(found or paths[0], terms)
+    return BaseScoreFile(found or paths[0], terms)
 
 
-def require_whole(file: BaseFile, datasets: Sequence[Dataset]) -> None:
+def require_complete(file: BaseScoreFile, datasets: Sequence[Dataset]) -> None:
     """Raise ConfigError if rows have come since the run was begun: the model before its first step is gone."""
     for dataset in datasets:
         for index in (0, len(dataset) - 1):
@@ -261,7 +261,7 @@ def require_whole(file: BaseFile, datasets: Sequence[Dataset]) -> None:
                 raise ConfigError([Problem(f"{KWARGS}.score_a", message)])
 
 
-def every_prompt(datasets: Sequence[Dataset], progress: Progress) -> Iterator[Prompt]:
+def iterate_prompts(datasets: Sequence[Dataset], progress: Progress) -> Iterator[Prompt]:
     """Yield all prompts that can be read, under a bar."""
     for dataset in datasets:
         for index in progress(range(len(dataset)), "base scores", len(dataset)):
