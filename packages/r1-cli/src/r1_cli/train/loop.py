@@ -33,7 +33,7 @@ from r1_rewards.types import RewardFailure
 from r1_rollout.errors import RolloutError
 from r1_rollout.types import Generator
 
-# What ends a run between two steps, where the learner is whole: its last step is saved before.
+# Errors that end a run between two steps, after its last step is saved.
 FAILED = (RewardFailure, RolloutError, AdvantageError, OwnCodeError)
 
 LOST = "the same command goes on from the last checkpoint, not from the last step"
@@ -42,12 +42,12 @@ log = logging.getLogger("r1")
 
 
 class BrokenStepError(Exception):
-    """A step that ended after some of its updates; no checkpoint can be written of it."""
+    """A step failed after some of its updates, so that no checkpoint of it can be written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Everything one training run consists of."""
+    """Everything that the loop calls."""
 
     learner: Policy
     engine: Generator
@@ -56,21 +56,21 @@ class Run:
     schedule: Schedule
     validation: Validation | None
     store: CheckpointStore
-    saver: Saver  # into the store
+    saver: Saver
     tracker: Tracker
-    recorder: Recorder  # of every answer
+    recorder: Recorder  # records every response
     stop: StopRequest
-    assets: Callable[[], Mapping[str, bytes]]  # what else a checkpoint needs to stand alone, by its place in there
+    assets: Callable[[], Mapping[str, bytes]]  # other files of a checkpoint, by path
     critic: ValueModel | None = None
-    async_sampler: AsyncSampler | None = None  # samples the steps to come while the learner computes
+    async_sampler: AsyncSampler | None = None  # samples later steps while the learner computes
     timeline: Timeline = field(default_factory=Timeline)
 
 
 def train(run: Run, at: Position) -> Position:
-    """Train from a position to the schedule's end; return the last whole step's position.
+    """Train from a position to the end of the schedule; return the position after the last whole step.
 
-    With the learner's own state, a position is all that a checkpoint holds: everything else is a function of it. One is
-    written, too, where a signal, a reward or an engine ends the run, or an estimator.
+    A checkpoint holds the models and the position; everything else follows from them. If a signal, a reward, an engine
+    or an estimator ends the run, the last whole step is saved first.
     """
     try:
         if run.validation and run.schedule.val_before_train and not run.tracker.has(at.step):
@@ -91,14 +91,14 @@ def train(run: Run, at: Position) -> Position:
         if not isinstance(reason, Stopped):
             raise
     except Exception:
-        run.saver.finish_or_warn()  # what was whole before is kept
+        run.saver.finish_or_warn()  # earlier checkpoints stay
         raise
     return at
 
 
 def stop_early(run: Run, at: Position, reason: Exception) -> None:
-    """Keep the last whole step, unless what it was to go on with, sampled ahead by older weights, came to nothing."""
-    lost, why = False, f"{reason}: " if isinstance(reason, Stopped) else ""  # errors are told by who catches them
+    """Save the last whole step, unless groups that were sampled for the next steps are lost."""
+    lost, why = False, f"{reason}: " if isinstance(reason, Stopped) else ""  # the caller reports errors
     try:
         if run.async_sampler:
             run.async_sampler.drain()
@@ -116,11 +116,11 @@ def stop_early(run: Run, at: Position, reason: Exception) -> None:
 
 
 def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float], list[Generation]]:
-    """Improve the policy once; return the new position, the step's metrics, and some responses to look at.
+    """Improve the policy once; return the new position, the step's metrics, and some responses to log.
 
-    This is GRPO (arXiv 2402.03300), or whatever estimator and loss make of it: sample a group of responses to each
-    prompt from the policy as it is, score them, ask by how much each is better than its group, and make the better ones
-    likelier, within a trust region around the policy that sampled, and near the reference.
+    With the default settings this is GRPO (arXiv 2402.03300): sample a group of responses to each prompt, score them,
+    compare each with its group, and make the better ones more likely, within a trust region around the policy that
+    sampled, and near the reference.
     """
     watch = Stopwatch(run.tracker.stage, run.timeline.record)
     update = run.update
@@ -160,7 +160,6 @@ def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float], list[
 
 
 def sample(run: Run, at: Position, watch: Stopwatch) -> Collected:
-    """Return the step's groups: sampled now by the policy as it is, or ahead of it, by one of some steps ago."""
     weights = weights_of(run.learner, at.step)
     if run.async_sampler:
         return run.async_sampler.collect(at, weights, watch)
@@ -172,7 +171,6 @@ def sample(run: Run, at: Position, watch: Stopwatch) -> Collected:
 
 
 def update_critic(critic: ValueModel, samples: list[Sample], schedule: Schedule) -> list[dict[str, float]]:
-    """Take the critic's optimizer steps, and let it leave the device to the policy; return the metrics of each step."""
     batches = minibatches(samples, schedule.critic_global_batch_size, schedule.critic_ppo_epochs)
     taken = [critic.forward_backward(minibatch) | critic.optim_step() for minibatch in batches]
     critic.offload()
@@ -182,9 +180,11 @@ def update_critic(critic: ValueModel, samples: list[Sample], schedule: Schedule)
 def update_policy(
     run: Run, samples: list[Sample], objective: Objective, before: int
 ) -> tuple[list[Sample], list[dict[str, float]]]:
-    """Take the optimizer steps; return the samples with their old log-probs, and the metrics of each step.
+    """Take the policy's optimizer steps; return the samples with old log-probs, and the metrics of each optimizer step.
 
-    A user's own loss that fails leaves the step as it was if none was taken, and the critic has taken none `before`.
+    Raises:
+        OwnCodeError: a user's loss failed before any update of the step, of which the critic took `before`.
+        BrokenStepError: it failed after one.
     """
     taken: list[dict[str, float]] = []
     try:
@@ -201,7 +201,7 @@ def update_policy(
 
 
 def minibatches(samples: Sequence[Sample], prompts: int, epochs: int) -> Iterator[list[Sample]]:
-    """Yield the samples of each optimizer step: whole groups, so many prompts at a time, so many times over."""
+    """Yield the samples of each optimizer step: whole groups, `prompts` at a time, `epochs` times over."""
     groups = samples[-1].group_id + 1
     for _ in range(epochs):
         for first in range(0, groups, prompts):
@@ -209,7 +209,6 @@ def minibatches(samples: Sequence[Sample], prompts: int, epochs: int) -> Iterato
 
 
 def validate(run: Run, validation: Validation, step: int) -> tuple[dict[str, float], list[Generation]]:
-    """Measure the weights of `step` on the validation set; return its metrics and some responses to look at."""
     if run.async_sampler:
         run.async_sampler.drain()
     with run.engine.active(weights_of(run.learner, step)):
@@ -219,10 +218,9 @@ def validate(run: Run, validation: Validation, step: int) -> tuple[dict[str, flo
 
 
 def finish_step(run: Run, at: Position, record: dict[str, float], generations: list[Generation]) -> None:
-    """Validate, save and log; the checkpoint and the record are written while the next step goes on.
+    """Validate, save and log. The checkpoint and the record are written while the next step runs.
 
-    A checkpoint gets its name after the record is written: whichever moment a kill chooses, a resumed run finds the
-    records of all steps up to its checkpoint.
+    A checkpoint is published after the record is written: a run resumed from it has the records of all its steps.
     """
     watch = Stopwatch(run.tracker.stage, run.timeline.record)
     if run.validation and run.schedule.validates(at.step):
@@ -246,23 +244,20 @@ def finish_step(run: Run, at: Position, record: dict[str, float], generations: l
 
 
 def flush(run: Run) -> None:
-    """Wait until all records and samples so far are written. Raises CheckpointError where a record could not be."""
+    """Wait until all metrics and samples are written. Raises CheckpointError if a record could not be written."""
     run.tracker.flush()
     run.recorder.flush()
 
 
 def write_checkpoint(run: Run, at: Position, record: dict[str, float]) -> None:
-    """Copy everything that a resume needs, and begin to write it, unpublished; where there is no room, write it here.
-
-    A copy takes at most half of the memory that is free.
-    """
+    """Snapshot what a resume needs and write it in the background, or now if there is no memory for a snapshot."""
     run.saver.finish()
     model_only = run.schedule.save_model_only
     models: dict[str, Trainable] = {"actor": run.learner} | ({"critic": run.critic} if run.critic else {})
     copies: dict[str, Snapshot | None] = {}
     for name, model in models.items():
         copies[name] = model.snapshot(model_only=model_only, max_bytes=free_memory() // 2)
-        if run.critic:  # never both are on the device
+        if run.critic:  # the two are never on the device together
             model.offload()
     pending, assets = run.async_sampler.pending() if run.async_sampler else [], run.assets()
 

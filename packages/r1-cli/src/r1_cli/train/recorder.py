@@ -1,4 +1,4 @@
-"""Writes the record beside the run: a parquet file a step, complete or not there, within a bound."""
+"""Record every response of a run, one parquet file per step, within a size limit."""
 
 import logging
 import os
@@ -23,44 +23,38 @@ from r1_data.types import Prompt
 
 log = logging.getLogger("r1")
 
-ROOM = 2  # steps that may wait to be written, whose samples stay in memory as long
+ROOM = 2  # steps that may wait in memory to be written
 OF_THE_LEARNER = ("old_logprobs", "entropies", "ref_logprobs", "advantages")
 # Columns of few values, or of values that come once an answer of a group; tokens compress better as they are.
 REPEATED = ["phase", "prompt_id", "source", "prompt", "ground_truth", "finish_reason"]
-Ended = Callable[[str, float, float], None]  # is told of what was done its name, and when it began and ended
+Ended = Callable[[str, float, float], None]  # called with name, begin and end of each stage
 
 
 class Recorder:
-    """The samples of a run's steps on disk, under `samples/` and `media/` of its folder.
+    """Writes the samples of a run's steps to `samples/` and `media/` of its folder.
 
-    A step that is reached again after a resume replaces its file. What cannot be written is said once, and nothing more
-    is recorded: the run goes on, as no part of it reads the record.
+    A step that is repeated after a resume replaces its file. After a failed write the recorder warns, stops recording,
+    and lets the run go on.
     """
 
     def __init__(self, folder: Path, most: int, ended: Ended = lambda name, begin, end: None) -> None:
-        """Record into a run's folder, of which the oldest steps leave where it comes to more than `most` bytes.
-
-        Args:
-            most: 0: nothing is recorded.
-        """
+        """Start recording; the oldest steps are deleted when the record exceeds `most` bytes. 0 records nothing."""
         self._samples, self._media, self._most, self._ended = folder / SAMPLES, MediaFolder(folder / MEDIA), most, ended
         self._thread = Background("r1-recording", ROOM)
         self._on = most > 0
         self._dropped = False
-        self._taken: int | None = None  # bytes on the disk, when they were last counted, and since
+        self._taken: int | None = None  # bytes on disk
 
     def record(self, step: int, phase: Phase, groups: Sequence[Group], samples: Sequence[Sample] = ()) -> None:
-        """Have a step's answers written; see `to_table`. Waits only while the steps before it are not begun."""
+        """Write a step's responses in the background. Blocks only while earlier steps wait to be written."""
         if self._on:
             self._thread.do(partial(self._write, step, phase, groups, samples))
 
     def flush(self) -> None:
-        """Wait until all that was taken is written."""
         if self._on:
             self._thread.do(lambda: None).result()
 
     def close(self) -> None:
-        """Write what was taken, and nothing more."""
         self.flush()
         self._thread.close()
 
@@ -84,7 +78,7 @@ class Recorder:
             self._ended("record", begin, time.perf_counter())
 
     def _count(self, written: Path) -> int:
-        """Return the bytes of the record, of which all files are looked at once only."""
+        """Return the bytes of the record. Only the first call looks at every file."""
         if self._taken is None:
             self._taken = sum(path.stat().st_size for path in self._files())
         else:
@@ -96,7 +90,7 @@ class Recorder:
         return [*self._samples.glob("*.parquet"), *self._media.folder.glob("*.*")]
 
     def _make_room(self, newest: Path) -> None:
-        """Let the oldest steps leave, a tenth at once, and pictures that no step shows any more."""
+        """Delete the oldest steps, a tenth at a time, and media that no remaining step shows."""
         if not self._dropped:
             log.warning("the record is as large as trainer.record_gb lets it be: its oldest steps leave it")
             self._dropped = True
@@ -119,10 +113,10 @@ def _media_of(path: Path) -> set[str]:
 def to_table(
     step: int, phase: Phase, groups: Sequence[Group], samples: Sequence[Sample], media: Callable[[Prompt], list[str]]
 ) -> pa.Table:
-    """Return a row for each answer, group after group.
+    """Return one row per response, group after group.
 
     Args:
-        samples: what was trained on, one for each answer in the same order; none in a validation.
+        samples: the trained samples, one per response in the same order; none in a validation.
         media: gives the files of a prompt's pictures and videos.
     """
     answers = [(place, index, group) for place, group in enumerate(groups) for index in range(len(group.responses))]
@@ -167,14 +161,14 @@ def to_table(
 
 
 def _of_samples(samples: Sequence[Sample], name: str, lengths: Sequence[int]) -> pa.Array:
-    """Return a per-token field of the samples' trained tokens, so many of each; null where there is none."""
+    """Return a field of the trained tokens as one list per sample; null if samples lack it."""
     if not samples or any(getattr(sample, name) is None for sample in samples):
         return pa.nulls(len(lengths), SCHEMA.field(name).type)
     return _cut(tokens(samples, name).float().cpu().numpy(), lengths)
 
 
 def _lists(values: Sequence[Any], dtype: Any) -> pa.Array:
-    """Return arrays of different lengths as one column, without a Python object for each number."""
+    """Return arrays as one column, without a Python object per number."""
     flat = np.concatenate([np.empty(0, dtype), *values]).astype(dtype, copy=False)
     return _cut(flat, [*map(len, values)])
 
@@ -184,5 +178,5 @@ def _cut(flat: Any, lengths: Sequence[int]) -> pa.Array:
 
 
 def clean(text: Any) -> str:
-    """Return a text that UTF-8 can hold: halves of surrogate pairs, which broken files bring, as question marks."""
+    """Return a text that UTF-8 can hold: lone surrogates of broken files become question marks."""
     return str(text).encode("utf-8", "replace").decode()

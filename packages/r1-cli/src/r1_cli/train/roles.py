@@ -1,4 +1,4 @@
-"""The parts of a run as the loop sees them: protocols and settings, so that ranks and actors fit behind them later."""
+"""Types that the loop passes around: position, schedule, update, sampler, and protocols of data sets."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -20,10 +20,8 @@ Item = TypeVar("Item")
 
 
 class Progress(Protocol):
-    """Shows how far a long piece of work is."""
-
     def __call__(self, items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
-        """Yield `items` unchanged."""
+        """Yield `items` under a progress bar."""
 
 
 class Dataset(Protocol):
@@ -32,61 +30,59 @@ class Dataset(Protocol):
     def __len__(self) -> int: ...
     def __getitem__(self, index: int) -> Prompt: ...
     def prefetch(self, indices: Sequence[int]) -> None:
-        """Begin to render these, which will be asked for next."""
+        """Begin to render these prompts."""
 
 
 class Stream(Protocol):
-    """Which prompts come when; a pure function of the batch's number, so that a resume needs no iterator."""
+    """The order of prompts: a pure function of the batch number, so that a resume needs no iterator state."""
 
     def batch(self, index: int) -> list[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """An engine, a verifier and the tokenizer between them: all that it takes to turn prompts into scored groups."""
+    """Turns prompts into scored groups: an engine, a verifier, and the tokenizer between them."""
 
     generator: Generator
     verifier: Verifier
     tokenizer: Decoder
-    per_sample: Callable[[str], bool]  # whether a source's responses may be scored one by one: see `OpenVerifier`
+    per_sample: Callable[[str], bool]  # whether a source's responses may be scored one by one; see `OpenVerifier`
     skip_special_tokens: bool = True
-    # why no response to a prompt of a source, with this ground truth and these columns, can be right; None if one can
+    # (source, ground truth, columns) -> why no response can be correct; None if one can
     truth_problem: Callable[[str, str, Mapping[str, Any]], str | None] = lambda source, ground_truth, columns: None
-    failures_shown: set[str] = field(default_factory=set)  # causes of failed rewards that the user has seen
+    failures_shown: set[str] = field(default_factory=set)  # causes that were logged
 
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """When things happen, in steps; and how many prompts make one."""
+    """When a run validates, saves and ends, in steps, and how many prompts make a step."""
 
     total_steps: int
     rollout_batch_size: int  # prompts per step
     global_batch_size: int  # prompts per optimizer step
     ppo_epochs: int
-    max_idle_steps: int  # in a row, with nothing to learn from, after which a run ends; below 1: no limit
-    train_generations_to_log: int  # prompts of a step whose responses are written down
+    max_idle_steps: int  # in a row without signal, after which a run ends; below 1: no limit
+    train_generations_to_log: int  # prompts of a step whose responses are logged
     val_freq: int
     val_before_train: bool
     save_freq: int
     save_model_only: bool
-    critic_global_batch_size: int = 1  # prompts per optimizer step of the critic, where there is one
+    critic_global_batch_size: int = 1  # prompts per optimizer step of the critic
     critic_ppo_epochs: int = 1
-    critic_warmup: int = 0  # first steps, in which the critic alone learns
-    until: int | None = None  # the last step that is taken now, where that is not the last of all
+    critic_warmup: int = 0  # first steps, which train the critic only
+    until: int | None = None  # the last step of this start, if not of the run
 
     @property
     def last_step(self) -> int:
-        """The step to end after; rates of learning are those of `total_steps`."""
+        """The step to end after. Learning rates follow `total_steps`."""
         return self.total_steps if self.until is None else min(self.until, self.total_steps)
 
     @property
     def updates_per_step(self) -> int:
-        """Optimizer steps in a step that is full."""
         return -(-self.rollout_batch_size // self.global_batch_size) * self.ppo_epochs
 
     @property
     def critic_updates_per_step(self) -> int:
-        """The same of the critic."""
         return -(-self.rollout_batch_size // self.critic_global_batch_size) * self.critic_ppo_epochs
 
     def validates(self, step: int) -> bool:
@@ -98,19 +94,19 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a run is, with all that it has learned beside the weights."""
+    """How far a run is, and everything it has learned besides the weights."""
 
     step: int  # steps taken; the version of the weights
     stream: StreamPosition
     kl: KLController
     filter: GroupFilter
     normalizer: RewardNormalizer  # of rewards
-    idle: int = 0  # the latest steps, all in a row, that had nothing to learn from
-    failed: int = 0  # the latest steps, all in a row, all of whose rewards failed
-    micro_batches: Mapping[str, int] = field(default_factory=dict)  # by key, the sizes that a rehearsal has chosen
+    idle: int = 0  # latest steps in a row without signal
+    failed: int = 0  # latest steps in a row in which all rewards failed
+    micro_batches: Mapping[str, int] = field(default_factory=dict)  # by key, the sizes that profiling chose
 
     def state(self) -> dict[str, Any]:
-        """Return what a checkpoint must hold, as JSON can; the surplus has files of its own."""
+        """Return the JSON state for a checkpoint, without the carried-over groups."""
         return {
             "step": self.step,
             **self.stream.state(),
@@ -123,7 +119,7 @@ class Position:
         }
 
     def resume(self, state: Mapping[str, Any]) -> "Position":
-        """Return the position of a checkpoint's state, under this one's settings."""
+        """Return the position of a checkpoint's state, under this position's settings."""
         return Position(
             step=state["step"],
             stream=resume_stream_position(state),
@@ -141,21 +137,19 @@ Collected = tuple[list[Group], Position, dict[str, float]]
 
 
 class Collector(Protocol):
-    """Gives a step its groups; now, or by then, as one that samples ahead of the learner would."""
-
     def collect(self, at: Position, watch: Stopwatch) -> Collected:
-        """Return the scored groups of the step that begins at `at`; the engine is active."""
+        """Return the scored groups of the step that begins at `at`. The engine is active."""
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """How groups become a step of the policy: advantages, objective, and what the two ask for."""
+    """How groups become an update of the policy."""
 
     compute_advantages: AdvantageComputer
     objective: Objective
-    needs: frozenset[str]  # what must be known before the update: words of `r1_core.needs`
+    needs: frozenset[str]  # fields known before the update, in words of `r1_core.needs`
 
     @property
     def kl_penalty(self) -> str | None:
-        """The estimate of the KL from the reference, in the loss or in the reward; None without one."""
+        """The KL estimator of the loss or the reward; None without a KL penalty."""
         return self.objective.kl_penalty or self.compute_advantages.kl_penalty

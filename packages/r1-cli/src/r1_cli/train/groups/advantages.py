@@ -1,4 +1,4 @@
-"""From groups to the advantages of their samples, with what the estimator needs to know of them."""
+"""Compute the advantages of a step's samples."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,20 +12,19 @@ from r1_core.types import Sample
 
 
 class AdvantageError(Exception):
-    """No advantages can be had from a step's samples; the learner is as it was before them."""
+    """The advantages of a step cannot be computed. The learner has not changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class AdvantageComputer:
-    """An estimator, and what else goes into advantages: the KL in the reward and the correction of the engine's gap."""
+    """An estimator with its other inputs: the KL in the reward and the correction for the engine's log-probs."""
 
     estimator: Estimator
-    kl_penalty: str | None = None  # in the reward; None: it stands in the loss or nowhere
+    kl_penalty: str | None = None  # in the reward; None: in the loss or nowhere
     correction: Correction | None = None
 
     @property
     def needs(self) -> frozenset[str]:
-        """What must be known of the samples before they get their advantages."""
         needs = {*self.estimator.needs}
         if self.correction is None:
             needs.discard("correction_weights")
@@ -36,11 +35,7 @@ class AdvantageComputer:
         return frozenset(needs)
 
     def __call__(self, samples: Sequence[Sample], groups: Sequence[Group], kl_coef: float) -> list[Sample]:
-        """Return the samples of the groups, as `to_samples` gives them, with their advantages.
-
-        Raises:
-            EstimateError: the estimator raises.
-        """
+        """Return the samples of `groups` with their advantages. Raises AdvantageError if the estimator raises."""
         needs = self.needs
         try:
             return assign(
@@ -52,7 +47,7 @@ class AdvantageComputer:
                 kl_penalty=self.kl_penalty,
                 kl_coef=kl_coef,
             )
-        except OwnCodeError as error:  # which names the user's file and line by itself
+        except OwnCodeError as error:  # names the user's file and line
             raise AdvantageError(str(error)) from error
         except Exception as error:
             name = type(self.estimator).__name__

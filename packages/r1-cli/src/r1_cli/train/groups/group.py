@@ -1,4 +1,4 @@
-"""Where the packages' types meet: a prompt, its completions and their scores become a group, and a group samples."""
+"""Groups: a prompt with its scored responses, and the samples that the learner trains on."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -17,19 +17,19 @@ from r1_rollout.types import Completion
 
 
 class Decoder(Protocol):
-    """The part of a tokenizer that turns completions back into text."""
+    """A tokenizer that decodes completions."""
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Response:
-    """One completion, judged. Example: `Response(Completion([51, 2], …), "3", Score(1.0), reward=0.9)`."""
+    """One scored completion. Example: `Response(Completion([51, 2], …), "3", Score(1.0), reward=0.9)`."""
 
     completion: Completion
     text: str  # the completion, decoded
     score: Score
-    reward: float  # what an estimator sees: the score's value, and what `Shaping` did to it
+    reward: float  # the shaped value of the score, which the estimator sees
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +38,10 @@ class Group:
 
     prompt: Prompt
     responses: Sequence[Response]
-    baseline: float | None = None  # the reward of the prompt's greedy response, where one was sampled
-    dropped: tuple[Score, ...] = ()  # of responses that could not be scored and have left the group
-    truth_problem: str | None = None  # why no response to the prompt can be right, where that is known
-    row: int = -1  # of the dataset, which renders the prompt again after a resume
+    baseline: float | None = None  # reward of the prompt's greedy response, if one was sampled
+    dropped: tuple[Score, ...] = ()  # scores of dropped responses, which failed
+    truth_problem: str | None = None  # why no response can be correct, if known
+    row: int = -1  # of the data set, to render the prompt again after a resume
 
     @property
     def completions(self) -> list[Completion]:
@@ -57,33 +57,31 @@ class Group:
 
     @property
     def version(self) -> int:
-        """The weights that sampled the responses."""
         return self.responses[0].completion.weight_version
 
     @property
     def data_source(self) -> str:
-        """What the row's results are reported under."""
+        """The source under which metrics report the group."""
         return str(self.prompt.metadata.get("data_source", self.prompt.source))
 
     def with_rewards(self, rewards: Sequence[float]) -> "Group":
-        """Return the group with other rewards, one per response."""
         pairs = zip(self.responses, rewards, strict=True)
         return replace(self, responses=[replace(response, reward=reward) for response, reward in pairs])
 
     def without_failures(self) -> "Group":
-        """Return the group without the responses that the failure policy wants left out."""
+        """Return the group without the responses that the failure policy drops."""
         kept = [response for response in self.responses if response.score.keep]
         if len(kept) == len(self.responses):
             return self
         return replace(self, responses=kept, dropped=tuple(score for score in self.scores if not score.keep))
 
 
-# --- what a verifier is given -----------------------------------------------------------------------------------------
+# --- inputs of verifiers ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class SampledInput(RewardInput):
-    """One response to score, with what only a verifier of this process can use: its tokens, and the prompt's."""
+    """One response to score, with tokens of response and prompt for verifiers in this process."""
 
     rendered: Prompt | None = None
     completion: Completion | None = None
@@ -92,7 +90,7 @@ class SampledInput(RewardInput):
 def to_reward_inputs(
     prompt: Prompt, completions: Sequence[Completion], tokenizer: Decoder, *, skip_special_tokens: bool = True
 ) -> list[RewardInput]:
-    """Return what the verifier sees of each completion; columns that JSON cannot carry to a process stay behind."""
+    """Return the verifier's input for each completion, without columns that JSON cannot carry to another process."""
     metadata = json_columns(prompt.metadata)
     return [
         SampledInput(
@@ -119,7 +117,6 @@ def to_group(
     scores: Sequence[Score],
     truth_problem: str | None = None,
 ) -> Group:
-    """Return the group of a prompt whose completions have been scored; rewards are the scores' values."""
     return Group(
         prompt,
         [
@@ -130,21 +127,17 @@ def to_group(
     )
 
 
-# --- what a filter is given -------------------------------------------------------------------------------------------
+# --- inputs of filters ------------------------------------------------------------------------------------------------
 
 
 def filter_values(groups: Sequence[Group], key: str) -> list[list[float]]:
-    """Return what the filter looks at, of each response of each group: the reward, or the part `key` of the score.
-
-    The reward stands for a part that a response lacks, as one does that could not be scored.
-    """
+    """Return what the filter reads of each response: the reward, or the part `key` of its score if it has that part."""
     if key == "overall":
         return [group.rewards for group in groups]
     return [[one.score.parts.get(key, one.reward) for one in group.responses] for group in groups]
 
 
 def passes(group_filter: GroupFilter, values: Sequence[Sequence[float]]) -> list[bool]:
-    """Return which groups the filter keeps; it says so of each sample, and the same of all of a group."""
     kept = group_filter.keep(*by_sample(values)).split([len(group) for group in values])
     return [bool(samples.any()) for samples in kept]
 
@@ -156,11 +149,11 @@ def by_sample(values: Sequence[Sequence[float]]) -> tuple[Tensor, Tensor]:
     return flat, torch.arange(len(values)).repeat_interleave(lengths)
 
 
-# --- what the learner is given ----------------------------------------------------------------------------------------
+# --- samples of the learner -------------------------------------------------------------------------------------------
 
 
 def to_samples(groups: Sequence[Group]) -> list[Sample]:
-    """Return one sample per response, group after group; `group_id` is the group's place in `groups`."""
+    """Return one sample per response, group after group. `group_id` is the index in `groups`."""
     return [
         sample
         for group_id, group in enumerate(groups)
@@ -173,11 +166,7 @@ def to_samples(groups: Sequence[Group]) -> list[Sample]:
 
 
 def to_sample(prompt: Any, token_ids: Sequence[int] | NDArray[np.int32]) -> Sample:
-    """Return a prompt and the tokens of one response as the learner reads them, which trains on the response alone.
-
-    Args:
-        prompt: anything with `token_ids`, `position_ids` and `model_inputs`, as `r1_rollout.types.PromptLike` says.
-    """
+    """Return a prompt (a `r1_rollout.types.PromptLike`) with one response as a sample that trains on the response."""
     (sample,) = _samples_of(prompt, [(token_ids, None, 0.0)], group_id=0)
     return sample
 
@@ -187,10 +176,7 @@ def _samples_of(
     responses: Sequence[tuple[Sequence[int] | NDArray[np.int32], NDArray[np.float32] | None, float]],
     group_id: int,
 ) -> list[Sample]:
-    """The samples of a prompt's responses: tokens, log-probs if they are known, and reward of each.
-
-    They share masks and positions, which are those of the longest.
-    """
+    """Return samples from (tokens, log-probs or None, reward). They share one loss mask and positions."""
     start, longest = len(prompt.token_ids), max((len(token_ids) for token_ids, _, _ in responses), default=0)
     prompt_ids, nothing = torch.tensor(prompt.token_ids), torch.zeros(start)
     loss_mask = torch.arange(start + longest) >= start
@@ -211,7 +197,6 @@ def _samples_of(
 
 
 def extend_prompt(prompt: Prompt, token_ids: Sequence[int] | NDArray[np.int32]) -> Prompt:
-    """Return a prompt that goes on with these tokens, which stand for no media."""
     more = [int(token) for token in token_ids]
     return replace(
         prompt,
@@ -226,7 +211,7 @@ def extend_positions(position_ids: Tensor, length: int) -> Tensor:
 
     Args:
         position_ids: int64 [axes, P]. The first axis counts tokens; the rotary axes of M-RoPE (arXiv 2409.12191)
-            go on from the largest position that any of them has reached.
+            continue from the largest position of any of them.
 
     Returns:
         int64 [axes, P + length].
@@ -239,20 +224,17 @@ def extend_positions(position_ids: Tensor, length: int) -> Tensor:
     return torch.cat([position_ids, response], dim=1)
 
 
-# --- what an estimator is given beside the samples --------------------------------------------------------------------
+# --- other inputs of estimators ---------------------------------------------------------------------------------------
 
 
 def baselines(groups: Sequence[Group]) -> list[float] | None:
-    """Return each sample's baseline, in the order of `to_samples`; None where none were sampled."""
+    """Return each sample's baseline, in the order of `to_samples`; None without greedy responses."""
     found = [group.baseline for group in groups for _ in group.responses if group.baseline is not None]
     return found or None
 
 
 def part_rewards(groups: Sequence[Group]) -> list[dict[str, float]]:
-    """Return the parts of each sample's score, in the order of `to_samples`, all under the same names.
-
-    The value of the score stands for a part that it lacks, as one of a response that could not be scored does.
-    """
+    """Return the parts of each sample's score under the same names; the score's value replaces a missing part."""
     scores = [score for group in groups for score in group.scores]
     names = sorted({name for score in scores for name in score.parts} - {"overall"})
     return [{name: score.parts.get(name, score.value) for name in names} for score in scores]

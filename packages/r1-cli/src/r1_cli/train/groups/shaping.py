@@ -1,4 +1,4 @@
-"""From scores to the rewards that an estimator sees: an overlong punishment, one scale over the run, a clip."""
+"""Shape rewards: overlong penalty, normalization over the run, clipping."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,42 +13,39 @@ from r1_core.soft_overlong import overlong_punishment
 
 @dataclass(frozen=True, slots=True)
 class OverlongBuffer:
-    """DAPO's soft overlong punishment (arXiv 2503.14476), in tokens of a response."""
+    """DAPO's soft overlong penalty (arXiv 2503.14476). Lengths are response tokens."""
 
     max_length: int
-    buffer: int  # the last tokens before `max_length`, which cost
-    factor: float  # what a response that fills them all loses
+    buffer: int  # tokens before `max_length` that are penalized
+    factor: float  # penalty of a response that fills the buffer
 
     def penalties(self, group: Group) -> list[float]:
-        """Return what each response's reward changes by: 0 or less."""
+        """Return what is added to each response's reward: 0 or less."""
         lengths = torch.tensor([len(completion.token_ids) for completion in group.completions])
         return overlong_punishment(lengths, self.max_length, self.buffer, self.factor).tolist()
 
     def penalize(self, group: Group) -> Group:
-        """Return the group with the punishments in its rewards."""
         changes = zip(group.rewards, self.penalties(group), strict=True)
         return group.with_rewards([reward + change for reward, change in changes])
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Return the mean punishment of a response, and the share of responses that have one."""
         changes = [change for group in groups for change in self.penalties(group)]
         return {"overlong/penalty": fmean(changes), "overlong/ratio": fmean(change < 0 for change in changes)}
 
 
 @dataclass(frozen=True, slots=True)
 class Shaping:
-    """What is done to rewards, in this order. Where a field is None or false, its part is left out."""
+    """The steps of reward shaping, in their order. A field that is None or false skips its step."""
 
     overlong: OverlongBuffer | None = None
     normalize: bool = False
     clip: tuple[float, float] | None = None
 
     def penalize(self, group: Group) -> Group:
-        """Return the group as the filter of dynamic sampling sees it."""
         return self.overlong.penalize(group) if self.overlong else group
 
     def apply(self, groups: Sequence[Group], normalizer: RewardNormalizer) -> tuple[list[Group], RewardNormalizer]:
-        """Return the groups as the estimator sees them, and the normalizer that has seen their rewards, too."""
+        """Return the groups with shaped rewards, and the updated normalizer."""
         if self.normalize:
             rewards = [reward for group in groups for reward in group.rewards]
             normalizer = normalizer.observe(torch.tensor(rewards, dtype=torch.float64))
@@ -71,5 +68,4 @@ class Shaping:
         return shaped.tolist()
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
-        """Return what the punishment did to responses, {} without one."""
         return self.overlong.metrics(groups) if self.overlong else {}

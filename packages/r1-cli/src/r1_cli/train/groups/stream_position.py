@@ -1,4 +1,4 @@
-"""What a step finds before it: prompts drawn but not begun, and groups sampled but not needed yet."""
+"""The position in the stream of prompts, its carried-over groups, and how checkpoints keep them."""
 
 import hashlib
 import json
@@ -24,30 +24,22 @@ log = logging.getLogger("r1")
 
 @dataclass(frozen=True, slots=True)
 class StreamPosition:
-    """How far a run is in the stream of prompts."""
-
-    cursor: int = 0  # prompt batches drawn from the stream
-    rounds: int = 0  # times that prompts were sampled; each has noise of its own
-    unfinished: tuple[int, ...] = ()  # rows that were drawn and not begun; they come before the stream's next batch
-    carried_over: tuple[
-        Group, ...
-    ] = ()  # groups that passed the filter and were not needed; they are the next step's first
+    cursor: int = 0  # batches read from the stream
+    rounds: int = 0  # sampling rounds; each has its own noise
+    unfinished: tuple[int, ...] = ()  # rows read and not started; they come before the next batch
+    carried_over: tuple[Group, ...] = ()  # surplus groups that passed the filter; the next step uses them first
 
     def state(self) -> dict[str, Any]:
-        """Return all but the surplus, which `save_surplus` writes."""
         return {"cursor": self.cursor, "draws": self.rounds, "pending": list(self.unfinished)}
 
 
 def resume_stream_position(state: Mapping[str, Any]) -> StreamPosition:
-    """Return the supply of a state, without its surplus. Older checkpoints drew whole batches only."""
+    """Return the position without carried-over groups. Older checkpoints have neither `draws` nor `pending`."""
     return StreamPosition(state["cursor"], state.get("draws", state["cursor"]), tuple(state.get("pending", ())))
 
 
 def save_groups(carried_over: Sequence[Group], folder: Path) -> None:
-    """Write groups into the checkpoint `folder`; nothing if there are none.
-
-    Prompts are written as their rows, and rendered again. Log-probs keep the precision that the learner reads.
-    """
+    """Write groups into a checkpoint folder. Prompts are saved as row numbers and rendered again."""
     if not carried_over:
         return
     completions = [completion for group in carried_over for completion in group.completions]
@@ -60,10 +52,10 @@ def save_groups(carried_over: Sequence[Group], folder: Path) -> None:
 
 
 def load_groups(folder: Path, render: Callable[[int], Prompt]) -> tuple[Group, ...]:
-    """Return the groups that `save_surplus` wrote, () if none.
+    """Return the groups that `save_groups` wrote. Groups whose prompts have changed since are dropped with a warning.
 
-    `render` gives the prompt of a row. Groups whose prompts are no longer those that were sampled from are left out,
-    with a warning: the data, the template or the tokenizer has changed.
+    Args:
+        render: gives the prompt of a row.
     """
     if not (folder / GROUPS_FILE).is_file():
         return ()

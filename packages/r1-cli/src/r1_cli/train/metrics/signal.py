@@ -1,4 +1,4 @@
-"""Whether a step has anything to learn from. A run that has nothing for many steps says so, and ends."""
+"""End a run that has no learning signal for many steps."""
 
 import logging
 from collections.abc import Sequence
@@ -11,16 +11,13 @@ log = logging.getLogger("r1")
 
 
 class NothingToLearn(RewardFailure):
-    """Step after step the rewards told no response from another."""
+    """No step had a learning signal."""
 
 
 def count_idle(idle: int, failed: int, groups: Sequence[Group], samples: Sequence[Sample]) -> tuple[int, int]:
-    """Return how many steps in a row, this one included, had nothing to learn from, and in how many all rewards failed.
+    """Return how many steps in a row, this one included, had no signal, and in how many all rewards failed.
 
-    Warns of it: one step whose rewards are equal is common in small batches; one whose rewards all failed is not.
-
-    Args:
-        idle, failed: the same before this step.
+    Equal rewards in a single step are common in small batches, so they are logged from the second step in a row on.
     """
     failures = describe_all_failed(groups)
     equal = describe_all_equal(groups, samples)
@@ -32,7 +29,7 @@ def count_idle(idle: int, failed: int, groups: Sequence[Group], samples: Sequenc
 
 
 def require_signal(idle: int, limit: int) -> None:
-    """Raise NothingToLearn after `limit` steps in a row without anything to learn from; below 1: never."""
+    """Raise NothingToLearn after `limit` steps in a row without signal; never if it is below 1."""
     if 0 < limit <= idle:
         raise NothingToLearn(
             f"{idle} steps in a row had nothing to learn from, see the warnings above: look at the reward (r1 reward "
@@ -43,7 +40,7 @@ def require_signal(idle: int, limit: int) -> None:
 
 
 def require_rewards(failed: int, steps: int, limit: int) -> None:
-    """Raise NothingToLearn at the end of a run if all rewards of all its steps failed, unless the `limit` is off."""
+    """Raise NothingToLearn if all rewards of all steps failed; never if `limit` is below 1."""
     if 0 < steps <= failed and limit > 0:
         raise NothingToLearn(
             f"no step learned anything: the reward failed on every response of all {steps} steps, see the warnings "
@@ -52,7 +49,7 @@ def require_rewards(failed: int, steps: int, limit: int) -> None:
 
 
 def describe_all_failed(groups: Sequence[Group]) -> str:
-    """Return what is to be said where not one response of a step could be scored, "" where one could."""
+    """Return a message if no response of the step could be scored, else ""."""
     scores = [score for group in groups for score in (*group.scores, *group.dropped)]
     errors = [score.error for score in scores if score.error]
     if len(errors) < len(scores):
@@ -61,7 +58,7 @@ def describe_all_failed(groups: Sequence[Group]) -> str:
 
 
 def describe_all_equal(groups: Sequence[Group], samples: Sequence[Sample]) -> str:
-    """Return what is to be said where every advantage of a step is 0, "" where one is not."""
+    """Return a message if every advantage of the step is 0, else ""."""
     if any(sample.advantages is not None and bool(sample.advantages.any()) for sample in samples):
         return ""
     rewards = {reward for group in groups for reward in group.rewards}

@@ -1,4 +1,4 @@
-"""The numbers of a step under the names that dashboards of EasyR1 and veRL already know."""
+"""Metrics of a step, under the names that EasyR1 and veRL dashboards use."""
 
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -23,7 +23,6 @@ OF_ALL_TOKENS = ("old", "ref", "values", "adv", "update_critic", "update_actor")
 
 
 def step_metrics(step: int, groups: Sequence[Group], samples: Sequence[Sample]) -> dict[str, float]:
-    """Return what a step that begins after `step` others has sampled and judged."""
     return {
         **reward_metrics(groups),
         **source_metrics(groups, "reward/"),
@@ -43,7 +42,6 @@ def spread(name: str, values: Iterable[float]) -> dict[str, float]:
 
 
 def mean_of(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean of each metric over the optimizer steps that report it."""
     columns: dict[str, list[float]] = defaultdict(list)
     for record in records:
         for name, value in record.items():
@@ -52,16 +50,11 @@ def mean_of(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
 
 
 def update_metrics(owner: str, updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    """Return the mean over the step's optimizer steps of what the actor or the critic reported."""
     return {f"{owner}/{name}": value for name, value in mean_of(updates).items()}
 
 
 def reward_metrics(groups: Sequence[Group], prefix: str = "reward/", suffix: str = "") -> dict[str, float]:
-    """Return the mean of each part of the rewards, how many responses could not be scored, by cause, and of how many
-    prompts the ground truth is of no use.
-
-    Every prompt counts the same, however many responses it has.
-    """
+    """Return the mean of each reward part, failures by cause, and unusable ground truths. Prompts weigh the same."""
     scores = [score for group in groups for score in group.scores]
     means = mean_of([mean_of([score.parts for score in group.scores]) for group in groups])
     record = {f"{prefix}{name}{suffix}": value for name, value in means.items()}
@@ -73,7 +66,7 @@ def reward_metrics(groups: Sequence[Group], prefix: str = "reward/", suffix: str
 
 
 def by_source(groups: Sequence[Group]) -> dict[str, list[Group]]:
-    """Return the groups of each data source; empty where all are of one, whose numbers are the overall ones."""
+    """Return the groups by data source; {} if all are from one source."""
     shares: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
         shares[group.data_source].append(group)
@@ -81,7 +74,7 @@ def by_source(groups: Sequence[Group]) -> dict[str, list[Group]]:
 
 
 def source_metrics(groups: Sequence[Group], prefix: str, suffix: str = "") -> dict[str, float]:
-    """Return the mean rewards of each source, `{prefix}{source}/{part}`, and how many prompts it gave."""
+    """Return the mean rewards of each source, `{prefix}{source}/{part}`, and its number of prompts."""
     record: dict[str, float] = {}
     for source, share in by_source(groups).items():
         record |= reward_metrics(share, f"{prefix}{source}/", suffix)
@@ -90,14 +83,13 @@ def source_metrics(groups: Sequence[Group], prefix: str, suffix: str = "") -> di
 
 
 def shares(samples: Sequence[Sample]) -> Iterator[Sequence[Sample]]:
-    """Cut samples into shares of `SHARE`."""
     return (samples[start : start + SHARE] for start in range(0, len(samples), SHARE))
 
 
 def advantage_metrics(samples: Sequence[Sample]) -> dict[str, float]:
-    """Return the spread over trained tokens; outcome estimators use the advantage as the return.
+    """Return the spread of advantages, returns and values over trained tokens, and the variance that values explain.
 
-    With a critic's values also what share of the returns' variance they explain; of returns all alike none.
+    Outcome estimators have no returns: the advantage stands for them.
     """
     found = {"advantages": tokens(samples, "advantages")}
     found["returns"] = tokens(samples, "returns") if known(samples, "returns") else found["advantages"]
@@ -115,7 +107,6 @@ def advantage_metrics(samples: Sequence[Sample]) -> dict[str, float]:
 
 
 def length_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Return lengths in tokens, and the share of completions that were cut at the longest length allowed."""
     completions = [completion for group in groups for completion in group.completions]
     return {
         **spread("response_length", [len(c.token_ids) for c in completions]),
@@ -125,14 +116,11 @@ def length_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def sequence_balance(lengths: Sequence[int], loads: Sequence[int] = ()) -> dict[str, float]:
-    """Return EasyR1's `global_seqlen/*`: the tokens that each data-parallel rank has of a step, of one rank all.
+    """Return EasyR1's `global_seqlen/*`: tokens per rank, as computed (`balanced_*`) and as split in order.
 
     Args:
-        lengths: of the step's samples, in their order; with shared prompts, what each adds to those before it.
-        loads: what each rank has computed of them, perhaps several times.
-
-    `balanced_*` is what the ranks have had; the others what they would have if each took its share of the samples in
-    their order.
+        lengths: tokens of each sample; with shared prompts, the tokens that it adds to the samples before it.
+        loads: tokens that each rank computed, perhaps several times.
     """
     total, ranks = sum(lengths), max(len(loads), 1)
     ends = [len(lengths) * rank // ranks for rank in range(ranks + 1)]
@@ -149,11 +137,9 @@ def sequence_balance(lengths: Sequence[int], loads: Sequence[int] = ()) -> dict[
 
 
 def staleness(step: int, groups: Sequence[Group], samples: Sequence[Sample]) -> dict[str, float]:
-    """Return how many steps, or weight versions, old the responses are, and how far the policy has gone from old ones.
+    """Return the age of the responses in weight versions, and `agreement` on current and older ones.
 
-    Responses of the current weights show how well engine and learner agree, under `rollout/`. For those of older
-    weights (sampled ahead, or kept from an earlier step), under `rollout/stale_`, the same numbers include what the
-    policy has learned since.
+    `rollout/stale_*` also includes what the policy has learned since the responses were sampled.
     """
     ages = [step - completion.weight_version for group in groups for completion in group.completions]
     fresh = [sample for sample, age in zip(samples, ages, strict=True) if age <= 0]
@@ -166,12 +152,10 @@ def staleness(step: int, groups: Sequence[Group], samples: Sequence[Sample]) -> 
 
 
 def agreement(samples: Sequence[Sample], prefix: str = "rollout/") -> dict[str, float]:
-    """Return how far the engine's log-probs lie from the learner's, over trained tokens, before any correction.
+    """Return how far the engine's log-probs are from the learner's, over trained tokens, before any correction.
 
-    {} without samples, or without both.
-
-    Mean and largest gap in nats; KL(engine, learner) by k1 and k3 and the χ² divergence; and the effective sample size
-    of the tokens' importance weights, which is 1 where the two agree.
+    Gaps in nats, KL(engine, learner) by k1 and k3, the χ² divergence, and the effective sample size of the importance
+    weights (1 if both agree). {} without log-probs.
     """
     if not samples or not known(samples, "old_logprobs") or not known(samples, "rollout_logprobs"):
         return {}
@@ -196,15 +180,14 @@ def agreement(samples: Sequence[Sample], prefix: str = "rollout/") -> dict[str, 
 
 
 def penalty_metrics(samples: Sequence[Sample], kl_penalty: str | None, coef: float) -> dict[str, float]:
-    """Return the KL that is taken off the rewards, nats a token, and its weight; nothing where it stands elsewhere."""
     return {} if kl_penalty is None else {"critic/kl": divergence(samples, kl_penalty), "critic/kl_coef": coef}
 
 
 def divergence(samples: Sequence[Sample], kl_penalty: str | None) -> float:
-    """Return the mean over responses of the policy's token KL from the reference, nats, by the penalty it is held by.
+    """Return the policy's mean token KL from the reference per response, in nats; 0 without a penalty.
 
-    So a controller steers what it sees. The KL over the vocabulary is not known here where it stands in the loss; k1
-    estimates it without bias. 0 without a reference or a penalty.
+    The penalty's own estimator is used, so that a KL controller steers what it sees; k1, which is unbiased, in place of
+    a full-vocabulary KL in the loss.
     """
     if kl_penalty is None or not known(samples, "ref_logprobs") or not known(samples, "old_logprobs"):
         return 0.0
@@ -225,10 +208,7 @@ def divergence(samples: Sequence[Sample], kl_penalty: str | None) -> float:
 def performance(
     samples: Sequence[Sample], seconds: Mapping[str, float], info: LearnerInfo, ppo_epochs: int
 ) -> dict[str, float]:
-    """Return times, throughput and memory; MFU only where the device's peak is known, never a made-up one.
-
-    Tokens are those that have to be computed: a prompt once where its answers share it, however often it was.
-    """
+    """Return times, throughput and memory; MFU for devices with a known peak. A shared prompt is counted once."""
     lengths = SharedPrompts.find(samples, info.share_prompts).in_order()
     total = sum(lengths)
     sampled = sum(sample.response_length for sample in samples)

@@ -1,4 +1,4 @@
-"""Validation during a run, and the accuracy, avg@k, pass@k and maj@k of a model's responses."""
+"""Validation, and accuracy, avg@k, pass@k and maj@k of a model's responses."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -20,27 +20,22 @@ from r1_rollout.types import SamplingParams
 
 @dataclass(frozen=True, slots=True)
 class ValidationSet:
-    """Prompts to validate on, and how they are sampled from."""
-
     dataset: Dataset
     sampling: SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """What it takes to say how good a policy is."""
+    """Measures a policy on the validation sets."""
 
     sampler: Sampler
     sets: Sequence[ValidationSet]
-    batch_size: int  # prompts sampled at a time; -1: all at once
-    shown: int  # prompts whose responses are to be looked at
+    batch_size: int  # prompts sampled at once; -1: all
+    shown: int  # prompts whose responses are logged
     progress: Progress
 
     def measure(self) -> tuple[dict[str, float], list[Group]]:
-        """Sample from the weights that the engine, which is active, has; return metrics, and the groups.
-
-        The noise is the same at every step, so that two validations differ by their weights alone.
-        """
+        """Sample with the engine's current weights; return metrics and groups. The noise is the same at every step."""
         groups = self.sample("validation")
         record = reward_metrics(groups, "val/", "_reward") | source_metrics(groups, "val/", "_reward")
         for prefix, share in {
@@ -53,7 +48,6 @@ class Validation:
         return record, groups
 
     def sample(self, what: str) -> list[Group]:
-        """Return a scored group for every prompt of every set."""
         groups: list[Group] = []
         for one in self.sets:
             rows = range(len(one.dataset))
@@ -66,7 +60,6 @@ class Validation:
 
 
 def to_generations(groups: Sequence[Group], split: Literal["train", "val"]) -> list[Generation]:
-    """Return all responses of groups, to look at."""
     return [
         Generation(
             split=split,
@@ -96,7 +89,7 @@ def mean_score(groups: Sequence[Group]) -> float:
 
 
 def average_at_k(groups: Sequence[Group]) -> dict[str, float]:
-    """Return `avg@k`, the share of right responses over prompts with k of them, for each k there is."""
+    """Return `avg@k`, the share of correct responses over prompts with k responses."""
     marks: dict[int, list[float]] = {}
     for group in groups:
         marks.setdefault(len(group.scores), []).append(fmean(is_correct(score) for score in group.scores))
@@ -104,17 +97,16 @@ def average_at_k(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def is_correct(score: Score) -> bool:
-    """Whether a response counts as right: by the verifier's `accuracy` if it reports one, else by its value."""
+    """Whether a response is correct: by the verifier's `accuracy` if it reports one, else by its value."""
     return score.error is None and score.parts.get("accuracy", score.value) > 0.5
 
 
 def summarise(groups: Sequence[Group]) -> dict[str, float]:
-    """Return what is usually reported of a model, for k = 1, 2, 4, … and all n samples a prompt.
+    """Return accuracy, avg@n, pass@k and maj@n for k = 1, 2, 4, … and all n samples a prompt.
 
-    `accuracy` is the share of right first responses; `avg@n` that of all; `pass@k` the unbiased estimate of
-    at least one right in k (arXiv 2107.03374); `maj@n` counts a prompt if its most frequent final answer is
-    right. Where prompts have different numbers of responses, the first n of each count, n being the smallest. Raises
-    ValueError on no groups.
+    `accuracy` is the share of correct first responses, `pass@k` the unbiased estimate of arXiv 2107.03374, and `maj@n`
+    counts a prompt if its most frequent final answer is correct. If prompts have different numbers of responses, the
+    first n of each count, with n the smallest number. Raises ValueError without groups.
     """
     if not groups:
         raise ValueError("no responses to summarise")
@@ -131,12 +123,12 @@ def summarise(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Return the chance that k responses drawn from n, `correct` of them right, hold a right one."""
+    """Return the probability that k of n responses, `correct` of them correct, contain a correct one."""
     return 1.0 - comb(n - correct, k) / comb(n, k)
 
 
 def majority_is_correct(group: Group) -> bool:
-    """Whether the final answer that most samples give is right; no answer is no vote, the first of equals wins."""
+    """Whether the most frequent final answer is correct; ties go to the first."""
     answers = [final_answer(response.text) for response in group.responses]
     votes = Counter(found for found in answers if found is not None)
     if not votes:

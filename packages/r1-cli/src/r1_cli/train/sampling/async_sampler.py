@@ -1,12 +1,8 @@
-"""Sampling ahead of the learner: groups of the steps to come, by weights that are a fixed number of steps older.
+"""Sample later steps while the learner computes, with weights that are a fixed number of steps old.
 
-Which weights sample which step is a rule and no matter of who is first: the groups of step s (from 0) are all sampled
-by version max(f, s − k), with f the step that this process began at. Sampling goes on from group to group as it does
-without, so that prompts, noise, filter and surplus of a step follow from those of the step before. What the clock
-decides is only who waits for whom.
-
-A checkpoint after step s holds the groups of steps s to s + k − 1, whose weights are gone; it is complete when they are
-done, and the run goes on meanwhile. So a resumed run trains on the very same.
+Version max(f, s − k) samples step s (from 0), where f is the step at which this process started; timing decides only
+who waits for whom. A checkpoint after step s holds the groups of steps s to s + k − 1, because their weights are gone.
+It is complete when they are sampled, and a resumed run trains on the same groups.
 """
 
 import json
@@ -30,11 +26,11 @@ from r1_rollout.weight_source import LocalWeights, WeightSource
 
 STATE_FILE = "position.json"
 
-Wake = Callable[[], AbstractContextManager[None]]  # wakes the engine with certain weights
+Wake = Callable[[], AbstractContextManager[None]]  # activates the engine with certain weights
 
 
 class AsyncSampler:
-    """Samples in a thread, by an engine that has devices or a process of its own, while the learner computes."""
+    """Samples in a thread, with an engine that has its own devices or process."""
 
     def __init__(
         self,
@@ -46,23 +42,23 @@ class AsyncSampler:
         resumed: Sequence[Collected] = (),
         ended: Record | None = None,
     ) -> None:
-        """Begin nothing yet.
+        """Prepare the thread.
 
         Args:
             staleness: k, steps between the weights that sample a step's groups and those that learn from them.
-            total_steps: of the run; no further is sampled.
+            total_steps: of the run; no later step is sampled.
             resumed: what a checkpoint holds for the first steps.
-            ended: is told what the thread did when.
+            ended: is called with the name, begin and end of each stage.
         """
         self._collector, self._engine = collector, engine
         self._staleness, self._total_steps, self._ended = staleness, total_steps, ended
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="r1-sampling")
-        self._steps: deque[Future[Collected]] = deque(map(_done, resumed))  # of the steps to come, in their order
+        self._steps: deque[Future[Collected]] = deque(map(_done, resumed))  # pending steps, in order
 
     def collect(self, at: Position, source: WeightSource, watch: Stopwatch) -> Collected:
-        """Hand the weights of step `at` over, with which sampling goes on, and return the groups of that step.
+        """Start to sample later steps with the weights of step `at`; return the groups of that step.
 
-        Raises what sampling them has raised; they are asked for again then.
+        Raises what sampling them raised. The next call samples them again.
         """
         begun = at.step + len(self._steps)
         wanted = range(begun, min(at.step + self._staleness + 1, self._total_steps))
@@ -78,27 +74,22 @@ class AsyncSampler:
         return collected
 
     def drain(self) -> list[Collected]:
-        """Wait until all that has begun is sampled; return what the next steps train on. The engine is free then.
-
-        Raises what sampling it has raised.
-        """
+        """Wait for all pending steps; return their groups. Raises what sampling them raised."""
         return [step.result() for step in self._steps]
 
     def pending(self) -> list[Future[Collected]]:
-        """Return what the next steps train on as it comes; it may have begun only."""
         return list(self._steps)
 
     def close(self) -> None:
-        """Begin nothing more; who ends the engine ends what is under way."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _wake(self, source: WeightSource) -> Wake:
-        if isinstance(self._engine, CheckedGenerator):  # the learner is asked while it has these weights
+        if isinstance(self._engine, CheckedGenerator):  # while the learner has these weights
             return partial(self._engine.active_later, source, self._engine.expect(source))
         return partial(self._engine.active, source)
 
     def _sample(self, at: Position, before: Future[Collected] | None, wake: Wake) -> Collected:
-        """Sample the groups of one step, in the thread, where those of the step before have left off."""
+        """Sample one step from the position that the step before left."""
         if before is not None:
             at = replace(before.result()[1], step=at.step)
         watch = Stopwatch(ended=self._ended)
@@ -109,7 +100,7 @@ class AsyncSampler:
 
 
 def snapshot(source: WeightSource) -> LocalWeights:
-    """Return a copy of the weights in the processor's memory: the learner's own change before an engine reads them."""
+    """Copy the weights to host memory: the learner changes its own before an engine reads them."""
     weights = source.tensors()
     named = weights.weights if isinstance(weights, Adapter) else weights
     pairs = named.items() if hasattr(named, "items") else named
@@ -127,7 +118,7 @@ def _done(collected: Collected) -> Future[Collected]:
 
 
 def save_pending_steps(ahead: Sequence[Collected], folder: Path) -> None:
-    """Write the groups of the next steps into the checkpoint `folder`, a folder each: `ahead_0` is the next."""
+    """Write the groups of the next steps into a checkpoint folder: `ahead_0` holds the next step."""
     for number, (groups, after, metrics) in enumerate(ahead):
         own = folder / f"ahead_{number}"
         (own / "after").mkdir(parents=True)
@@ -137,17 +128,13 @@ def save_pending_steps(ahead: Sequence[Collected], folder: Path) -> None:
 
 
 def load_pending_steps(folder: Path, begin: Position, render: Callable[[int], Prompt]) -> list[Collected]:
-    """Return what `save_ahead` wrote; of steps whose rows have changed since, what is left of them.
-
-    Args:
-        begin: a position with the run's settings.
-    """
+    """Return what `save_pending_steps` wrote, up to the first step whose rows have all changed."""
     ahead: list[Collected] = []
     while (own := folder / f"ahead_{len(ahead)}").is_dir():
         state = json.loads((own / STATE_FILE).read_text(encoding="utf-8"))
         after = begin.resume(state)
         after = replace(after, stream=replace(after.stream, carried_over=load_groups(own / "after", render)))
         if not (groups := load_groups(own, render)):
-            break  # it is sampled again, and what follows it
+            break  # sampled again, and later steps with it
         ahead.append((list(groups), after, state["metrics"]))
     return ahead

@@ -1,4 +1,4 @@
-"""Dynamic sampling: prompts are drawn until a step has the groups that it trains on (arXiv 2503.14476)."""
+"""Dynamic sampling: sample prompts until a step has enough groups that pass the filter (arXiv 2503.14476)."""
 
 import hashlib
 import logging
@@ -25,57 +25,53 @@ log = logging.getLogger("r1")
 
 @dataclass(slots=True)
 class SamplingState:
-    """What the draws of one step have come to, so far."""
+    """The sampling rounds of one step so far."""
 
     stream: StreamPosition
-    kept: list[Group]  # that passed the filter; first those that the last step had too many of
+    kept: list[Group]  # groups that passed the filter, carried-over ones first
     groups: list[Group] = field(default_factory=list)  # sampled and scored in this step, kept or not
-    latest: list[Group] = field(default_factory=list)  # of these, the last draw's that had any
-    values: list[list[float]] = field(default_factory=list)  # what the filter looks at, of each of `groups`
+    latest: list[Group] = field(default_factory=list)  # of the latest round that had any
+    values: list[list[float]] = field(default_factory=list)  # that the filter reads, per group of `groups`
     passed: int = 0  # of `groups`
     unscored: int = 0  # prompts with too few responses that could be scored
     unreadable: int = 0  # prompts that could not be read
-    tokens: int = 0  # of all completions, those of lost prompts too
+    tokens: int = 0  # of all completions
 
 
 @dataclass(frozen=True, slots=True)
 class DynamicSampling:
-    """Collects a step's groups; with a filter that keeps all it takes a batch of prompts as it comes.
+    """Collects a step's groups. With a filter that keeps everything, a step is one batch of prompts.
 
-    Which groups are trained on must not depend on how long their responses are. So what has begun is never given up,
-    and nothing is preferred for being finished early:
+    Which groups are trained on must not depend on the length of responses. Therefore
 
-    - a draw has about as many prompts as are needed,
-    - an engine that is stopped begins no further prompt, and finishes those that it has begun,
-    - groups are taken in the order of their prompts,
-    - prompts that were not begun come first in the next draw; whether a prompt is begun depends on other responses than
-      its own.
+    - a drained engine starts no further prompt but finishes those that it has started,
+    - groups are used in the order of their prompts,
+    - prompts that were not started come first in the next round; other prompts' responses decide which these are.
     """
 
     sampler: Sampler
     dataset: Dataset
     stream: Stream
     sampling: SamplingParams
-    baselines: bool  # whether groups get the reward of their prompt's greedy response, for an estimator that needs it
+    baselines: bool  # whether the estimator needs the rewards of greedy responses
     shaping: Shaping
-    filter_key: str  # what the filter looks at: `overall`, the reward, or a part of the scores
-    groups: int  # that a step trains on
-    max_batches: int  # of the stream that a step may begin; -1: no limit
-    surplus_max_age: int  # steps that may lie between a group's sampling and its use
+    filter_key: str  # that the filter reads: `overall`, the reward, or a part of the scores
+    groups: int  # per step
+    max_batches: int  # batches that a step may start; -1: no limit
+    surplus_max_age: int  # steps between a group's sampling and its use
     max_prompt_length: int  # tokens
     progress: Progress
 
     def collect(self, at: Position, watch: Stopwatch) -> Collected:
-        """Sample until `groups` groups pass the filter; those beyond are the first of the next step.
+        """Sample until `groups` groups pass the filter; further groups are carried over to the next step.
 
-        Prompts that cannot be read make a step smaller. Prompts whose responses could not be scored are replaced by
-        others. After `max_batches` batches a step has as many groups as passed, with a warning. If none passed, it
-        trains on the last draw as it is: the advantages are zero, and only a KL term acts.
+        Unreadable prompts make a step smaller; unscored ones are replaced. After `max_batches` batches the step keeps
+        what passed, with a warning. If nothing passed, it trains on the last round: only a KL term acts then.
 
         Raises:
-            DataError: not one prompt could be read.
-            ConfigError: in a run's first step, no score has the part that the filter is to look at.
-            RewardFailure: a response could not be scored, where that ends the run; or not one could.
+            DataError: no prompt could be read.
+            ConfigError: in the first step, no score has the part that the filter reads.
+            RewardFailure: a response could not be scored and the policy is to stop, or none could be scored.
         """
         state = SamplingState(at.stream, list(at.stream.carried_over))
         while len(state.kept) < self._groups_needed(state):
@@ -89,19 +85,17 @@ class DynamicSampling:
         return self._choose_groups(state, at)
 
     def _groups_needed(self, state: SamplingState) -> int:
-        """How many groups make the step."""
         return max(1, self.groups - state.unreadable)
 
     def _may_begin_batch(self, state: SamplingState, at: Position) -> bool:
         return state.stream.cursor != at.stream.cursor + self.max_batches
 
     def _is_exhausted(self, state: SamplingState, at: Position) -> bool:
-        """Whether no draw will help: no prompts are left, or those of a whole step have all come to nothing."""
+        """Whether no round will help: no prompts are left, or a whole step's worth has failed."""
         in_vain = not state.groups and state.unscored + state.unreadable >= self.groups
         return in_vain or not (state.stream.unfinished or self._may_begin_batch(state, at))
 
     def _sample_round(self, state: SamplingState, at: Position, watch: Stopwatch) -> None:
-        """Sample the next prompts, as many as are needed, and add what comes of it to `draws`."""
         rows, position = self._choose_rows(state, at)
         with watch("render"):
             readable = list(render_prompts(self.dataset, rows))
@@ -131,17 +125,14 @@ class DynamicSampling:
         state.tokens += sum(len(completion.token_ids) for group in sampled.values() for completion in group.completions)
 
     def _choose_rows(self, state: SamplingState, at: Position) -> tuple[list[int], StreamPosition]:
-        """Return the rows to sample next, at most a batch of the stream, and the supply without them.
-
-        A filter that compares groups with one another gets whole batches.
-        """
+        """Return the rows to sample next and the position after them. A filter over groups gets whole batches."""
         position = state.stream
         rows = list(position.unfinished)
         batch = self.stream.batch(position.cursor)
         count = len(batch)
         if at.filter.per_group:
             missing = self._groups_needed(state) - len(state.kept)
-            # Where every prompt so far was lost, none has passed; as many are drawn as there are.
+            # If every prompt so far failed, none has passed: sample the whole batch.
             count = min(count, prompts_needed(missing, len(state.groups) or state.unscored, state.passed))
         if len(rows) < count and self._may_begin_batch(state, at):
             rows += batch
@@ -149,22 +140,18 @@ class DynamicSampling:
         return rows[:count], replace(position, unfinished=tuple(rows[count:]))
 
     def _prepare_for_filter(self, group: Group) -> Group | None:
-        """Return the group as the filter sees it: without responses to be left out, and punished.
-
-        None if too few responses are left: one that has lost all others has nothing to be compared with.
-        """
+        """Return the group with penalties and without dropped responses; None if nothing is left to compare."""
         group = group.without_failures()
         return self.shaping.penalize(group) if len(group.responses) >= min(2, self.sampling.n) else None
 
     def _will_pass(self, group: Group, group_filter: GroupFilter) -> bool:
-        """Whether the filter will keep the group."""
         judged = self._prepare_for_filter(group)
         return judged is not None and passes(group_filter, filter_values([judged], self.filter_key))[0]
 
     def _compare_with_greedy(self, sampled: dict[int, Group], watch: Stopwatch) -> dict[int, Group]:
-        """Give groups the reward of their prompt's greedy response as a baseline, where the estimator wants it.
+        """Add the greedy response's reward as a baseline if the estimator needs it (ReMax, arXiv 2310.10505).
 
-        A group whose greedy response could not be scored is left out. arXiv 2310.10505 (ReMax).
+        Groups whose greedy response could not be scored are left out.
         """
         if not self.baselines:
             return sampled
@@ -178,14 +165,14 @@ class DynamicSampling:
         return compared
 
     def _require_part(self, groups: Sequence[Group]) -> None:
-        """Raise ConfigError if scores have parts, but not the one that the filter looks at."""
+        """Raise ConfigError if scores have parts, but not the one that the filter reads."""
         parts = {name for group in groups for score in group.scores for name in score.parts}
         if parts and self.filter_key not in {*parts, "overall"}:
             message = f"the reward function reports no such part, only {', '.join(sorted(parts))}"
             raise ConfigError([Problem("algorithm.filter_key", message, self.filter_key)])
 
     def _choose_groups(self, state: SamplingState, at: Position) -> Collected:
-        """Choose the groups to train on among those drawn, and give them the rewards that the estimator sees."""
+        """Return the step's groups with shaped rewards, the position after it, and metrics."""
         wanted = self._groups_needed(state)
         chosen = (state.kept or state.latest)[:wanted]
         if not chosen and state.unscored:
@@ -219,12 +206,10 @@ class DynamicSampling:
 
 
 def prompts_needed(missing: int, sampled: int, passed: int) -> int:
-    """Return how many prompts to sample so that `missing` groups pass, as a rule, if as many pass as so far.
+    """Return how many prompts to sample so that `missing` groups pass at the pass rate so far.
 
-    Two standard deviations more than pass on average; with nothing sampled yet, all are expected to pass. If none has
-    passed, as many as there are.
-
-    Example: `prompts_needed(64, 512, 256) == 151`, of which 75.5 pass on average, and 64 or more in 97 of 100 draws.
+    This is two standard deviations above the mean; `missing` if nothing was sampled yet, and `sys.maxsize` if none has
+    passed. Example: `prompts_needed(64, 512, 256) == 151`: 75.5 pass on average, 64 or more in 97 of 100 rounds.
     """
     if not sampled:
         return missing

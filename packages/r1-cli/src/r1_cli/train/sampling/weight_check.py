@@ -1,4 +1,4 @@
-"""Proof that the engine samples from the learner's weights: a canary after every sync, or the run stops."""
+"""Check after every weight sync that the engine samples from the learner's weights (the canary)."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,22 +27,19 @@ _UNPROVEN = (
 
 @dataclass(frozen=True, slots=True)
 class LearnerReference:
-    """The learner as the canary reads it."""
-
     learner: Policy
 
     def weights(self, version: int) -> WeightSource:
         return weights_of(self.learner, version)
 
     def logprobs_of(self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]]) -> list[list[float]]:
-        """Return the log-prob of each response token, at the learner's temperature."""
         samples = [to_sample(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
         annotated = self.learner.add_logprobs(samples, ["old_logprobs"])
         return [s.old_logprobs[s.loss_mask].tolist() for s in annotated if s.old_logprobs is not None]
 
     @contextmanager
     def zeroed(self, rows: ParameterRows) -> Iterator[None]:
-        """Inside the block these rows of its weights are zero; after it, what they were."""
+        """Set these rows of the learner's weights to zero inside the block."""
         self.learner.zero_weights(rows)
         try:
             yield
@@ -52,36 +49,35 @@ class LearnerReference:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedWeights:
-    """What the engine must show after a sync."""
+    """What the learner expects of the engine after a sync."""
 
-    logprobs: list[list[float]]  # of the probes, as the learner has them
-    sums: Mapping[str, Expected] | None  # of the weights; None where the engine cannot tell its own
-    pictures: list[list[float]] | None  # of the two pictures; None without any, and after the first sync
-    opening: list[list[float]] | None = None  # of the opening's probes; None without any, and after the first sync
+    logprobs: list[list[float]]  # of the probes
+    sums: Mapping[str, Expected] | None  # of the weights; None if the engine has no checksums
+    pictures: list[list[float]] | None  # log-probs of two pictures; first sync only
+    opening: list[list[float]] | None = None  # log-probs of the longer probes; first sync only
 
 
 @dataclass(slots=True)
 class CheckedGenerator:
-    """A `Generator` that samples only after the engine has shown that it has the learner's weights."""
+    """A generator that samples only after the engine has shown that it has the learner's weights."""
 
     engine: Engine
     reference: LearnerReference
     canary: Canary
     gap: float = field(default=0.0, init=False)  # of the last sync, see `canary.widest_gap`
     _bytes: ByteProof = field(init=False)
-    _started: bool = field(default=False, init=False)  # a sync was proven
-    _same_bytes: bool = field(default=False, init=False)  # at the last sync every tensor was compared, and equal
+    _started: bool = field(default=False, init=False)  # a sync was checked
+    _same_bytes: bool = field(default=False, init=False)  # at the last sync all tensors were equal
 
     def __post_init__(self) -> None:
         self._bytes = ByteProof(isinstance(self.engine, Checksummed) and self.engine.keeps_layout)
 
     @contextmanager
     def active(self, source: WeightSource | None = None) -> Iterator[None]:
-        """Wake the engine as its own `active` does; weights that it takes up are proven first.
+        """Activate the engine and check weights that it loads.
 
         Raises:
-            StaleWeights: its weights' bytes or its log-probs are not the learner's; nothing has been sampled with
-                these weights.
+            StaleWeights: bytes or log-probs differ from the learner's. Nothing was sampled with these weights.
         """
         expected = self.expect(source) if source is not None else None
         with self.engine.active(source):
@@ -92,9 +88,9 @@ class CheckedGenerator:
 
     @contextmanager
     def active_later(self, source: WeightSource, expected: ExpectedWeights) -> Iterator[None]:
-        """Do as `active`, with what `expect` has said of the weights: the learner may have others by now.
+        """Activate the engine with weights that `expect` described earlier.
 
-        Raises StaleWeights as `active` does; which weights are at fault is not looked for, as the learner is busy.
+        Raises StaleWeights without a search for the cause, as the learner has other weights by now.
         """
         with self.engine.active(source):
             if not self._agrees(source, expected):
@@ -104,14 +100,13 @@ class CheckedGenerator:
             yield
 
     def load_weights(self, source: WeightSource) -> None:
-        """Let the engine take up weights as its own `load_weights` does. Raises StaleWeights as `active` does."""
         expected = self.expect(source)
         self.engine.load_weights(source)
         if not self._agrees(source, expected):
             raise self._fault(source.version)
 
     def expect(self, source: WeightSource) -> ExpectedWeights:
-        """Ask the learner, which has these weights, before the sync, as it may need memory that the engine takes."""
+        """Compute what the engine must show, before the sync: the learner may need memory that the engine takes."""
         probes, sums = self.canary.probes, None
         if isinstance(self.engine, Checksummed):
             kinds, factors = self.engine.precisions, self.engine.keeps_layout
@@ -122,12 +117,11 @@ class CheckedGenerator:
         return ExpectedWeights(self.reference.logprobs_of(probes.prompts, probes.responses), sums, *seen)
 
     def _agrees(self, source: WeightSource, expected: ExpectedWeights) -> bool:
-        """Compare bytes, then log-probs; at the first sync those of the opening and of two pictures, too.
+        """Compare checksums, then log-probs; at the first sync also the longer probes and two pictures.
 
         Raises:
-            StaleWeights: bytes differ that must not.
-            EngineError: the engine keeps the learner's layout, and there is a tensor that it cannot show; or pictures
-                do not reach its model.
+            StaleWeights: the checksum of a weight differs that must not.
+            EngineError: the engine cannot show a weight that it should, or its model does not see pictures.
         """
         found = cast(Checksummed, self.engine).compare(expected.sums) if expected.sums else None
         if found is not None:
@@ -158,7 +152,7 @@ class CheckedGenerator:
             )
 
     def _opens(self, opening: Canary, expected: list[list[float]]) -> bool:
-        """Whether the engine agrees on the opening's probes, too; if not, the gap and the search are of these."""
+        """Check the longer probes. If they disagree, the gap and the search for the fault use them."""
         gap = opening.gap(self.engine, expected)
         if not (accepted := opening.accepts(gap)):
             self.gap, self.canary = gap, opening
@@ -171,23 +165,19 @@ class CheckedGenerator:
         return find_fault(self.canary, self.engine, self.reference, version, self.gap, same_bytes=self._same_bytes)
 
     def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> Groups:
-        """Sample as the engine does."""
         return self.engine.generate(prompts, params)
 
 
 class CheckedDrainable(CheckedGenerator):
-    """One whose engine can be drained."""
-
     def drain(self) -> None:
-        """See `r1_rollout.types.Drainable`."""
         cast(Drainable, self.engine).drain()
 
 
 def add_weight_check(sampler: Sampler, learner: Policy, canary: Canary) -> Sampler:
-    """Return the sampler with an engine that samples only after the canary.
+    """Return the sampler with an engine that samples only after the check.
 
     Raises:
-        EngineError: the engine cannot tell the log-probs of given responses.
+        EngineError: the engine cannot compute log-probs of given responses.
     """
     if not isinstance(sampler.generator, Replaying):
         raise EngineError(
@@ -202,5 +192,4 @@ def add_weight_check(sampler: Sampler, learner: Policy, canary: Canary) -> Sampl
 
 
 def canary_metrics(generator: Generator) -> dict[str, float]:
-    """Return by what share of their size log-probs of engine and learner differed after the step's sync."""
     return {"rollout/canary_gap": generator.gap} if isinstance(generator, CheckedGenerator) else {}
