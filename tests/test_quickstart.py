@@ -88,7 +88,7 @@ def test_micro_batches_choose_themselves_and_say_so(quickstart: Path) -> None:
     output = (quickstart / "output.txt").read_text()
     update, experience = map(int, re.findall(r"of the actor: (\d+) for updates, (\d+) for log-probs", output)[0])
     assert re.search(r"accumulations +auto, found at start", output)
-    assert re.search(r"rehearsed in [\d.]+ s, peak .*B of this process", output)
+    assert re.search(r"profiled in [\d.]+ s, peak .*B of this process", output)
     settings = json.loads((quickstart / "experiment_config.json").read_text())["worker"]["actor"]
     assert [settings[key.rpartition(".")[2]] for key in SIZES] == [update, experience]
     assert {record.get("perf/micro_batch_size", update) for record in read_log(quickstart)} == {update}

@@ -99,7 +99,7 @@ def test_a_model_that_fails_at_any_length_is_named() -> None:
 
     said = message(broken, *AUTO, on_gpu=False)
     assert "worker.actor.model.model_path" in said
-    assert "fails in a rehearsal of 256 tokens: mat1 and mat2 shapes cannot be multiplied" in said
+    assert "fails in a profiling pass of 256 tokens: mat1 and mat2 shapes cannot be multiplied" in said
 
 
 def test_a_users_own_loss_that_fails_says_so_itself() -> None:

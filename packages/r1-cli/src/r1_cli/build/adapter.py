@@ -1,4 +1,4 @@
-"""The adapter of a run: put on the policy, known to the learner, and what engines take up in place of the weights."""
+"""The LoRA adapter of a run: on the policy, in the learner, and what engines load in place of full weights."""
 
 from dataclasses import replace
 from typing import Any
@@ -17,7 +17,7 @@ from r1_rollout.lora import Adapter
 
 
 def open_adapters(config: RunConfig) -> Adapters | None:
-    """Return what `worker.actor.model.lora` puts on the policy; None where all weights are trained.
+    """Return what `worker.actor.model.lora` adds to the policy; None if all weights are trained.
 
     Raises:
         ModelError: the adapter to start from cannot be read.
@@ -32,7 +32,7 @@ def open_adapters(config: RunConfig) -> Adapters | None:
 def build_adaptation(
     adapters: Adapters, policy: nn.Module, path: str, dtype: torch.dtype, quantization: str | None = None
 ) -> Adaptation:
-    """Return what the learner has to know of the adapter on `policy`, whose base is the model at `path` in `dtype`."""
+    """Return what the learner knows of the adapter on `policy`, whose base is the model at `path` in `dtype`."""
     base = Base.of(path, dtype, quantization)
     return Adaptation(
         names=factor_names(policy),
@@ -43,18 +43,16 @@ def build_adaptation(
 
 
 class AdaptedLearner(Learner):
-    """A learner of an adapter, which is all that engines are given: they have the base from its files."""
+    """A learner of an adapter. Engines get the adapter only and read the base from its files."""
 
     def __init__(self, adapters: Adapters, *args: Any, **options: Any) -> None:
-        """Take what the policy has been given, and what `Learner` takes."""
         super().__init__(*args, **options)
         self._adapters = adapters
 
     @property
     def form(self) -> Adapter:
-        """What engines are to be told of the adapter, without its factors."""
+        """The adapter without its factors."""
         return self._adapters.form_for_engines
 
     def source(self, version: int) -> LocalWeights:
-        """Return the factors as what a sync carries, to be called by this version."""
         return LocalWeights(lambda: replace(self.form, weights=self.weights()), version, taken=self.offload)

@@ -1,4 +1,4 @@
-"""From a configuration to the math of a run: objective, advantages, rewards, filter, and where they begin."""
+"""Build the algorithm of a run: objective, advantages, reward shaping, filter, and the initial position."""
 
 from pathlib import Path
 from typing import cast
@@ -23,16 +23,15 @@ from r1_core.reward_normalization import RewardNormalizer
 
 
 def build_update(config: RunConfig, *, updates_per_step: int) -> Update:
-    """How groups become steps of the policy, of which there are `updates_per_step` in a step of training."""
     objective, compute_advantages = build_objective(config), build_advantages(config)
     return Update(compute_advantages, objective, gather_needs(compute_advantages, objective, updates_per_step))
 
 
 def try_algorithm(config: RunConfig) -> None:
-    """Build the estimator and the objective; try a user's own on a made-up batch, in copies of their own.
+    """Build estimator and objective; try a user's own on a made-up batch.
 
     Raises:
-        ConfigError: one cannot be loaded or built, or is not what it must be.
+        ConfigError: one cannot be loaded or built, or does not return what it should.
     """
     problems = []
     for key, name, build, attempt in (
@@ -51,7 +50,6 @@ def try_algorithm(config: RunConfig) -> None:
 
 
 def build_objective(config: RunConfig) -> Objective:
-    """The loss that the learner descends."""
     actor, algorithm = config.worker.actor, config.algorithm
     off_policy = algorithm.off_policy_mask_threshold
     settings = settings_of(actor, LOSS_OPTIONS, actor.loss_type)
@@ -68,7 +66,7 @@ def build_objective(config: RunConfig) -> Objective:
 
 
 def build_correction(config: RunConfig) -> Correction | None:
-    """How the gap between engine and learner is corrected; None for not at all."""
+    """Return how the gap between engine and learner is corrected; None for no correction."""
     settings = config.algorithm.rollout_correction
     if config.importance_weights is None and not settings.rollout_rs:
         return None
@@ -87,7 +85,7 @@ def build_correction(config: RunConfig) -> Correction | None:
 
 
 def build_rejection(rule: str, threshold: float | str) -> Rejection:
-    """Return the rule of veRL's name. Example: `seq_mean_k1` bounds the geometric mean of a sequence's ratios."""
+    """Return the rule of veRL's name, such as `seq_mean_k1`."""
     span, _, measure = rule.removeprefix("seq_").rpartition("_")
     lower, upper = bounds(threshold)
     if lower is None:
@@ -96,7 +94,6 @@ def build_rejection(rule: str, threshold: float | str) -> Rejection:
 
 
 def build_advantages(config: RunConfig) -> AdvantageComputer:
-    """What gives samples their advantages, with the KL inside the reward if it is not in the loss."""
     name = config.algorithm.adv_estimator
     return AdvantageComputer(
         build_by_name(advantages.ESTIMATORS, name, settings_of(config.algorithm, ESTIMATOR_OPTIONS, name), as_estimator),
@@ -106,23 +103,22 @@ def build_advantages(config: RunConfig) -> AdvantageComputer:
 
 
 def kl_in_reward(config: RunConfig) -> str | None:
-    """The KL penalty that is taken off the rewards, None if it stands in the loss or nowhere."""
+    """Return the KL penalty in the rewards; None if it is in the loss, or there is none."""
     algorithm = config.algorithm
     return None if algorithm.use_kl_loss or algorithm.disable_kl else algorithm.kl_penalty
 
 
 def gather_needs(compute_advantages: AdvantageComputer, objective: Objective, updates_per_step: int) -> frozenset[str]:
-    """What must be known of the samples before the update.
+    """Return the fields that samples need before the update.
 
-    A step of one update needs no forward pass for the old log-probs unless something looks at them before: the update's
-    own has the same weights.
+    With one update per step, its own forward pass gives the old log-probs, unless something needs them earlier.
     """
     needs = compute_advantages.needs | objective.needs
     return needs | {"old_logprobs"} if updates_per_step > 1 or needs & OF_POLICY else needs
 
 
 def build_shaping(config: RunConfig) -> Shaping:
-    """What is done to rewards before the estimator; one that has a setting for it clips them by itself."""
+    """Return the reward shaping. An estimator with its own `reward_clip` clips by itself."""
     algorithm, overlong = config.algorithm, config.worker.reward.overlong_buffer
     buffer = None
     if overlong.enable and overlong.len is not None:
@@ -132,12 +128,10 @@ def build_shaping(config: RunConfig) -> Shaping:
 
 
 def build_start(config: RunConfig) -> Position:
-    """Where a new run is."""
     return Position(0, StreamPosition(), build_kl_controller(config), build_filter(config), RewardNormalizer())
 
 
 def build_kl_controller(config: RunConfig) -> KLController:
-    """How the weight of the KL term changes over the run."""
     algorithm = config.algorithm
     if algorithm.kl_type == "fixed" or algorithm.disable_kl:
         return FixedKL(algorithm.kl_coef)
@@ -145,7 +139,6 @@ def build_kl_controller(config: RunConfig) -> KLController:
 
 
 def build_filter(config: RunConfig) -> GroupFilter:
-    """Dynamic sampling: which groups are worth training on."""
     algorithm = config.algorithm
     if not algorithm.online_filtering:
         return KeepAll()

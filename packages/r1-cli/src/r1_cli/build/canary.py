@@ -1,4 +1,4 @@
-"""The canary of a run: which sequences it compares, and how near engine and learner must be."""
+"""The canary of a run: the sequences that the weight check compares, and its tolerances."""
 
 import io
 import logging
@@ -30,10 +30,10 @@ TWO_PICTURES = (2, 2), (2, 3)  # of one text
 def build_canary(
     config: RunConfig, hardware: Hardware, model: ModelFiles, renderer: Renderer, learner: Policy
 ) -> Canary:
-    """Choose the sequences and tolerances that suit the model and the run's lengths and precision.
+    """Choose sequences and tolerances for the model and the run's lengths and precision.
 
-    Those of the first sync are longer, one as long as the run's longest sample, and their tolerance is learned from
-    what rounding does with the learner's weights as they are now.
+    The first sync uses longer sequences, up to the run's longest sample, and a tolerance from the rounding noise of the
+    learner's current weights.
     """
     actor, rollout = config.worker.actor, config.worker.rollout
     computing = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)
@@ -47,7 +47,7 @@ def build_canary(
 
 
 def _find_noise(learner: Policy, probes: Probes, precision: torch.dtype) -> float:
-    """Return the gap that rounding makes on the probes but the long one; NaN if the model cannot tell it."""
+    """Return the gap that rounding makes on all probes but the long one; NaN if the model's own attention fails."""
     shown = [
         to_sample(prompt, response)
         for prompt, response in zip(probes.prompts, probes.responses, strict=True)
@@ -63,10 +63,7 @@ def _find_noise(learner: Policy, probes: Probes, precision: torch.dtype) -> floa
 def build_probes(
     config: RunConfig, model: ModelFiles, renderer: Renderer, *, variant: int, opening: bool = False
 ) -> Probes:
-    """Return sequences of text, and one with a picture if the model reads pictures and the prompt limit has room.
-
-    With `opening` responses are longer, and another text is as long as the run's longest sample.
-    """
+    """Return text sequences, and one with a picture if possible; `opening` ones are longer, up to the longest sample."""
     data = config.data
     longest, lengths, response = data.max_prompt_length, [*PROMPTS], min(RESPONSE, data.max_response_length)
     if opening:
@@ -87,10 +84,15 @@ def build_probes(
 
 
 def _find_reach(model: ModelFiles) -> int:
-    """Return how many tokens every layer of the model sees at once, at most."""
-    text = model.config.get_text_config()
-    known = (getattr(text, name, None) for name in ("max_position_embeddings", "sliding_window"))
-    return min((count for count in known if count), default=sys.maxsize)
+    """Return the maximum number of tokens that every layer sees at once."""
+    window = model.config.get_text_config().to_dict().get("sliding_window")
+    return min(find_max_positions(model) or sys.maxsize, window or sys.maxsize)
+
+
+def find_max_positions(model: ModelFiles) -> int | None:
+    """Return the number of positions that the text model knows; None if its configuration does not say."""
+    found: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    return found
 
 
 def picture_probes(
@@ -100,7 +102,7 @@ def picture_probes(
     asked: Sequence[tuple[int, int]],
     response: int = RESPONSE,
 ) -> Probes | None:
-    """Return a sequence for each (text, picture), which are numbers; None if the model or the limits allow none."""
+    """Return a sequence for each (text, picture) number; None if the model or the limits allow none."""
     if not model.vision_language:
         return None
     data = config.data
@@ -118,7 +120,6 @@ def picture_probes(
 
 
 def allowed_tokens(model: ModelFiles) -> list[int]:
-    """Return those that stand for no media."""
     media = media_token_ids(model.config, model.tokenizer)
     return [token for token in range(len(model.tokenizer)) if token not in media]
 
@@ -130,7 +131,6 @@ def draw_example(text: int, picture: int = 0) -> Example:
 
 
 def draw_pictures(*variants: int) -> tuple[bytes, ...]:
-    """Return encoded pictures of noise, each the same for its number."""
     return tuple(map(_draw_picture, variants))
 
 

@@ -1,4 +1,4 @@
-"""The critic of a run, for estimators that need its values: model, optimizer, learning rate, micro-batches."""
+"""Build the critic of a run: model, optimizer, learning rate, micro-batches."""
 
 from datetime import timedelta
 
@@ -20,7 +20,6 @@ from r1_core.losses import ValueLoss
 def build_critic(
     config: RunConfig, hardware: Hardware, actor: ModelFiles, schedule: Schedule, parallel: Parallel
 ) -> Critic:
-    """Load the critic's model, and make its optimizer. Where `parallel` has a mesh, this is this rank's share."""
     critic = config.worker.critic
     parallel = parallel.with_sequence_size(config.sequence_ranks("critic"), timedelta(seconds=config.trainer.collective_timeout))
     model = models.load_model(
@@ -60,7 +59,7 @@ def build_critic(
 
 
 def build_critic_offload(config: RunConfig, hardware: Hardware) -> Offload:
-    """What leaves a GPU while actor or engine compute: what is not with the processor for good."""
+    """Return what leaves the GPU while actor or engine compute."""
     critic = config.worker.critic
     leaves = hardware.on_gpu and not critic.fsdp.enable_cpu_offload
     return Offload(

@@ -16,10 +16,7 @@ log = logging.getLogger("r1")
 
 
 def build_fillers(config: RunConfig, model: ModelFiles) -> list[Sample]:
-    """Return a picture, and a video of two frames, each with a word of text, as small as the processor takes them.
-
-    What the model does not read is left out.
-    """
+    """Return a tiny picture and a tiny video of two frames, each with a word of text, if the model reads them."""
     if not model.vision_language:
         return []
     renderer = build_renderer(config, model, own_sizes=True)

@@ -1,4 +1,4 @@
-"""The learner of a run: policy, reference, optimizer, learning rate, micro-batches."""
+"""Build the learner of a run: policy, reference, optimizer, learning rate, micro-batches."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,6 +11,7 @@ from r1_cli.build.adapter import AdaptedLearner, build_adaptation, open_adapters
 from r1_cli.build.fillers import build_fillers
 from r1_cli.build.parameters import freeze, build_policy_optimizer, log_trained_parameters
 from r1_cli.config import RunConfig
+from r1_cli.config.root import Owner
 from r1_cli.config.actor import OptimConfig, UpdateConfig
 from r1_cli.hardware import Hardware, dtype
 from r1_cli.models import load as models
@@ -25,10 +26,7 @@ from r1_core.learner.parallel import Parallel, Shard
 
 @contextmanager
 def single_rank(hardware: Hardware) -> Iterator[Parallel]:
-    """What spans a learner's only device: on a GPU a mesh of one rank, so that one and many compute the same numbers.
-
-    Processors alone have no mixed precision, and so no need of a process group.
-    """
+    """A mesh of one rank on a GPU, so that one and many ranks share one code path. CPUs need no process group."""
     if not hardware.on_gpu:
         yield Parallel()
         return
@@ -43,10 +41,10 @@ def single_rank(hardware: Hardware) -> Iterator[Parallel]:
 def build_learner(
     config: RunConfig, hardware: Hardware, model: ModelFiles, schedule: Schedule, parallel: Parallel
 ) -> Learner:
-    """Load the policy, and the frozen reference if there is a KL term, and make the optimizer.
+    """Load the policy and, for a KL term, the frozen reference; build the optimizer.
 
-    Where `parallel` has a mesh, these are this rank's shares of them. The base under an adapter is kept in what it
-    computes with, as it is never trained, and is the reference, too.
+    With a mesh in `parallel`, these are this rank's shards. The base under an adapter is kept in its computing
+    precision and is the reference, too.
     """
     actor = config.worker.actor
     steps = schedule.total_steps - schedule.critic_warmup
@@ -85,10 +83,7 @@ def build_learner(
 
 
 def build_offload(config: RunConfig, hardware: Hardware) -> Offload:
-    """What leaves a GPU between phases: what is not with the processor for good, where others take the room.
-
-    A base that an engine samples from stays, and its few factors with it.
-    """
+    """Return what leaves the GPU between phases if others need the memory. A base that an engine shares stays."""
     actor, ref = config.worker.actor, config.worker.ref
     room_is_wanted = hardware.on_gpu and config.shares_devices and not actor.fsdp.enable_cpu_offload
     return Offload(
@@ -99,14 +94,13 @@ def build_offload(config: RunConfig, hardware: Hardware) -> Offload:
 
 
 def build_shards(config: RunConfig, hardware: Hardware) -> tuple[Shard, Shard]:
-    """How the policy is kept and computed with, and how the reference is, which is kept in what it computes with."""
+    """Return how the policy and the reference are sharded."""
     ref = config.worker.ref.fsdp
     policy = build_shard(config.worker.actor, hardware)
     return policy, replace(policy, reshard=ref.enable_full_shard, offload=ref.enable_cpu_offload and hardware.on_gpu)
 
 
 def build_shard(owner: UpdateConfig, hardware: Hardware) -> Shard:
-    """How what is trained is kept and computed with."""
     fsdp = owner.fsdp
     return Shard(
         param_dtype=hardware.computing_dtype(owner.kept_dtype, fsdp.mp_param_dtype),
@@ -118,11 +112,7 @@ def build_shard(owner: UpdateConfig, hardware: Hardware) -> Shard:
 
 
 def build_learning_rate(optim: OptimConfig, steps: int, updates_per_step: int) -> Callable[[int], float]:
-    """The factor on the learning rate at each optimizer step; the warm-up is given in steps, of which each has some.
-
-    Args:
-        steps: of training, that have optimizer steps.
-    """
+    """Return the learning-rate factor of each optimizer step. `steps` are those that train this model."""
     updates, warmup = steps * updates_per_step, optim.lr_warmup_steps
     return partial(
         learning_rate_scale,
@@ -134,8 +124,12 @@ def build_learning_rate(optim: OptimConfig, steps: int, updates_per_step: int) -
     )
 
 
+def owner_settings(config: RunConfig, owner: Owner) -> UpdateConfig:
+    return config.worker.actor if owner == "actor" else config.worker.critic
+
+
 def build_batching(config: RunConfig, owner: UpdateConfig) -> Batching:
-    """Micro-batches by sequences, or with dynamic batching by the tokens that so many full sequences would have."""
+    """Return micro-batches limited by sequences, or with dynamic batching by the tokens of as many full sequences."""
     longest = config.data.max_prompt_length + config.data.max_response_length
 
     def limit(samples: int) -> MicroLimit:

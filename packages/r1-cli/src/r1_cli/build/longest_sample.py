@@ -1,4 +1,4 @@
-"""The longest samples that a run's settings allow, made up of any tokens, to rehearse a micro-batch with."""
+"""The longest samples that a run's settings allow, for profiling passes."""
 
 import io
 import logging
@@ -11,7 +11,7 @@ from itertools import count
 import torch
 from PIL import Image
 
-from r1_cli.build.canary import allowed_tokens
+from r1_cli.build.canary import allowed_tokens, find_max_positions
 from r1_cli.config import RunConfig
 from r1_cli.train.groups.group import extend_positions
 from r1_cli.models.files import ModelFiles
@@ -30,7 +30,7 @@ SHRINKING = 8  # attempts at a picture that a prompt has room for
 
 @dataclass(frozen=True, slots=True)
 class LongestSample:
-    """What a sample may be at most: tokens of its prompt and of its response, with pictures if the rows have any."""
+    """Lengths in tokens of the longest sample, and its pictures."""
 
     prompt: int
     response: int
@@ -44,11 +44,11 @@ class LongestSample:
         return self.prompt + self.response
 
     def samples(self, limit: MicroLimit, micro_batches: int, *, share: bool, length: int) -> list[Sample]:
-        """Return samples that fill so many micro-batches, each as full as `limit` lets it be.
+        """Return samples that fill `micro_batches` micro-batches up to `limit`.
 
         Args:
-            share: a prompt counts once for all its answers in a micro-batch, where tokens are limited.
-            length: tokens of each, in the proportion of prompt and response; only the longest have pictures.
+            share: a prompt counts once for all its answers in a micro-batch, if tokens are limited.
+            length: tokens of each sample; only the longest have pictures.
         """
         prompt = max(1, self.prompt * length // self.tokens)
         made = list[Sample]()
@@ -65,7 +65,6 @@ class LongestSample:
         return made
 
     def _sample(self, group: int, prompt: int, length: int) -> Sample:
-        """A sample that trains all behind its prompt, with whatever a loss may ask for."""
         begun = self.pictured if length == self.tokens else None
         token_ids = [] if begun is None else begun.token_ids
         more = length - len(token_ids)
@@ -90,13 +89,13 @@ class LongestSample:
 
 
 def find_longest(config: RunConfig, model: ModelFiles, renderer: Renderer, *, pictures: bool) -> LongestSample:
-    """Return the longest sample that prompt and response limits allow, or the model's positions if these are fewer.
+    """Return the longest sample that the length limits and the model's positions allow.
 
     Args:
-        pictures: the rows have some.
+        pictures: whether the rows have pictures.
     """
     data = config.data
-    positions = getattr(model.config.get_text_config(), "max_position_embeddings", None) or sys.maxsize
+    positions = find_max_positions(model) or sys.maxsize
     prompt = max(1, min(data.max_prompt_length, positions - data.max_response_length))
     return LongestSample(
         prompt=prompt,
@@ -109,10 +108,7 @@ def find_longest(config: RunConfig, model: ModelFiles, renderer: Renderer, *, pi
 
 
 def render_largest(config: RunConfig, model: ModelFiles, renderer: Renderer, room: int) -> Prompt | None:
-    """Return a prompt of at most `room` tokens with the largest picture, as many as an engine is told to expect.
-
-    None if no picture finds room, or the model takes none.
-    """
+    """Return a prompt of at most `room` tokens with `limit_images` of the largest pictures; None if none fit."""
     pixels, asked = config.data.max_pixels, max(1, config.worker.rollout.limit_images)
     try:
         if pixels is None:
@@ -123,13 +119,12 @@ def render_largest(config: RunConfig, model: ModelFiles, renderer: Renderer, roo
                 return renderer.render(example)
             pixels = int(pixels * min(0.9, room / tokens))
     except (DataError, AttributeError, KeyError, TypeError, ValueError) as error:
-        log.debug("no picture is rehearsed: %s", error)
+        log.debug("no picture is profiled: %s", error)
     return None
 
 
 def render_blank_pictures(side: int, pictures: int) -> Example:
-    """Return a question about empty pictures of so many pixels a side."""
     file = io.BytesIO()
     Image.new("RGB", (side, side)).save(file, format="PNG", compress_level=1)
     content = [*({"type": "image"} for _ in range(pictures)), {"type": "text", "text": "0"}]
-    return Example("rehearsal", [{"role": "user", "content": content}], (file.getvalue(),) * pictures, "")
+    return Example("profiling", [{"role": "user", "content": content}], (file.getvalue(),) * pictures, "")

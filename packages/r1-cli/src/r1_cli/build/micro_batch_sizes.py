@@ -1,4 +1,4 @@
-"""How large a micro-batch should be, by trials of a few sizes: on processors time decides, on a GPU its memory."""
+"""Search the best micro-batch size: the fastest on CPUs, the largest that fits on a GPU."""
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -20,23 +20,22 @@ TRIALS = 5  # at most, on a GPU
 
 @dataclass(frozen=True, slots=True)
 class SizeChoice:
-    """A size, and what it took; `trial` is None if even one longest sequence takes longer than trials may."""
+    """A size and its profile; None if even one longest sequence exceeds the time limit."""
 
     size: int
     profile: PassProfile | None
 
 
 def find_fastest_size(longest: int, most: int, attempt: Callable[[int, int], tuple[PassProfile, float]]) -> SizeChoice:
-    """Return the smallest size that is about as fast as any: caches have no room for the layers of a larger one.
+    """Return the smallest size that is about as fast as any.
 
-    No pass is begun that is likely to take longer than all may: of a model that computes one sequence for seconds
-    micro-batches are of one, which its caches are too small for already. Nor one that memory may not suffice for.
-    Sizes take turns, each of which counts with its best: what disturbs the machine for a while then meets all.
+    CPU caches do not hold the layers of a large size. Passes that would exceed the time limit or the memory are not
+    started. Sizes take turns and each counts with its best time, so that a disturbance affects all of them.
 
     Args:
         longest: tokens of the longest sequence.
-        most: the largest size that is of use.
-        attempt: computes a micro-batch of (tokens a sequence, size); gives what it took, and how many sequences it had.
+        most: the largest useful size.
+        attempt: computes a micro-batch of (tokens a sequence, size); returns its profile and its number of sequences.
     """
     timed = TimedSizes(attempt)
     length = min(longest, SHORTEST)
@@ -66,7 +65,6 @@ def find_fastest_size(longest: int, most: int, attempt: Callable[[int, int], tup
 
 
 def doubled(most: int) -> Iterator[int]:
-    """Yield 2, 4, 8 and so on up to `most`, which comes last."""
     size = 1
     while size < most:
         size = min(2 * size, most)
@@ -74,7 +72,7 @@ def doubled(most: int) -> Iterator[int]:
 
 
 class TimedSizes:
-    """What passes of some sizes have taken so far, each in its best turn."""
+    """The best profile of each size so far."""
 
     def __init__(self, attempt: Callable[[int, int], tuple[PassProfile, float]]) -> None:
         self._attempt, self._spent = attempt, 0.0
@@ -82,29 +80,28 @@ class TimedSizes:
         self.last: PassProfile
 
     def measure(self, length: int, size: int) -> None:
-        """Take another turn with a size."""
         self.last, sequences = self._attempt(length, size)
         self._spent += self.last.seconds
         taken = self.last.seconds / sequences, self.last
         self.found[size] = min(self.found.get(size, taken), taken, key=lambda one: one[0])
 
     def affords(self, seconds: float) -> bool:
-        """Whether so long a pass may still begin."""
+        """Whether a pass of `seconds` fits in the time limit."""
         return self._spent + seconds <= TIME_LIMIT
 
     def candidates(self, times: float) -> list[int]:
-        """Return the sizes whose seconds a sequence are so many times the best ones at most."""
+        """Return the sizes whose seconds a sequence are at most `times` those of the best."""
         best = min(each for each, _ in self.found.values())
         return [size for size, (each, _) in self.found.items() if each <= times * best]
 
 
 def find_largest_size(most: int, attempt: Callable[[int], PassProfile], least: int = 1) -> SizeChoice:
-    """Return the largest size that fits, as a few sizes foretell it: each sequence more takes as much.
+    """Return the largest size that fits, extrapolating memory linearly from a few sizes.
 
     Args:
-        most: the largest size that is of use.
+        most: the largest useful size.
         attempt: computes micro-batches of a size. Raises torch.OutOfMemoryError.
-        least: a size that is taken whatever becomes of it; what is raised then is raised on.
+        least: the smallest size; its errors are not caught.
     """
     least = min(least, most)
     profile = attempt(least)

@@ -1,7 +1,7 @@
-"""Which ways to compute a model's log-probs are right: four questions at start, each against the model's own forward.
+"""Check at the start which batch layouts compute a model's log-probs correctly, and choose one for learner and critic.
 
-The reference is the model's own `eager` attention on each sequence alone, in the run's precision. What is asked: a
-sequence alone, a padded batch, a packed row, and prompts that answers share in a row. Each has a fallback.
+Four layouts are compared with the model's own `eager` attention on each sequence alone: a single sequence, a padded
+batch, a packed row, and prompts that answers share in a row. Each has a fallback.
 """
 
 import logging
@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 import torch
 
 from r1_cli.build.canary import build_probes
+from r1_cli.build.learner import owner_settings
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.root import Owner
 from r1_cli.train.groups.group import extend_positions
@@ -32,7 +33,7 @@ NEIGHBOUR = TOLERANCE[torch.float32]
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What is wrong with each way to compute log-probs, as the end of a sentence; None if it is right."""
+    """What is wrong with each layout, as the end of a sentence; None if it is correct."""
 
     single: str | None  # a sequence alone, by r1's attention
     padded: str | None
@@ -41,15 +42,15 @@ class Faults:
 
 
 class LayoutCheck:
-    """The four questions to a learner's model, and the answers that its own forward gives."""
+    """Compares layouts with the model's own forward. Each check returns what is wrong: other log-probs, or a leak."""
 
     def __init__(self, learner: Policy, probes: Probes, fresh: Probes, dtype: torch.dtype) -> None:
-        """Compute the reference.
+        """Compute the expected log-probs.
 
         Args:
-            probes: a short text, a long one and, where the model reads them, a picture.
+            probes: a short text, a long one and, if the model reads them, a picture.
             fresh: others of the same kinds and lengths.
-            dtype: what the model computes in.
+            dtype: the computing precision.
         """
         self._learner, self._probes = learner, probes
         self.samples = list(map(_to_sample, probes.prompts, probes.responses))
@@ -63,7 +64,6 @@ class LayoutCheck:
         self.tolerance = learn_tolerance(noise, dtype)
 
     def check_single(self) -> str | None:
-        """Return what is wrong with a sequence alone: other log-probs, or ones that depend on a later token."""
         last = self.samples[1]
         changed = replace(last, token_ids=torch.cat([last.token_ids[:-1], self._other.token_ids[-1:]]))
         try:
@@ -76,17 +76,12 @@ class LayoutCheck:
         return self._differs(found, "has other log-probs than its own eager attention")
 
     def check_padded(self) -> str | None:
-        """Return what is wrong with a padded batch: other log-probs, or ones that depend on another row."""
         return self._check_together(
             padding_free=False, what="a padded batch", leaks="mixes up the rows of a padded batch"
         )
 
     def check_packed(self) -> str | None:
-        """Return what is wrong with a packed row: other log-probs, or ones that depend on another sequence.
-
-        A state that runs through the row (linear attention), or an attention that reads no positions, makes the row one
-        long sequence.
-        """
+        """Linear attention, or attention that ignores positions, reads the row as one long sequence."""
         return self._check_together(padding_free=True, what="a packed row", leaks="takes a packed row for one sequence")
 
     def _check_together(self, *, padding_free: bool, what: str, leaks: str) -> str | None:
@@ -103,11 +98,7 @@ class LayoutCheck:
         return self._differs(found, f"has other log-probs in {what}", [*self._expected, self._expected[0]])
 
     def check_shared(self) -> str | None:
-        """Return what is wrong with prompts that answers share, of a model that can be packed.
-
-        Two answers to each prompt must have the log-probs that they have alone, and those of the second must not change
-        with the first. Layers that carry a state on, or look back a number of tokens of the row, mix them up.
-        """
+        """Layers with a state, or with a window over the row, mix up the answers."""
         first, second, other = self._answers
         alone = [_to_sample(prompt, answer) for prompt in self._probes.prompts for answer in (first, second)]
         try:
@@ -139,7 +130,6 @@ class LayoutCheck:
 
 
 def find_faults(learner: Policy, probes: Probes, fresh: Probes, dtype: torch.dtype) -> Faults:
-    """Ask the four questions; what is computed alone and wrong is not asked about together."""
     try:
         questions = LayoutCheck(learner, probes, fresh, dtype)
     except REFUSALS as error:
@@ -152,12 +142,10 @@ def find_faults(learner: Policy, probes: Probes, fresh: Probes, dtype: torch.dty
 
 
 def find_packing_fault(learner: Policy, probes: Probes, fresh: Probes, tolerance: float) -> str | None:
-    """Ask about packed rows alone, in the precision whose `r1_rollout.canary.TOLERANCE` is given."""
     return LayoutCheck(learner, probes, fresh, _dtype_of(tolerance)).check_packed()
 
 
 def find_sharing_fault(learner: Policy, probes: Probes, fresh: Probes, tolerance: float) -> str | None:
-    """Ask about shared prompts alone, of a model that can be packed."""
     return LayoutCheck(learner, probes, fresh, _dtype_of(tolerance)).check_shared()
 
 
@@ -173,14 +161,14 @@ def choose_layout(
     learner: Policy,
     critic: ValueModel | None = None,
 ) -> None:
-    """Ask the four questions, and let learner and critic compute by what is right; each fallback is logged.
+    """Check all layouts, and set learner and critic to the correct one nearest to the configuration; log each fallback.
 
-    A model whose log-probs are wrong with r1's attention attends by its own, padded. One whose padded batches are wrong
-    computes one sample at a time. A critic, whose model is of the same family, does what the learner does.
+    A model that is wrong with r1's attention uses its own, padded. One whose padded batches are wrong computes one
+    sample at a time. The critic, whose model is of the same family, does as the learner does.
 
     Raises:
-        ModelError: no way to compute the model is right.
-        ConfigError: ranks are to share packed rows, and these are wrong.
+        ModelError: no layout is correct.
+        ConfigError: ranks are to share packed rows, which are wrong.
     """
     trained: dict[Owner, Trainable] = {"actor": learner}
     if critic is not None:
@@ -206,13 +194,7 @@ def examine_model(
     learner: Policy,
     attend_by_itself: Callable[[str], None],
 ) -> Faults:
-    """Ask the four questions, and once more after `attend_by_itself(fault)` if r1's attention is wrong.
-
-    What lengths beyond those of the probes would do is known of the model's configuration.
-
-    Raises:
-        ModelError: no way to compute the model is right.
-    """
+    """Check all layouts, again after `attend_by_itself(fault)` if r1's attention is wrong. Raises ModelError."""
     actor, name = config.worker.actor, model.config.model_type
     dtype = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)
     probes, fresh = (build_probes(config, model, renderer, variant=variant) for variant in (0, 1))
@@ -235,8 +217,7 @@ def examine_model(
 
 
 def _set_layout(config: RunConfig, owner: Owner, trained: Trainable, faults: Faults, name: str) -> None:
-    """Let one model be computed by what is right and nearest to what its configuration asks for."""
-    settings, key = getattr(config.worker, owner), f"worker.{owner}"
+    settings, key = owner_settings(config, owner), f"worker.{owner}"
     if settings.padding_free and faults.packed is None:
         if settings.share_prompts and faults.shared is not None:
             same = f"as with {key}.share_prompts=false"
@@ -255,7 +236,7 @@ def _set_layout(config: RunConfig, owner: Owner, trained: Trainable, faults: Fau
 
 
 def _require_unshared(config: RunConfig, owners: Sequence[Owner] | dict[Owner, Trainable], fault: str) -> None:
-    """Raise ConfigError if ranks are to share packed rows, which are wrong for this reason."""
+    """Raise ConfigError if ranks are to share packed rows, which are wrong."""
     for owner in owners:
         if (size := config.sequence_ranks(owner)) > 1:
             message = f"shares packed rows, and {fault} on ranks that share it: set 1"
@@ -263,7 +244,6 @@ def _require_unshared(config: RunConfig, owners: Sequence[Owner] | dict[Owner, T
 
 
 def _split_answers(fresh: Probes) -> tuple[list[int], list[int], list[int]]:
-    """Return three answers of one length, made of text that no probe has."""
     tokens = [token for prompt in fresh.prompts[:2] for token in prompt.token_ids]
     length = max(1, min(12, len(tokens) // 3))
     return tokens[:length], tokens[length : 2 * length], tokens[2 * length : 3 * length]
@@ -274,7 +254,6 @@ def _first_line(error: Exception) -> str:
 
 
 def _to_sample(prompt: PromptLike, response: Sequence[int]) -> Sample:
-    """Look at every token that another one predicts."""
     token_ids = torch.tensor([*prompt.token_ids, *response])
     return Sample(
         token_ids=token_ids,

@@ -1,4 +1,4 @@
-"""Which of a model's parameters are trained, and at which rate."""
+"""Which parameters of a model are trained, and at which learning rate."""
 
 import logging
 
@@ -16,7 +16,7 @@ log = logging.getLogger("r1")
 
 
 def freeze(settings: ModelConfig, model: nn.Module, owner: Owner = "actor") -> None:
-    """Stop what the owner's settings name from training.
+    """Freeze what the owner's settings name.
 
     Raises:
         ModelError: there is no vision tower to freeze.
@@ -35,7 +35,7 @@ def freeze(settings: ModelConfig, model: nn.Module, owner: Owner = "actor") -> N
 
 
 def build_policy_optimizer(config: RunConfig, policy: nn.Module) -> torch.optim.Optimizer:
-    """Make the optimizer of what is trained, with the rates of `worker.actor.optim.groups`.
+    """Build the optimizer with the rates of `worker.actor.optim.groups`.
 
     Raises:
         ConfigError: a group has no parameter, or nothing is left to train.
@@ -57,7 +57,7 @@ def build_policy_optimizer(config: RunConfig, policy: nn.Module) -> torch.optim.
 
 
 def log_trained_parameters(policy: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Log how many weights are trained, and at which rate each group of them, where not all are at one."""
+    """Log how many weights are trained, and the rate of each group, unless all are trained at one rate."""
     groups = optimizer.param_groups
     counts = [sum(param.numel() for param in group["params"]) for group in groups]
     whole = sum(param.numel() for param in policy.parameters())

@@ -1,4 +1,4 @@
-"""The rehearsal of a run: the longest micro-batches that its settings allow, before the first step has begun."""
+"""Profile the longest micro-batches that the settings allow before the first step, and choose their sizes."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 
 from r1_cli.build.algorithm import build_objective
-from r1_cli.build.learner import build_batching
+from r1_cli.build.learner import build_batching, owner_settings
 from r1_cli.build.longest_sample import LongestSample, find_longest
 from r1_cli.build.micro_batch_sizes import SHORTEST, SizeChoice, find_fastest_size, find_largest_size
 from r1_cli.config import ConfigError, Problem, RunConfig
@@ -47,20 +47,20 @@ def choose_micro_batches(
     *,
     pictures: bool,
 ) -> tuple[RunConfig, dict[str, int]]:
-    """Find the sizes of micro-batches that are to choose themselves, and tell the learner and the critic.
+    """Choose micro-batch sizes that are `auto`, and set the limits of learner and critic.
 
-    A rehearsal leaves no trace, so that the run is to the bit one with these sizes set. On a GPU sizes that are set,
-    or were chosen before, are rehearsed, too: what does not fit is found now and not with the first long answer.
+    Profiling changes no state, so the run equals one with these sizes set, bit for bit. On a GPU, sizes that are set or
+    were chosen before are profiled, too, so that a size that does not fit is found now.
 
     Args:
-        kept: sizes by key that the run has chosen before its checkpoint, which stay.
-        pictures: the rows have some.
+        kept: sizes by key that the run chose before its checkpoint; they stay.
+        pictures: whether the rows have pictures.
 
     Returns:
-        The configuration with numbers in their place, and those that were chosen, by key.
+        The configuration with numbers in place of `auto`, and the chosen sizes by key.
 
     Raises:
-        ConfigError: not even the size that is set, or one sequence, can be computed; names what to lower.
+        ConfigError: the size that is set, or a single sequence, cannot be computed; names the key to lower.
     """
     chosen: dict[str, int] = {}
     longest: LongestSample | None = None
@@ -70,11 +70,11 @@ def choose_micro_batches(
         longest = longest or find_longest(config, model, renderer, pictures=pictures)
         if critic is not None:
             (learner if owner == "critic" else critic).offload()
-        share = learner.describe().share_prompts and getattr(config.worker, owner).share_prompts
+        share = learner.describe().share_prompts and owner_settings(config, owner).share_prompts
         sizes = SizeChooser(config, owner, hardware.on_gpu, share, longest, profile_pass).choose(kept)
         chosen |= {key_of(owner, kind): size for kind, size in sizes.items() if is_auto(config, owner, kind)}
         config = with_sizes(config, owner, sizes)
-        batching = build_batching(config, getattr(config.worker, owner))
+        batching = build_batching(config, owner_settings(config, owner))
         trained.set_micro_batch_limits(batching.update, batching.experience)
     if critic is not None:
         critic.offload()
@@ -84,7 +84,6 @@ def choose_micro_batches(
 def list_models(
     config: RunConfig, learner: Policy, critic: ValueModel | None
 ) -> Iterator[tuple[Owner, Trainable, ProfilePass]]:
-    """Yield what is trained, and how it is rehearsed."""
     objective = build_objective(config)
     yield "actor", learner, lambda samples, limit, grad: learner.profile_pass(samples, objective if grad else None, limit)
     if critic is not None:
@@ -93,8 +92,6 @@ def list_models(
 
 @dataclass(frozen=True, slots=True)
 class SizeChooser:
-    """The rehearsal of one of the models that are trained."""
-
     config: RunConfig
     owner: Owner
     on_gpu: bool
@@ -104,16 +101,15 @@ class SizeChooser:
 
     @property
     def section(self) -> UpdateConfig:
-        section: UpdateConfig = getattr(self.config.worker, self.owner)
-        return section
+        return owner_settings(self.config, self.owner)
 
     def choose(self, kept: Mapping[str, int]) -> dict[Pass, int]:
-        """Return the size of each kind of pass, and say what was found."""
+        """Return the size for each kind of pass, and log it."""
         begun, choices = perf_counter(), dict[Pass, SizeChoice]()
         for kind in PASSES:
             key = key_of(self.owner, kind)
             if not is_auto(self.config, self.owner, kind) or key in kept:
-                size = kept.get(key, getattr(self.section, f"{kind}_size"))
+                size = kept.get(key, self.section.update_size if kind == "update" else self.section.experience_size)
                 choices[kind] = SizeChoice(size, self.attempt(kind, size) if self.on_gpu else None)
             elif self.on_gpu:
                 least = choices["update"].size if kind == "experience" else 1  # which is known to fit
@@ -126,12 +122,12 @@ class SizeChooser:
         return {kind: choice.size for kind, choice in choices.items()}
 
     def max_sequences(self, kind: Pass) -> int:
-        """How many sequences a device has of an optimizer step, or of a step: a micro-batch need hold no more."""
+        """Return how many sequences of a step, or an optimizer step, a device has."""
         prompts = self.section.global_batch_size if kind == "update" else self.config.data.rollout_batch_size
         return max(1, prompts * self.config.worker.rollout.n // self.config.data_ranks(self.owner))
 
     def dividing(self, choice: SizeChoice) -> SizeChoice:
-        """Return the choice, or without dynamic batching the next smaller that divides what there is to cut."""
+        """Return the choice, or without dynamic batching the next smaller size that divides an optimizer step."""
         if self.section.dynamic_batching:
             return choice
         whole = self.max_sequences("update")
@@ -141,19 +137,19 @@ class SizeChooser:
         return MicroLimit(size, size * length if self.section.dynamic_batching else None)
 
     def time(self, kind: Pass, length: int, size: int) -> tuple[PassProfile, float]:
-        """Compute one micro-batch on each rank; return what it took, and how many sequences each had."""
+        """Profile one micro-batch on each rank; return the profile and the sequences per rank."""
         ranks, limit = self.config.data_ranks(self.owner), self.limit(size, length)
         samples = self.longest.samples(limit, ranks, share=self.share, length=length)
         return self.profile(kind, size, length, samples, limit), len(samples) / ranks
 
     def attempt(self, kind: Pass, size: int) -> PassProfile:
-        """Compute two micro-batches on each rank: the second meets the gradients of the first. For GPUs."""
+        """Profile two micro-batches on each rank, as the second meets the gradients of the first. For GPUs."""
         length, limit = self.longest.tokens, self.limit(size, self.longest.tokens)
         samples = self.longest.samples(limit, 2 * self.config.data_ranks(self.owner), share=self.share, length=length)
         return self.profile(kind, size, length, samples, limit)
 
     def profile(self, kind: Pass, size: int, length: int, samples: list[Sample], limit: MicroLimit) -> PassProfile:
-        """Rehearse. Raises ConfigError, or OutOfMemoryError where a smaller size may still do."""
+        """Profile a pass. Raises ConfigError, or OutOfMemoryError if a smaller size may still fit."""
         try:
             return self.profile_pass(samples, limit, kind == "update")
         except Exception as error:
@@ -167,11 +163,10 @@ class SizeChooser:
             raise ConfigError([self.problem(kind, size, length, error, full=full)]) from error
 
     def problem(self, kind: Pass, size: int, length: int, error: Exception, *, full: bool) -> Problem:
-        """Say which key to lower."""
         said = (str(error).splitlines() or [type(error).__name__])[0]
         if not full and length <= SHORTEST:
             key = f"worker.{self.owner}.model.model_path"
-            return Problem(key, f"fails in a rehearsal of {length} tokens: {said}", self.section.model.model_path)
+            return Problem(key, f"fails in a profiling pass of {length} tokens: {said}", self.section.model.model_path)
         if size > 1:
             message = f"{size} sequences of {length:,} tokens do not fit into the device's memory: set a smaller number"
             auto = "" if is_auto(self.config, self.owner, kind) else ", or auto"
@@ -182,14 +177,13 @@ class SizeChooser:
         return Problem("data.max_response_length", message + more, str(self.config.data.max_response_length))
 
     def log_sizes(self, choices: Mapping[Pass, SizeChoice], seconds: float) -> None:
-        """Print sizes, and what the largest passes took."""
         sizes = ", ".join(f"{choice.size} for {LABELS[kind]}" for kind, choice in choices.items())
         tokens = f"a sequence has at most {self.longest.tokens:,} tokens"
         profiles = [choice.profile for choice in choices.values() if choice.profile is not None]
         found = ""
         if profiles:
             peak, room = max(profile.peak for profile in profiles), profiles[0].available
-            found = f"; rehearsed in {seconds:.1f} s, peak {peak / 1e9:.2f} GB"
+            found = f"; profiled in {seconds:.1f} s, peak {peak / 1e9:.2f} GB"
             found += f" of {room / 1e9:.0f} GB" if room else " of this process"
         log.info("sequences in a micro-batch of the %s: %s; %s%s", self.owner, sizes, tokens, found)
 
@@ -199,12 +193,10 @@ def key_of(owner: Owner, kind: Pass) -> str:
 
 
 def is_auto(config: RunConfig, owner: Owner, kind: Pass) -> bool:
-    """Whether the size is left to a rehearsal."""
     return bool(lookup(config, key_of(owner, kind)) == AUTO_SIZE)
 
 
 def with_sizes(config: RunConfig, owner: Owner, sizes: Mapping[Pass, int]) -> RunConfig:
-    """Return the configuration with these sizes of micro-batches."""
     names = {key_of(owner, kind).rpartition(".")[2]: size for kind, size in sizes.items()}
-    section = getattr(config.worker, owner).model_copy(update=names)
+    section = owner_settings(config, owner).model_copy(update=names)
     return config.model_copy(update={"worker": config.worker.model_copy(update={owner: section})})

@@ -1,4 +1,4 @@
-"""From opened sources to the prompts of a run: checked, mixed, and in which order they come."""
+"""Build the prompts of a run: check and mix all sources, and order them."""
 
 import logging
 from collections.abc import Callable, Sequence
@@ -22,7 +22,7 @@ Counter = Callable[[str], Callable[[int, int], None]]  # what is counted -> (don
 
 
 def build_prompts(config: RunConfig, opened: Sequence[OpenSource], rendering: Rendering, counter: Counter) -> Mixture:
-    """Check every row of every source; say how many were left out, and why. The sources share one bound of memory.
+    """Check every row of every source, and log how many are left out and why. All sources share one memory limit.
 
     Raises:
         DataError: names the source, and the rows that cannot be used.
@@ -61,7 +61,7 @@ def build_prompts(config: RunConfig, opened: Sequence[OpenSource], rendering: Re
 
 
 def build_stream(config: RunConfig, prompts: Mixture, sources: Sequence[Source]) -> Stream | WeightedStream:
-    """The order in which the prompts come; batches are what is generated at a time."""
+    """Return the order of the prompts, in batches that are sampled together."""
     data = config.data
     batch = data.mini_rollout_batch_size or data.rollout_batch_size
     weights = [source.weight for source in sources if source.weight]
@@ -72,7 +72,7 @@ def build_stream(config: RunConfig, prompts: Mixture, sources: Sequence[Source])
 
 
 def prefetch_first_prompts(config: RunConfig, prompts: Mixture, first: Sequence[int], val_prompts: Mixture) -> None:
-    """Let workers render what the run begins with while models are loaded: validation's rows, then the first step's."""
+    """Render the first rows of validation and training while models are loaded."""
     trainer, size = config.trainer, config.data.val_batch_size
     if val_prompts.parts and (trainer.val_before_train or trainer.val_only):
         part = val_prompts.parts[0]
@@ -82,7 +82,6 @@ def prefetch_first_prompts(config: RunConfig, prompts: Mixture, first: Sequence[
 
 
 def build_validation(prompts: Mixture, sources: Sequence[Source], sampling: SamplingParams) -> list[ValidationSet]:
-    """Each validation source with the number of answers that it asks for, else that of all."""
     return [
         ValidationSet(part, replace(sampling, n=source.n or sampling.n))
         for part, source in zip(prompts.parts, sources, strict=True)

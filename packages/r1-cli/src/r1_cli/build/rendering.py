@@ -1,4 +1,4 @@
-"""How a run reads pictures and videos: one renderer and its worker processes, shared by all data sets."""
+"""Build the renderer of a run and its worker processes, which all data sets share."""
 
 import os
 from collections.abc import Iterator
@@ -21,15 +21,13 @@ GIGABYTE = 10**9
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """What data sets of one run share."""
-
     renderer: Renderer
     workers: Workers | None
     remote: RemoteRenderer | None = None  # renders rows with media, where ranks are on machines of a cluster
 
 
 def build_renderer(config: RunConfig, model: ModelFiles, *, own_sizes: bool = False) -> Renderer:
-    """Make the renderer that filter, engine and learner share; with `own_sizes` one of the processor's own limits."""
+    """Build the renderer of filter, engine and learner. With `own_sizes`, the processor's own limits apply."""
     return Renderer(
         model.processor,
         **({} if own_sizes else media_settings(config, model.processor)),
@@ -40,20 +38,18 @@ def build_renderer(config: RunConfig, model: ModelFiles, *, own_sizes: bool = Fa
 
 
 def _text(template: str | None) -> str | None:
-    """A template's text, where the file is named that holds it."""
     return Path(template).read_text(encoding="utf-8") if template and Path(template).is_file() else template
 
 
 @contextmanager
 def open_rendering(config: RunConfig, renderer: Renderer, ended: Ended | None = None) -> Iterator[Rendering]:
-    """Give the renderer its worker processes; `ended` is told of their work, see `Workers`."""
     with open_workers(config, renderer, ended) as workers:
         yield Rendering(renderer, workers)
 
 
 @contextmanager
-def open_workers(config: RunConfig, target: Any, ended: Ended | None = None) -> Iterator[Workers | None]:
-    """Processes that hold the target, started when first needed, ended with the block; None where none are wanted."""
+def open_workers(config: RunConfig, target: object, ended: Ended | None = None) -> Iterator[Workers | None]:
+    """Open worker processes that hold `target`, started when first needed; None with a single worker."""
     count = min(config.data.filter_overlong_prompts_workers, os.cpu_count() or 1)
     if config.data.filter_overlong_prompts_workers == 1:
         yield None
@@ -63,7 +59,7 @@ def open_workers(config: RunConfig, target: Any, ended: Ended | None = None) -> 
 
 
 def media_settings(config: RunConfig, processor: Any) -> dict[str, Any]:
-    """How `Renderer` resizes media and chooses frames, and where it keeps them."""
+    """Return how `Renderer` resizes media, chooses frames, and caches both."""
     data, limits = config.data, getattr(processor, "video_processor", None)
     settings: dict[str, Any] = {
         "min_pixels": data.min_pixels,

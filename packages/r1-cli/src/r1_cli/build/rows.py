@@ -1,4 +1,4 @@
-"""The sources that a configuration names, opened: their rows, and the row format found in them."""
+"""Open the sources of a configuration: their rows, and the row format found in them."""
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -20,7 +20,7 @@ SEEN = 64  # rows whose columns decide which format a source has
 
 @dataclass(frozen=True, slots=True)
 class OpenSource:
-    """A source whose files are open and whose row format is known."""
+    """An open source with its row format."""
 
     source: Source
     rows: Sequence[tuple[str, dict[str, Any]]]
@@ -28,7 +28,7 @@ class OpenSource:
 
     @property
     def reader(self) -> RowReader:
-        """How a row becomes an example. Where the media are is told by each row, as some have none."""
+        """What turns a row into an example. Each row names its media, as some have none."""
         _, _, images, videos = self.source.columns
         template = self.source.format_prompt
         return RowReader(
@@ -44,10 +44,10 @@ class OpenSource:
 
 
 def open_sources(sources: Sequence[Source]) -> list[OpenSource]:
-    """Open the files and find each source's row format, from the columns of its first rows.
+    """Open the files, and find each source's row format from the columns of its first rows.
 
     Raises:
-        DataError: names the source: no such file, or rows that are not of the `row_format` that is set.
+        DataError: names the source: there is no such file, or rows do not have the `row_format` that is set.
     """
     if not sources:
         return []
@@ -71,10 +71,7 @@ def open_sources(sources: Sequence[Source]) -> list[OpenSource]:
 
 
 def _require_columns(columns: Columns, seen: Sequence[Mapping[str, Any]], keys: set[str]) -> None:
-    """Refuse columns that no row has, and markers of media in most rows without a column of media.
-
-    A single row that lacks a column is named when all are checked; `<image>` in a few is a word.
-    """
+    """Refuse columns that no row has, and media markers in most rows without a media column."""
     if not seen:
         return
     found = f"columns found: {', '.join(sorted(keys))}"
@@ -91,11 +88,7 @@ def _require_columns(columns: Columns, seen: Sequence[Mapping[str, Any]], keys: 
 
 
 def _require_media(opened: OpenSource) -> None:
-    """Refuse a source whose first rows' media are all missing, where its own folder or the one above holds them.
-
-    Raises:
-        DataError: names the `image_dir` to set.
-    """
+    """Raise DataError if the media of the first rows are in another folder; names the `image_dir` to set."""
     source = opened.source
     home = source.image_dir or "."
     names = [os.path.relpath(path, home) for path in _media_paths(opened) if source.image_dir or not path.is_absolute()]
@@ -111,7 +104,6 @@ def _require_media(opened: OpenSource) -> None:
 
 
 def _media_paths(opened: OpenSource) -> Iterator[Path]:
-    """Yield the files of pictures and videos that the first rows name, without those of broken rows."""
     for index in range(min(len(opened.rows), SEEN)):
         try:
             media = opened.reader(*opened.rows[index]).media
@@ -124,20 +116,19 @@ def _media_paths(opened: OpenSource) -> Iterator[Path]:
 
 
 def near(name: str, keys: set[str]) -> str:
-    """Return the end of an error message: the column nearest to a name."""
+    """Return a suggestion of the column nearest to a name."""
     close = get_close_matches(name, keys, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 
 
 def open_local(sources: Sequence[Source]) -> list[OpenSource | None]:
-    """Open the sources whose files are here, as `open_sources` does; None in the place of those to be downloaded."""
+    """Open the sources whose files are local; None stands for each source that would be downloaded."""
     local = [source for source in sources if count_rows([source]) is not None]
     opened = dict(zip((source.name for source in local), open_sources(local), strict=True))
     return [opened.get(source.name) for source in sources]
 
 
 def _readable(rows: Rows) -> Iterator[Mapping[str, Any]]:
-    """The rows without those that are broken, which are named when all are checked."""
     for index in range(len(rows)):
         try:
             yield rows[index][1]

@@ -1,4 +1,4 @@
-"""Which engine samples, how it is made from a configuration, and what it is asked for."""
+"""Build the engine of a run, its sampling parameters, and the sampler that scores responses."""
 
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -20,13 +20,11 @@ from r1_rollout.types import Generator, SamplingParams, accept_old_names
 
 
 def build_sampler(config: RunConfig, model: ModelFiles, verifier: DispatchingVerifier, engine: Generator) -> Sampler:
-    """Put the verifier beside the engine."""
     plain = config.worker.reward.skip_special_tokens
     return Sampler(engine, verifier, model.tokenizer, verifier.per_sample, plain, verifier.truth_problem)
 
 
 def load_engine_weights(config: RunConfig, hardware: Hardware, model: ModelFiles) -> Any:
-    """Return a copy of the model for the engine."""
     return load_weights(config, model, hardware.engine_dtype(config.worker.rollout.dtype), hardware.device)
 
 
@@ -39,11 +37,11 @@ def build_engine(
     *,
     read_only: bool = False,
 ) -> Generator:
-    """Make the engine that `worker.rollout` asks for; it ends with `stack`.
+    """Build the engine of `worker.rollout`.
 
     Args:
-        load: gives a model that the engine may take over.
-        read_only: all of it but the weights, which are a learner's.
+        load: returns a model that the engine may take over.
+        read_only: the engine shares the learner's weights.
 
     Raises:
         ModelError: the engine cannot run this kind of model, or cannot start.
@@ -63,13 +61,13 @@ def build_engine(
 
 
 def max_sequences(config: RunConfig) -> int:
-    """How many samples decode at the same time: a whole group at least."""
+    """Return how many samples decode at the same time: at least a whole group."""
     rollout = config.worker.rollout
     return max(rollout.n, rollout.val_override_config.n, *(s.n or 1 for s in validation_sources(config.data)), 256)
 
 
 def build_sampling(config: RunConfig) -> tuple[SamplingParams, SamplingParams]:
-    """Sampling for training and for validation, which overrides what `val_override_config` sets."""
+    """Return the sampling parameters of training and of validation."""
     rollout = config.worker.rollout
     training = SamplingParams(
         n=rollout.n,

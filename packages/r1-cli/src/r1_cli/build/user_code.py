@@ -1,4 +1,4 @@
-"""The math that a configuration names: one of ours by name, or a user's own from a file."""
+"""Build losses and estimators by name, or from a user's file."""
 
 import importlib.util
 import inspect
@@ -17,9 +17,10 @@ Own = Callable[[Any, str], T]
 def build_by_name(
     registry: Registry[Callable[..., T]], name: str, settings: Mapping[str, Any], own: Callable[[Any, str], T]
 ) -> T:
-    """Return the entry called `name`, built with those of `settings` that it has, or a user's `file.py:function`.
+    """Return the entry called `name`, built with the `settings` that it takes, or a user's `file.py:function`.
 
-    `own` makes an entry of the user's, as `r1_core.own` does.
+    Args:
+        own: makes an entry of the user's function, as `r1_core.own` does.
 
     Raises:
         ValueError: there is no such name, or a setting is out of its range.
@@ -33,10 +34,10 @@ def build_by_name(
 
 
 def load_function(path: Path, name: str) -> Any:
-    """Run a user's file and return what it calls `name`. The file runs in this process: it is the user's own.
+    """Run a user's file in this process and return its function `name`.
 
     Raises:
-        ValueError: the file cannot be run, or has nothing of that name; names the line.
+        ValueError: the file cannot be run, or has no such function; names the line.
     """
     spec = importlib.util.spec_from_file_location(f"own_{path.stem}", path)
     if spec is None or spec.loader is None:
@@ -50,6 +51,6 @@ def load_function(path: Path, name: str) -> Any:
         lines = [frame.lineno for frame in frames if Path(frame.filename).resolve() == path.resolve()]
         where = f"{path}:{lines[-1]}" if lines else str(path)
         raise ValueError(f"{where} cannot be run: {type(error).__name__}: {error}") from error
-    if not hasattr(module, name):
+    if name not in vars(module):
         raise ValueError(f"{path} defines no {name}")
-    return getattr(module, name)
+    return vars(module)[name]

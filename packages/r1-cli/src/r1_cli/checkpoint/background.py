@@ -6,7 +6,7 @@ from contextvars import copy_context
 from functools import partial
 from queue import Queue
 from threading import Thread
-from typing import Any, TypeVar
+from typing import TypeVar
 
 Result = TypeVar("Result")
 
@@ -42,7 +42,7 @@ class Background:
             del work  # and what it holds, before the next one comes
 
 
-def _do(work: Callable[[], Any], future: Future[Any]) -> None:
+def _do(work: Callable[[], Result], future: Future[Result]) -> None:
     try:
         future.set_result(work())
     except BaseException as error:  # is for whoever asks

@@ -236,7 +236,7 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     return state
 
 
-def write_json(path: Path, content: Any) -> None:
+def write_json(path: Path, content: object) -> None:
     """Write JSON so that a reader sees the old content or the new one, never a part."""
     draft = path.with_name(f".{path.name}.draft")
     draft.write_text(json.dumps(content, indent=2) + "\n")

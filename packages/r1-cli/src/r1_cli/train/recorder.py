@@ -177,6 +177,6 @@ def _cut(flat: Any, lengths: Sequence[int]) -> pa.Array:
     return pa.ListArray.from_arrays(pa.array(np.cumsum([0, *lengths], dtype=np.int32)), pa.array(flat))
 
 
-def clean(text: Any) -> str:
+def clean(text: object) -> str:
     """Return a text that UTF-8 can hold: lone surrogates of broken files become question marks."""
     return str(text).encode("utf-8", "replace").decode()

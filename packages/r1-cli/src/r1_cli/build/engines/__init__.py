@@ -1,7 +1,7 @@
-"""The engines of r1, a module each: what is found here is what `worker.rollout.name` may say.
+"""The engines, one module each. The module's name is the value of `worker.rollout.name`.
 
-A module has `IGNORES`, `missing`, `preferred` and `open_engine`, as `config.engines.EngineModule` describes them, and
-imports what is heavy only when it opens its engine.
+A module has `IGNORES`, `missing`, `preferred` and `open_engine`, see `config.engines.EngineModule`, and imports heavy
+packages only in `open_engine`.
 """
 
 from collections.abc import Callable
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EngineSetup:
-    """All that an engine may need to know."""
+    """What engines are built from."""
 
     config: "RunConfig"
     hardware: "Hardware"

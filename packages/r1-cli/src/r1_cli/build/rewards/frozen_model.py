@@ -1,4 +1,4 @@
-"""A frozen model in the run's own process that a reward asks for log-probs: a folder or a hub name."""
+"""A frozen model in the run's own process that a reward reads log-probs of."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -31,9 +31,9 @@ PROBES = ("What is 7 times 8? 56.", "A list of animals, longer than the text bef
 
 
 class FrozenReading:
-    """A model that is never trained: one forward pass over the responses of a prompt, padded to the longest.
+    """A frozen model that scores responses, padded, one forward pass per prompt.
 
-    What it says of them does not depend on what else it is asked, so that it may be asked as responses come.
+    The log-probs of a response do not depend on other requests, so it may be asked while sampling goes on.
     """
 
     concurrent = True
@@ -45,14 +45,10 @@ class FrozenReading:
         self._batching, self._device = batching, device
 
     def require_right(self, texts: Sequence[list[int]], dtype: torch.dtype) -> None:
-        """Compare a padded batch of texts with the model's own eager forward of each; pass them singly if it is wrong.
-
-        Args:
-            texts: token ids, of several lengths.
-            dtype: what the model computes in.
+        """Compare a padded batch of `texts` with the model's own eager forward; use single texts if the batch is wrong.
 
         Raises:
-            ValueError: texts alone are wrong, too.
+            ValueError: single texts are wrong, too.
         """
         samples = list(map(_to_sample, texts))
         expected = compute_eager_logprobs(self._model, samples)
@@ -72,7 +68,6 @@ class FrozenReading:
         starts: Sequence[int],
         temperature: float = 1.0,
     ) -> list[list[float]]:
-        """Do what `r1_rollout.types.Reading` says."""
         found: list[list[float]] = []
         for samples in _by_prompt(prompts, responses, starts):
             found += self._measure(samples, temperature)
@@ -87,7 +82,6 @@ class FrozenReading:
 
 
 def _to_sample(tokens: list[int]) -> Sample:
-    """A text of which every token that another one predicts is read."""
     token_ids = torch.tensor(tokens)
     positions = torch.arange(len(tokens))
     return Sample(token_ids, positions >= 1, positions[None], group_id=0, reward=0.0)
@@ -96,7 +90,6 @@ def _to_sample(tokens: list[int]) -> Sample:
 def _by_prompt(
     prompts: Sequence[PromptLike], responses: "Sequence[Tokens]", starts: Sequence[int]
 ) -> Iterator[list[Sample]]:
-    """Yield the samples of each prompt, of which neighbours that are the same object are one."""
     for _, group in groupby(zip(prompts, responses, starts, strict=True), key=lambda one: id(one[0])):
         yield [to_read(*one) for one in group]
 
@@ -104,10 +97,10 @@ def _by_prompt(
 def open_frozen(
     path: str, key: str, config: RunConfig, hardware: Hardware, policy: ModelFiles, batching: Batching
 ) -> FrozenReading:
-    """Load the model that `key` names beside the policy, in what the policy computes with.
+    """Load the model of the setting `key`, in the policy's computing precision.
 
     Raises:
-        ModelError: it cannot be loaded, or reads other tokens or media than the policy writes.
+        ModelError: it cannot be loaded, or its tokens or media differ from the policy's.
     """
     actor = config.worker.actor
     trusted = actor.model.trust_remote_code
@@ -136,7 +129,7 @@ def open_frozen(
 def require_same_tokens(
     path: str, key: str, policy: ModelFiles, *, vision_language: bool, trust_remote_code: bool
 ) -> None:
-    """Raise ModelError if the tokenizer of `path` has another token for a number than the policy's has."""
+    """Raise ModelError if the tokenizer of `path` maps a token of the policy to another id."""
     try:
         tokenizer, _ = models.load_tokenizer(path, vision_language=vision_language, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:

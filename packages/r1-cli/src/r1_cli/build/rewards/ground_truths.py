@@ -1,4 +1,4 @@
-"""Ground truths that nothing can meet, as the reward says that would judge by them: before a run, and in each step."""
+"""Find ground truths that no response can match, before a run and in each step."""
 
 from collections.abc import Mapping, Sequence
 from itertools import islice
@@ -14,7 +14,7 @@ SHOWN = 3  # rows of a source that are named
 
 
 class GroundTruthReader:
-    """Knows the reward of each source. What a user's own reward makes of a truth nobody can tell."""
+    """Checks ground truths by the built-in reward of each source. A user's own reward cannot be checked."""
 
     def __init__(self, config: RunConfig, sources: Sequence[Source]) -> None:
         run = config.worker.reward
@@ -26,17 +26,16 @@ class GroundTruthReader:
         }
 
     def reward(self, source: str) -> tuple[str, Mapping[str, Any]]:
-        """Return the name of the reward that judges a source's rows, and its keywords."""
         return self._rewards[source]
 
     def problem(self, source: str, ground_truth: str, columns: Mapping[str, Any]) -> str | None:
-        """Return why no response to a row can be right, or None."""
+        """Return why no response to a row can be correct, or None."""
         name, options = self._rewards.get(source, ("", {}))
         problem = truth_problem(name, ground_truth, options, columns) if name in BUILTINS else None
         return f"{name} can use no response: {problem}" if problem else None
 
     def columns(self, opened: OpenSource, index: int) -> dict[str, Any]:
-        """Return the columns of a row that its built-in reward takes."""
+        """Return the columns of a row that its built-in reward reads."""
         name, options = self._rewards[opened.source.name]
         wanted = columns_of(name, options) if name in BUILTINS else set()
         if not wanted:
@@ -45,14 +44,13 @@ class GroundTruthReader:
         return {key: metadata[key] for key in wanted if key in metadata}
 
     def problem_of_row(self, opened: OpenSource, index: int, ground_truth: str) -> str | None:
-        """Return why no response to a row of a source can be right, or None."""
         return self.problem(opened.source.name, ground_truth, self.columns(opened, index))
 
 
 def find_unusable_ground_truths(truths: GroundTruthReader, opened: Sequence[OpenSource | None]) -> list[str]:
-    """Return a line for each of the first rows whose truth nothing can meet, a few of a source.
+    """Return a line for each unusable ground truth among the first rows, at most `SHOWN` per source.
 
-    None stands for sources that are not here yet. `r1 data check` looks at all rows, and names what cannot be read.
+    None stands for sources that are not local. `r1 data check` checks all rows.
     """
     return [line for one in opened if one is not None for line in islice(_problems(truths, one), SHOWN)]
 

@@ -1,4 +1,4 @@
-"""A weighted sum of the reference-probability reward and verifiers that run in workers."""
+"""A weighted sum of reference-probability rewards and verifiers in workers."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -13,22 +13,17 @@ from r1_rewards.verifiers.combine import Part, read_parts
 
 @dataclass(frozen=True, slots=True)
 class MixedVerifier:
-    """Adds rewards that ask a model to the sum of the others.
-
-    A response that the others could not score has their failure.
-    """
+    """Adds rewards that read a model's log-probs to the sum of the others. A failure of the others is the result's."""
 
     others: Verifier | None
     asking: Mapping[str, tuple[float, ReferenceVerifier]]  # by the part's name: its weight, and the reward
 
     @property
     def per_sample(self) -> bool:
-        """Whether responses may be scored as they come; see `r1_rewards.types.OpenVerifier`."""
         alone = self.others is None or bool(getattr(self.others, "per_sample", False))
         return alone and all(verifier.per_sample for _, verifier in self.asking.values())
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:
-        """Return one score per input, in order."""
         sums = self.others(inputs) if self.others else [Score(0.0, {"overall": 0.0})] * len(inputs)
         for name, (weight, verifier) in self.asking.items():
             sums = [_add(*one, name, weight) for one in zip(sums, verifier(inputs), strict=True)]
@@ -46,7 +41,7 @@ def _add(total: Score, found: Score, name: str, weight: float) -> Score:
 
 
 def split_parts(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Part]]:
-    """Return the parts of a sum that workers run, as they are written, and those that ask a model."""
+    """Return the parts of a sum that run in workers, and those that read a model's log-probs."""
     written = kwargs.get("parts", {})
     asking = {name: part for name, part in read_parts(written).items() if part.reward in MODEL_REWARDS}
     return {name: setting for name, setting in written.items() if name not in asking}, asking
@@ -58,10 +53,10 @@ def open_asking(
     open_pool: Callable[[str, dict[str, Any]], Verifier],
     opened: list[ReferenceVerifier],
 ) -> Verifier | None:
-    """Return the verifier that `spec` names if it, or a part of it, asks a model; add what does to `opened`.
+    """Return the verifier of `spec` if it or a part of it reads a model's log-probs, and add those parts to `opened`.
 
     Args:
-        open_pool: opens what runs in workers.
+        open_pool: opens verifiers that run in workers.
     """
     if spec in MODEL_REWARDS:
         opened.append(ReferenceVerifier(read_options(kwargs)))

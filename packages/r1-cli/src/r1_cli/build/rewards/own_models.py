@@ -1,4 +1,4 @@
-"""The run's own models that a reward may ask for log-probs: the learner's, and an engine's."""
+"""Read log-probs of the run's own models: the learner's, or the engine's."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -20,10 +20,7 @@ FIELDS = {"policy": "old_logprobs", "reference": "ref_logprobs"}
 
 @dataclass(frozen=True, slots=True)
 class LearnerReading:
-    """The learner's models, on its process or its ranks: one forward pass over prompts and responses.
-
-    The micro-batches are those of old log-probs, at the learner's own temperature.
-    """
+    """Log-probs of the learner's policy or reference, in its own micro-batches and only at its temperature."""
 
     learner: Policy
     model: Literal["policy", "reference"]
@@ -38,7 +35,6 @@ class LearnerReading:
         starts: Sequence[int],
         temperature: float = 1.0,
     ) -> list[list[float]]:
-        """Do what `r1_rollout.types.Reading` says. Raises ValueError at another temperature than the learner's."""
         if temperature != self.temperature:
             raise ValueError(f"the learner computes at temperature {self.temperature}, not at {temperature}")
         field = FIELDS[self.model]
@@ -49,7 +45,7 @@ class LearnerReading:
 
 
 def to_read(prompt: PromptLike, response: "Tokens", start: int) -> Sample:
-    """A sample whose trained tokens are those to be read."""
+    """Return a sample whose trained tokens are those to be read."""
     sample = to_sample(prompt, response)
     first = len(prompt.token_ids) + start
     return replace(sample, loss_mask=torch.arange(len(sample.token_ids)) >= first)
@@ -57,7 +53,7 @@ def to_read(prompt: PromptLike, response: "Tokens", start: int) -> Sample:
 
 @dataclass(frozen=True, slots=True)
 class ReplayReading:
-    """An engine that is active and knows no better: it takes in what stands before, then says what it is asked for."""
+    """Log-probs of an active engine, which replays the tokens before `starts` as a prompt."""
 
     engine: Replaying
 
@@ -70,7 +66,6 @@ class ReplayReading:
         starts: Sequence[int],
         temperature: float = 1.0,
     ) -> list[list[float]]:
-        """Do what `r1_rollout.types.Reading` says, token by token from the starts on."""
         pairs = list(zip(responses, starts, strict=True))
         contexts = [
             extend_prompt(cast(Prompt, prompt), response[:start])

@@ -1,4 +1,4 @@
-"""The reference-probability reward in a run: splice, ask a model once for a whole draw, combine (arXiv 2506.18254)."""
+"""The reference-probability reward: splice references into responses and read their log-probs (arXiv 2506.18254)."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -20,7 +20,7 @@ REPEATED = 10  # words of a run, and how often it may stand in a response
 
 @dataclass(frozen=True, slots=True)
 class ModelQuery:
-    """Whom a run asks, and how."""
+    """The model that a reward reads, and how."""
 
     reading: Reading
     tokenizer: TextTokenizer
@@ -33,11 +33,10 @@ class ModelQuery:
 
 @dataclass(slots=True)
 class ReferenceVerifier:
-    """Scores a draw by one call of the model; see `r1_rewards.reference.reference_probability` for the formula.
+    """Scores a sampling round with one call of the model; `r1_rewards.reference.reference_probability` has the formula.
 
-    Whom it asks is known later than the reward is opened: `asked` is set before the first call. `base_of` gives a
-    prompt's base score, None where there is none. Parts beside the formula's: `unscored_CAUSE` for each cause,
-    `no_score_a` where debiasing has nothing to subtract, and `repetition` where it is punished.
+    `query` is set after the models are loaded. Other parts of a score: `unscored_CAUSE` per cause, `no_score_a` if
+    debiasing lacks a base score, and `repetition`.
     """
 
     options: Options
@@ -46,11 +45,10 @@ class ReferenceVerifier:
 
     @property
     def per_sample(self) -> bool:
-        """Whether responses may be scored as they come; see `r1_rewards.types.OpenVerifier`."""
         return self.query is not None and self.query.reading.concurrent
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:
-        """Return one score per input, in order. Raises RuntimeError before the run has said whom to ask."""
+        """Raises RuntimeError if `query` is not set."""
         if self.query is None:
             raise RuntimeError("reference_probability was asked for scores before a model was there")
         sampled = [item for item in inputs if isinstance(item, SampledInput) and item.rendered and item.completion]
@@ -81,7 +79,6 @@ class ReferenceVerifier:
     def _ask(
         self, sampled: Sequence[SampledInput], spliced: Sequence[Spliced | Cause], query: ModelQuery
     ) -> list[list[float]]:
-        """Return the log-probs of each reference's tokens, none for what could not be spliced."""
         asking = [
             (item.rendered, [*item.completion.token_ids.tolist()[: one.kept], *one.ids], one)
             for item, one in zip(sampled, spliced, strict=True)
@@ -132,8 +129,8 @@ class ReferenceVerifier:
 
 
 def column_score(prompt: Prompt) -> float | None:
-    """Return the base score that a prompt's row brings; None where it has no finite number."""
-    found: Any = prompt.metadata.get(BASE_COLUMN)
+    """Return the base score in a prompt's row; None without a finite number."""
+    found: object = prompt.metadata.get(BASE_COLUMN)
     if isinstance(found, bool) or not isinstance(found, int | float) or not math.isfinite(found):
         return None
     return float(found)

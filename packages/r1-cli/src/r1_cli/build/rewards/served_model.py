@@ -1,7 +1,7 @@
-"""A model behind HTTP that a reward asks for log-probs: any server that speaks OpenAI's completions as vLLM does.
+"""Read log-probs of a model behind HTTP: any server with OpenAI's completions in vLLM's form.
 
-Prompts with pictures go to vLLM's own `/inference/v1/generate` (`vllm serve --enable-scale-out`), all others to
-`/v1/completions` with `echo` and `prompt_logprobs`. Tokens go over as numbers, so that none is cut anew.
+Prompts with pictures use vLLM's `/inference/v1/generate` (`vllm serve --enable-scale-out`), all others
+`/v1/completions` with `echo` and `prompt_logprobs`. Requests hold token ids, so that no tokenizer splits them again.
 """
 
 import asyncio
@@ -30,9 +30,9 @@ log = logging.getLogger("r1")
 
 
 class ServedReading:
-    """Asks one request a response, many at a time; a response of which no server says anything gets an empty row.
+    """Sends one request per response, many at a time. A response that no server answers gets an empty row.
 
-    Servers compute at temperature 1, whatever they are told about sampling.
+    Servers compute prompt log-probs at temperature 1 only.
     """
 
     concurrent = True
@@ -46,15 +46,15 @@ class ServedReading:
         concurrency: int = 16,
         patience: Patience | None = None,
     ) -> None:
-        """Ask no server yet.
+        """Prepare the endpoints.
 
         Args:
-            urls: one or several equal servers, commas between them, with or without `/v1`.
-            served_name: the model's name there; None where a server has but one.
-            token_env: the environment variable of a bearer token, sent where it is set.
+            urls: one or several equal servers, separated by commas, with or without `/v1`.
+            served_name: the model's name there; None if the server has only one.
+            token_env: the environment variable of a bearer token, sent if it is set.
 
         Raises:
-            RewardSpecError: an address of no use, or a token that would cross a network in the clear.
+            RewardSpecError: an address is invalid, or the token would be sent unencrypted.
         """
         bases = [url.strip().rstrip("/").removesuffix("/v1") for url in urls.split(",")]
         token = os.environ.get(token_env)
@@ -82,7 +82,6 @@ class ServedReading:
         starts: Sequence[int],
         temperature: float = 1.0,
     ) -> list[list[float]]:
-        """Do what `r1_rollout.types.Reading` says. Raises ValueError at another temperature than 1."""
         if temperature != 1.0:
             raise ValueError(f"a server gives log-probs at temperature 1, not at {temperature}")
         queries = list(zip(prompts, responses, starts, strict=True))
@@ -124,10 +123,10 @@ def _echo(prompt: PromptLike, tokens: Sequence[int]) -> dict[str, Any]:
     }
 
 
-def read_tail(reply: Any, *, tokens: Sequence[int], total: int) -> list[float]:
-    """Return the log-probs of the last `tokens` among the `total` that a server has read, from its reply.
+def read_tail(reply: object, *, tokens: Sequence[int], total: int) -> list[float]:
+    """Return the log-probs of the last `tokens` of `total` from a server's reply.
 
-    Raises Unusable where it has none, has read another number of tokens, or others in their place.
+    Raises Unusable if the reply has none, or is about other tokens.
     """
     if not isinstance(reply, Mapping) or not isinstance(reply.get("choices"), list) or not reply["choices"]:
         raise Unusable(f"the reply has no choices: {str(reply)[:80]!r}")
@@ -143,14 +142,14 @@ def read_tail(reply: Any, *, tokens: Sequence[int], total: int) -> list[float]:
     return [_of_token(row, token) for row, token in zip(listed[total - len(tokens) :], tokens, strict=True)]
 
 
-def _of_token(row: Any, token: int) -> float:
+def _of_token(row: object, token: int) -> float:
     if not isinstance(row, Mapping) or str(token) not in row:
         raise Unusable(f"the server has no log-prob of token {token} in its place, as if it had read another")
     found = row[str(token)]
     return _number(found.get("logprob") if isinstance(found, Mapping) else found)
 
 
-def _number(value: Any) -> float:
+def _number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
         raise Unusable(f"a log-prob is {str(value)[:40]!r}, no number")
     return -math.inf if value <= LEAST else float(value)

@@ -99,7 +99,7 @@ def _first_unequal(then: list[Any], now: list[Any]) -> int | None:
     return next((row for row, (a, b) in enumerate(zip(then, now, strict=True)) if not _equal(a, b)), None)
 
 
-def _equal(a: Any, b: Any) -> bool:
+def _equal(a: object, b: object) -> bool:
     """Equality to the bit, where a NaN is equal to a NaN."""
     if isinstance(a, float) and isinstance(b, float) and math.isnan(a):
         return math.isnan(b)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ from r1_core.filtering import GroupFilter
 from r1_core.types import Sample
 from r1_data.types import Prompt, is_json, json_columns
 from r1_rewards.types import RewardInput, Score
-from r1_rollout.types import Completion
+from r1_rollout.types import Completion, PromptLike
 
 
 class Decoder(Protocol):
@@ -165,14 +165,14 @@ def to_samples(groups: Sequence[Group]) -> list[Sample]:
     ]
 
 
-def to_sample(prompt: Any, token_ids: Sequence[int] | NDArray[np.int32]) -> Sample:
-    """Return a prompt (a `r1_rollout.types.PromptLike`) with one response as a sample that trains on the response."""
+def to_sample(prompt: PromptLike, token_ids: Sequence[int] | NDArray[np.int32]) -> Sample:
+    """Return a prompt with one response as a sample that trains on the response."""
     (sample,) = _samples_of(prompt, [(token_ids, None, 0.0)], group_id=0)
     return sample
 
 
 def _samples_of(
-    prompt: Any,
+    prompt: PromptLike,
     responses: Sequence[tuple[Sequence[int] | NDArray[np.int32], NDArray[np.float32] | None, float]],
     group_id: int,
 ) -> list[Sample]:
