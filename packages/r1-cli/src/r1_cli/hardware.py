@@ -1,4 +1,4 @@
-"""What a run computes on, and in which precision: decided here, so that a driver need have no device of its own."""
+"""The devices and precisions of a run, chosen without a device in the driver."""
 
 import os
 import shutil
@@ -40,9 +40,9 @@ CONTAINER_MEMORY = tuple(
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
-    """The devices that learner and engines compute on, all of one kind.
+    """The devices of learner and engines, all of one kind.
 
-    Example: `Hardware("cuda", ("0", "1"))`, the learner has GPU 0; `Hardware("cpu")`.
+    Example: `Hardware("cuda", ("0", "1"))`, where the learner has GPU 0; `Hardware("cpu")`.
     """
 
     kind: Literal["cpu", "cuda"]
@@ -54,25 +54,25 @@ class Hardware:
 
     @property
     def device(self) -> "torch.device":
-        """What the learner computes on."""
+        """The learner's device."""
         import torch
 
         return torch.device(self.kind)
 
     def engine_dtype(self, asked: str) -> "torch.dtype":
-        """Return the precision that an engine samples in. Processors are slower in half precision than in float32."""
+        """Return the engine's precision: float32 on CPUs, which are slower in half precision."""
         return dtype(asked if self.on_gpu else "fp32")
 
     def computing_dtype(self, kept: str, asked: str) -> "torch.dtype":
-        """Return the precision of the learner's matrix products, whose weights are kept in `kept`.
+        """Return the precision of the learner's matrix products for weights kept in `kept`.
 
-        It is never finer than the weights, and half precision is for GPUs.
+        It is never finer than the weights; half precision is for GPUs.
         """
         return dtype(asked if self.on_gpu and kept == "fp32" else kept)
 
 
 def find_hardware() -> Hardware:
-    """Return this machine's GPUs, or its processors where torch sees none."""
+    """Return this machine's GPUs, or its CPU if torch sees none."""
     import torch
 
     if not torch.cuda.is_available():
@@ -82,7 +82,7 @@ def find_hardware() -> Hardware:
 
 
 def find_card() -> int | None:
-    """Return the bytes of this machine's smallest GPU, asked of its driver's own tool, so that torch need not load."""
+    """Return the bytes of this machine's smallest GPU from nvidia-smi, so that torch need not load."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return None
@@ -95,7 +95,7 @@ def find_card() -> int | None:
 
 
 def free_memory() -> int:
-    """Return how many bytes this machine's processes, or those of this container, may still take of its memory."""
+    """Return how many bytes the processes of this machine, or of this container, may still use."""
     import psutil
 
     free = psutil.virtual_memory().available
@@ -110,19 +110,19 @@ def free_memory() -> int:
 
 
 def dtype(name: str) -> "torch.dtype":
-    """Return the precision that configurations call `fp32`, `bf16` or `fp16`."""
+    """Return the dtype of `fp32`, `bf16` or `fp16`."""
     import torch
 
     return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[name]
 
 
 def generation(gpu: "torch.device") -> int:
-    """Return the first number of a GPU's compute capability: 8 for those of 2020 (A100)."""
+    """Return the major compute capability of a GPU: 8 for an A100."""
     import torch
 
     return torch.cuda.get_device_capability(gpu)[0]
 
 
 def peak_flops(device: str) -> float | None:
-    """Return the peak of a device's name, None if it is not known: an unknown peak is no reason for a wrong MFU."""
+    """Return the peak FLOP/s of a device by its name; None if it is unknown."""
     return next((peak for known, peak in PEAK_FLOPS.items() if known in device), None)

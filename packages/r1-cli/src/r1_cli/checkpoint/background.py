@@ -1,4 +1,4 @@
-"""Work beside the run: a thread that does one thing after the other, in the order in which they were asked for."""
+"""A thread that runs tasks one after another."""
 
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -12,16 +12,15 @@ Result = TypeVar("Result")
 
 
 class Background:
-    """A thread that begins with the first thing to do, and never keeps the process from ending."""
+    """Runs tasks in order, in a daemon thread that starts with the first task."""
 
     def __init__(self, name: str, room: int) -> None:
-        """Name the thread. Whoever asks for more than `room` things that are not begun waits."""
+        """Name the thread. `do` blocks while `room` tasks wait."""
         self._name = name
         self._waiting: Queue[Callable[[], None] | None] = Queue(room)
         self._thread: Thread | None = None
 
     def do(self, work: Callable[[], Result]) -> Future[Result]:
-        """Have something done after all that was asked for before; return what comes of it."""
         future: Future[Result] = Future()
         # Libraries keep in context variables what the thread that opened them has.
         self._waiting.put(partial(copy_context().run, _do, work, future))
@@ -31,7 +30,7 @@ class Background:
         return future
 
     def close(self) -> None:
-        """Let the thread end after what was asked for; does not wait for it."""
+        """End the thread after the queued tasks, without waiting."""
         if self._thread is not None:
             self._waiting.put(None)
             self._thread = None

@@ -18,12 +18,12 @@ TRACKER_FILE = "checkpoint_tracker.json"
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint or a record that could not be written; the checkpoints before it are as they were."""
+    """A checkpoint or a record could not be written. Earlier checkpoints have not changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A checkpoint that is written and fsynced but not yet visible under its final name."""
+    """A partial checkpoint: written and fsynced, without its final name."""
 
     step: int
     folder: Path
@@ -32,9 +32,8 @@ class Draft:
 class CheckpointStore:
     """The folder `root` with its `global_step_N` checkpoints.
 
-    A checkpoint is written beside its final name and renamed when complete, so that a crash at any moment leaves
-    either all of it or nothing. Older ones are removed afterwards: `limit` newest stay (None: all), and the one with
-    the best validation score.
+    A checkpoint is written under another name and renamed when complete, so that a crash leaves all of it or nothing.
+    Afterwards older ones are deleted: the newest `limit` stay (None: all), and the one with the best validation score.
     """
 
     def __init__(self, root: Path, limit: int | None = None) -> None:
@@ -42,13 +41,12 @@ class CheckpointStore:
         self.limit = limit
 
     def steps(self) -> list[int]:
-        """Return the steps of all complete checkpoints, oldest first."""
         return [step for step in self._named() if (self.path(step) / STATE_FILE).is_file()]
 
     def damaged(self) -> dict[Path, str]:
         """Return the checkpoints that cannot be resumed from, newest first, and what is wrong with each.
 
-        Those before the newest whole one are looked at only under a `limit`, which would count them.
+        Those before the newest complete one matter only with a `limit`, which would count them.
         """
         found: dict[Path, str] = {}
         whole, complete = False, self.steps()
@@ -62,7 +60,7 @@ class CheckpointStore:
         return found
 
     def foreign(self) -> list[int]:
-        """Return the steps of folders with a checkpoint's name that another trainer has written, oldest first."""
+        """Return the steps of checkpoints that another trainer wrote, oldest first."""
         steps = [step for step in self._named() if not (self.path(step) / STATE_FILE).is_file()]
         return [step for step in steps if not any(self.path(step).glob("*/learner.json"))]
 
@@ -71,12 +69,11 @@ class CheckpointStore:
         return find_damage(path) if (path / STATE_FILE).is_file() else f"{STATE_FILE} is missing"
 
     def _named(self) -> list[int]:
-        """Return the steps of all folders with a checkpoint's name, oldest first."""
         found = (STEP_FOLDER.fullmatch(path.name) for path in self.root.glob("global_step_*"))
         return sorted(int(match[1]) for match in found if match)
 
     def set_aside(self, checkpoint: Path) -> Path:
-        """Rename a checkpoint that is damaged or another trainer's; nothing resumes from, counts or removes it."""
+        """Rename a damaged or foreign checkpoint; nothing resumes from it, counts it or deletes it."""
         kind = "foreign" if int(checkpoint.name.rpartition("_")[2]) in self.foreign() else "damaged"
         aside = checkpoint.with_name(f"{kind}_{checkpoint.name}")
         number = 1
@@ -89,19 +86,17 @@ class CheckpointStore:
         return self.root / f"global_step_{step}"
 
     def latest(self) -> Path | None:
-        """Return the newest complete checkpoint, or None."""
         steps = self.steps()
         return self.path(steps[-1]) if steps else None
 
     def write(self, step: int, save: Callable[[Path], None], state: dict[str, Any]) -> Draft:
-        """Let `save` fill a hidden folder, add `state` to it, and force it all to disk.
+        """Let `save` fill a hidden folder, add `state`, and force everything to disk.
 
         Args:
-            save: where it lets other processes write, they force what they write to disk: from here only this
-                machine's files can be.
+            save: other processes that it lets write force their own files to disk.
 
         Raises:
-            CheckpointError: the disk is full or cannot be written; nothing of it is left there.
+            CheckpointError: the disk is full or cannot be written; nothing of the checkpoint is left.
         """
         folder = self.root / f".draft_{step}"
         try:
@@ -119,10 +114,10 @@ class CheckpointStore:
         return Draft(step, folder)
 
     def publish(self, draft: Draft) -> Path:
-        """Give the draft its name, note it in the tracker file, and prune what is no longer wanted.
+        """Rename the partial checkpoint, update the tracker file, and delete old checkpoints.
 
         Raises:
-            CheckpointError: the tracker file could not be written, for which the disk is too full.
+            CheckpointError: the tracker file could not be written.
         """
         final = self.path(draft.step)
         try:
@@ -145,7 +140,7 @@ class CheckpointStore:
         return CheckpointError(message)
 
     def best(self) -> int | None:
-        """Return the step of the checkpoint with the best validation score, the later one of equals."""
+        """Return the step with the best validation score, the latest of equals."""
         scored = [(score, step) for step in self.steps() if (score := self._score(step)) is not None]
         return max(scored)[1] if scored else None
 
@@ -184,10 +179,10 @@ class CheckpointStore:
 
 
 def find_damage(checkpoint: Path) -> str | None:
-    """Return which file of a checkpoint folder is cut off or missing and how it shows; None if all are whole.
+    """Return which file of a checkpoint is truncated or missing, and how it shows; None if all are complete.
 
-    Reads JSON files, and of safetensors files the header, which says how long the file must be. A part of a checkpoint,
-    such as its folder `actor`, is looked at likewise, but only the checkpoint itself says which files it must have.
+    Reads JSON files and the headers of safetensors files. A part such as its folder `actor` can be checked alone, but
+    only the checkpoint itself says which files it must have.
     """
     for path in sorted(checkpoint.rglob("*.json")):
         try:
@@ -206,7 +201,7 @@ def find_damage(checkpoint: Path) -> str | None:
 
 
 def find_cut(path: Path) -> str | None:
-    """Return what is wrong with a safetensors file, by its header and its size; None if nothing is."""
+    """Return what is wrong with a safetensors file by its header and size; None if nothing."""
     size = path.stat().st_size
     with path.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
@@ -226,7 +221,7 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
     """Return the trainer's state of a checkpoint folder.
 
     Raises:
-        FileNotFoundError: the folder is not a complete checkpoint; names it and what it holds.
+        FileNotFoundError: the folder is not a complete checkpoint.
     """
     path = checkpoint / STATE_FILE
     if not path.is_file():
@@ -237,7 +232,7 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: object) -> None:
-    """Write JSON so that a reader sees the old content or the new one, never a part."""
+    """Write JSON atomically."""
     draft = path.with_name(f".{path.name}.draft")
     draft.write_text(json.dumps(content, indent=2) + "\n")
     force_to_disk(draft)

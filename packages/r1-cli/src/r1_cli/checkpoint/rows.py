@@ -1,4 +1,4 @@
-"""What the run folder keeps of the rows: which were left out and why, and whether a resumed run has the same."""
+"""Record which rows a run leaves out, and whether a resumed run has the same rows."""
 
 import json
 import logging
@@ -21,7 +21,7 @@ class CheckedRows(Protocol):
 
 
 def record_rows(folder: Path, named: Sequence[tuple[str, CheckedRows]], *, resumed: bool) -> None:
-    """Write every row that is left out, and warn of a source whose rows are not those that the run was begun with."""
+    """Write every row that is left out with the reason, and warn of sources that have changed since the run started."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = [f"{name}: {reason}\n" for name, rows in named for reason in rows.left_out()]
     if lines:

@@ -1,4 +1,4 @@
-"""Saving beside the run: a checkpoint is written in a thread while the next step goes on, one at a time."""
+"""Write checkpoints in a thread while the next step runs."""
 
 import logging
 import time
@@ -18,11 +18,7 @@ Ended = Callable[[str, float, float], None]  # is told of what was done its name
 
 
 class Saver:
-    """Writes checkpoints into a store.
-
-    At most one is under way. What becomes of it is told by the next call that would begin another, or waits for it, or
-    asks: a checkpoint that could not be written ends the run by its name, and those before it are as they were.
-    """
+    """Writes checkpoints into a store, one at a time. The next call raises the error of a checkpoint that failed."""
 
     def __init__(self, store: CheckpointStore, ended: Ended = lambda name, begin, end: None) -> None:
         self._store, self._ended = store, ended
@@ -31,13 +27,13 @@ class Saver:
         self._under_way: Future[Any] | None = None
 
     def write(self, step: int, save: Callable[[Path], None], state: dict[str, Any], *, apart: bool) -> None:
-        """Begin to write what `publish` gives its name; see `CheckpointStore.write`.
+        """Write a checkpoint that `publish` renames later; see `CheckpointStore.write`.
 
         Args:
-            apart: whether `save` writes what nobody changes, so that a thread can call it; else it is called here.
+            apart: whether `save` may run in a thread, as nothing changes what it writes.
 
         Raises:
-            CheckpointError: the one before could not be written; or this one, if not `apart`.
+            CheckpointError: the checkpoint before could not be written; or this one, if not `apart`.
         """
         self.finish()
         work = partial(self._timed, "write_checkpoint", partial(self._store.write, step, save, state))
@@ -49,7 +45,7 @@ class Saver:
         self._under_way = self._draft
 
     def publish(self, recorded: Callable[[], None]) -> None:
-        """Give it its name as soon as it is written and `recorded` has returned, which waits for the run's records."""
+        """Publish the checkpoint once it is written and `recorded`, which waits for the run's records, has returned."""
         assert self._draft is not None, "nothing was written"
         draft, self._draft = self._draft, None
 
@@ -61,30 +57,29 @@ class Saver:
         self._under_way = self._thread.do(partial(self._timed, "publish", work))
 
     def check(self) -> None:
-        """Raise what the checkpoint under way has come to, if it has come to an error already."""
+        """Raise the error of the current checkpoint if it has failed."""
         if self._under_way is not None and self._under_way.done():
             self.finish()
 
     def finish(self) -> None:
-        """Wait until nothing is under way.
+        """Wait for the current checkpoint.
 
         Raises:
-            CheckpointError: the checkpoint could not be written.
-            Exception: what it was to hold could not be sampled.
+            CheckpointError: it could not be written.
+            Exception: groups that it should hold could not be sampled.
         """
         under_way, self._under_way = self._under_way, None
         if under_way is not None:
             under_way.result()
 
     def finish_or_warn(self) -> None:
-        """Wait likewise where the run ends for another reason: an error is said."""
+        """Wait for the current checkpoint and log its error, if the run ends for another reason."""
         try:
             self.finish()
         except Exception as error:
             log.warning("a checkpoint that was being written is not there: %s", error)
 
     def close(self) -> None:
-        """Write nothing more."""
         self._thread.close()
 
     def _timed(self, name: str, work: Callable[[], Result]) -> Result:

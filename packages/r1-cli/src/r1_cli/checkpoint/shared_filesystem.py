@@ -1,6 +1,6 @@
-"""Whether every node sees the folders of a run: a token file shows it of one that is written to, lists of others.
+"""Check that all nodes share the run's filesystem: a token file for output folders, listings for inputs.
 
-The driver opens `shown_folders`; each node is sent the `Proof` and asked `find_unseen`. None of it knows of Ray.
+The driver opens `shown_folders` and sends the `Proof` to each node, which calls `find_unseen`.
 """
 
 import secrets
@@ -12,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A file that was written a moment ago, so that another folder of the same name does not have it.
+    """A file written just now, so that another folder of the same name does not have it.
 
     Example: `Token("trainer.save_checkpoint_path", "/shared/run", ".seen_3f09", "9c41…")`.
     """
@@ -25,7 +25,7 @@ class Token:
 
 @dataclass(frozen=True, slots=True)
 class Listing:
-    """The files of a folder that is only read, which may as well be a copy: names and bytes.
+    """Names and bytes of the files of an input folder, which may be a copy on each node.
 
     Example: `Listing("worker.actor.model.model_path", "/models/qwen", (("config.json", 663),))`.
     """
@@ -37,7 +37,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
-    """A folder that a node does not see as the driver does, the key that names it, and what is wrong."""
+    """A folder that a node does not see as the driver does, its key, and what is wrong."""
 
     key: str
     folder: str
@@ -46,13 +46,13 @@ class Unseen:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """What a node has to find."""
+    """The folders that a node must see."""
 
     token: Token
     listings: tuple[Listing, ...]
 
     def find_unseen(self) -> list[Unseen]:
-        """Return, on a node, the folders that it does not see as the driver does; asked while they are shown."""
+        """Return the folders that this node does not see as the driver does."""
         unseen = []
         if why := find_token(self.token):
             unseen.append(Unseen(self.token.key, self.token.folder, why))
@@ -64,14 +64,14 @@ class Proof:
 
 @contextmanager
 def shown_folders(written: tuple[str, Path], read: Mapping[str, Path]) -> Iterator[Proof]:
-    """Leave a token in the folder that all nodes write to, which is made if need be, and list those that they read.
+    """Write a token in the output folder, and list the input folders.
 
     Args:
-        written: the key that names the folder, and the folder.
-        read: folders by key. What is no folder here, such as a hub name, is left out.
+        written: key and path of the output folder, which is created if missing.
+        read: input folders by key. Names of the hub, which are no folders, are skipped.
 
     Raises:
-        OSError: the folder cannot be written to here.
+        OSError: the output folder cannot be written.
     """
     key, folder = written[0], written[1].absolute()
     folder.mkdir(parents=True, exist_ok=True)
@@ -87,13 +87,12 @@ def shown_folders(written: tuple[str, Path], read: Mapping[str, Path]) -> Iterat
 
 
 def list_files(folder: Path) -> tuple[tuple[str, int], ...]:
-    """Return names and bytes of a model's files."""
     files = [path for path in folder.iterdir() if path.suffix in (".json", ".safetensors") and path.is_file()]
     return tuple(sorted((path.name, path.stat().st_size) for path in files))
 
 
 def find_token(token: Token) -> str | None:
-    """Say what is wrong with the folder that is written to, None if nothing is."""
+    """Return what is wrong with the output folder, or None."""
     folder = Path(token.folder)
     try:
         if (folder / token.name).read_text() != token.word:
@@ -113,7 +112,7 @@ def find_token(token: Token) -> str | None:
 
 
 def compare_files(listing: Listing) -> str | None:
-    """Say in what a folder that is read differs from the driver's, None if in nothing."""
+    """Return how an input folder differs from the driver's, or None."""
     folder = Path(listing.folder)
     if not folder.is_dir():
         return "is no folder there, set one that all nodes see, or copy it to the same place on each"

@@ -1,4 +1,4 @@
-"""Leaving a run on Ctrl-C or SIGTERM without losing what it learned."""
+"""Stop a run on Ctrl-C or SIGTERM without losing what it learned."""
 
 import signal
 from collections.abc import Iterator
@@ -7,14 +7,14 @@ from types import FrameType
 
 
 class Stopped(Exception):
-    """Raised where the run may be left at once: nothing has been learned since the last whole step."""
+    """Raised where the run can stop at once: nothing was learned since the last whole step."""
 
 
 class StopRequest:
     """Remembers the first signal; the second one ends the process at once.
 
-    Between two steps the loop asks `requested`. Inside `interruptible()` (sampling and scoring, which change no
-    weights and may take minutes) the first signal raises `Stopped` instead of waiting.
+    The loop checks `requested` between two steps. Inside `interruptible()` (sampling and scoring, which change no
+    weights and may take minutes) the first signal raises `Stopped`.
     """
 
     def __init__(self) -> None:
@@ -27,7 +27,7 @@ class StopRequest:
 
     @property
     def exit_code(self) -> int:
-        """What the process ends with, as a shell says it: 130 after Ctrl-C, 143 after SIGTERM, 0 without a signal."""
+        """The exit code, as shells have it: 130 after Ctrl-C, 143 after SIGTERM, 0 without a signal."""
         return 128 + signal.Signals[self.signal_name] if self.signal_name else 0
 
     def check(self) -> None:
@@ -36,7 +36,7 @@ class StopRequest:
 
     @contextmanager
     def listening(self) -> Iterator["StopRequest"]:
-        """Handle SIGINT and SIGTERM inside the block. Needs the main thread."""
+        """Handle SIGINT and SIGTERM inside the block. Main thread only."""
         previous = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield self

@@ -1,4 +1,4 @@
-"""The engine of a run: one in this process, or several in actors beside a cluster's ranks, as one."""
+"""Start and open the engine of a run: in this process, in one of its own, or as a pool of actors."""
 
 import logging
 import os
@@ -36,12 +36,10 @@ log = logging.getLogger("r1")
 def start_engines(
     config: RunConfig, hardware: Hardware, places: Sequence[EnginePlacement], stack: ExitStack
 ) -> "ActorGroup | None":
-    """Start the processes of engines that have placements, which end with `stack`; None if there are none.
-
-    They import what an engine takes, which is seconds of a processor, while this process reads the data.
+    """Start the processes of engines that have placements, which import while this process reads the data.
 
     Raises:
-        ClusterError: one does not start.
+        ClusterError: a process does not start.
     """
     if not places:
         return None
@@ -67,13 +65,12 @@ def start_engines(
 
 
 def start_engine_process(config: RunConfig, stack: ExitStack) -> OwnProcess | None:
-    """Start the process of an engine that samples while the learner computes, which ends with `stack`; None without.
+    """Start the process of an engine that samples while the learner computes; None if the run does not need one.
 
-    Servers, and engines with placements of their own, are beside the learner anyhow. On processors each of the two gets
-    half of the threads.
+    Servers and engines with placements are separate anyhow. On CPUs, each process gets half the threads.
 
     Raises:
-        ConfigError: several devices learn, and engines are to sample on the same ones.
+        ConfigError: several devices train, and engines are to sample on the same ones.
     """
     require_own_devices(config)
     if not config.trainer.max_staleness or not config.colocated:
@@ -89,7 +86,7 @@ def start_engine_process(config: RunConfig, stack: ExitStack) -> OwnProcess | No
 
 
 def open_engine_in_process(config: RunConfig, hardware: Hardware, process: OwnProcess) -> Generator:
-    """Make what samples in a process that has started. Raises as `open_engine` does."""
+    """Open the engine in `process`. Raises as `open_engine` does."""
     process.make(EngineHost, partial(build_hosted, config, hardware))
     dtype = hardware.engine_dtype(config.worker.rollout.dtype)
     # All prompts go to the one engine at once, which bounds by itself what decodes together: so nothing that it
@@ -105,12 +102,10 @@ def open_engine(
     engines: "ActorGroup | None",
     stack: ExitStack,
 ) -> Generator:
-    """Make what samples, which ends with `stack`: here, or in the actors that `start_engines` has started.
-
-    Servers stay in the driver's hands: they are processes of their own anyhow.
+    """Open the engine in this process, or in the actors of `start_engines`. Servers belong to the driver.
 
     Raises:
-        ClusterError: one has died.
+        ClusterError: an engine has died.
         ModelError: an engine cannot run this kind of model.
     """
     if config.worker.actor.model.lora.used:
@@ -129,10 +124,10 @@ def open_engine(
 def open_engine_on_base(
     learner: Any, config: RunConfig, hardware: Hardware, model: ModelFiles, stack: ExitStack
 ) -> Generator:
-    """Make what samples from the very base that the learner's adapter stands on (see `RunConfig.why_copied`).
+    """Open an engine that shares the base under the learner's adapter (see `RunConfig.why_copied`).
 
     Args:
-        learner: of this process, whose weights are on the device and stay.
+        learner: in this process; its weights stay on the device.
 
     Raises:
         ModelError: the engine cannot run this kind of model.
@@ -144,12 +139,11 @@ def open_engine_on_base(
 
 
 def own_hardware(hardware: Hardware, place: EnginePlacement) -> Hardware:
-    """Return what an engine's process sees."""
     return replace(hardware, gpus=place.devices) if hardware.on_gpu else hardware
 
 
 def build_hosted(config: RunConfig, hardware: Hardware, stack: ExitStack) -> Engine:
-    """Make an engine in its own process."""
+    """Build an engine in its own process."""
     if not hardware.on_gpu:  # vLLM would bind each engine to the same processors, all that there are
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     model = open_model(config)

@@ -1,4 +1,4 @@
-"""`r1 eval`: a model's answers to the validation rows, as a table and as JSON."""
+"""`r1 eval`: evaluate a model on the validation rows, as a table and as JSON."""
 
 import json
 from contextlib import ExitStack
@@ -27,11 +27,11 @@ from r1_rollout.weight_source import LocalWeights
 
 
 def evaluate_model(model: str, config: RunConfig, json_path: Path | None = None) -> dict[str, float]:
-    """Sample `data.val_files` as validation does, print what comes of it, and return it.
+    """Sample `data.val_files` as validation does; print and return the metrics.
 
     Args:
         model: a Hugging Face folder, a hub name, or a checkpoint of r1.
-        json_path: also write the numbers there.
+        json_path: a file that gets the metrics, too.
 
     Raises:
         ConfigError, DataError, ModelError: something cannot work.
@@ -76,7 +76,7 @@ def evaluate_model(model: str, config: RunConfig, json_path: Path | None = None)
 
 
 def with_all_weights(config: RunConfig) -> RunConfig:
-    """Return the configuration without an adapter: what is evaluated is one model, whatever it was trained as."""
+    """Return the configuration without an adapter: the evaluated model has merged weights, however it was trained."""
     actor = config.worker.actor
     model = actor.model.model_copy(update={"lora": LoraConfig()})
     worker = config.worker.model_copy(update={"actor": actor.model_copy(update={"model": model})})
@@ -84,7 +84,6 @@ def with_all_weights(config: RunConfig) -> RunConfig:
 
 
 def render(result: dict[str, float]) -> Table:
-    """Return the numbers as a table."""
     table = Table("", "", box=box.SIMPLE, show_header=False, pad_edge=False)
     for name, value in result.items():
         table.add_row("accuracy (of first responses)" if name == "accuracy" else name, f"{value:.4g}")

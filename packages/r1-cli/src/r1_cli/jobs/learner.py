@@ -1,4 +1,4 @@
-"""The learner of a run: in this process, or a rank of it on each device of a cluster."""
+"""Start and load the learner of a run: in this process, or as ranks of a cluster."""
 
 import logging
 from collections import Counter
@@ -31,10 +31,10 @@ log = logging.getLogger("r1")
 
 
 def resolve_devices(config: RunConfig, provenance: Provenance, hardware: Hardware) -> RunConfig:
-    """Return the configuration with one device where there are no GPUs and the user asks for no number of ranks.
+    """Return the configuration with one device if there are no GPUs and the user sets no number of ranks.
 
     Raises:
-        ConfigError: what is for one device is asked of several.
+        ConfigError: a setting for one device is used with several.
     """
     if hardware.on_gpu or config.trainer.nnodes > 1 or provenance.is_set("trainer.n_gpus_per_node"):
         if config.trainer.devices > 1:
@@ -45,7 +45,7 @@ def resolve_devices(config: RunConfig, provenance: Provenance, hardware: Hardwar
 
 @contextmanager
 def open_placement(config: RunConfig, hardware: Hardware) -> Iterator[Placement]:
-    """Connect to the cluster that the run needs, and say where ranks and engines are to be; nowhere, with one device.
+    """Connect to the run's cluster and place ranks and engines; with one device, place nothing.
 
     Raises:
         ConfigError, ClusterError: as `cluster.connect.open_cluster` does.
@@ -61,10 +61,7 @@ def open_placement(config: RunConfig, hardware: Hardware) -> Iterator[Placement]
 
 
 def rank_hardware(hardware: Hardware, placements: Sequence[RankPlacement]) -> Hardware:
-    """Return what the run computes on: what the ranks have, which need not be what this process sees.
-
-    Several GPUs have NEVER RUN: `benchmarks/gpu.py` is for a node that has some.
-    """
+    """Return the hardware of the ranks, which this process need not see. Several GPUs have NEVER RUN."""
     if not placements:
         return hardware
     devices = placements[0].node.devices
@@ -74,13 +71,11 @@ def rank_hardware(hardware: Hardware, placements: Sequence[RankPlacement]) -> Ha
 def start_ranks(
     config: RunConfig, hardware: Hardware, placements: Sequence[RankPlacement], stack: ExitStack
 ) -> "ActorGroup | None":
-    """Start a process for each placement, which ends with `stack`; None without placements: the learner is in this one.
-
-    They import what a rank takes, which is seconds of a processor, while this process reads the data.
+    """Start one process per placement, which imports while this process reads the data; None without placements.
 
     Raises:
         ClusterError: a rank has died.
-        ConfigError: a node does not see the model's folder or the checkpoints'.
+        ConfigError: a node does not see the folder of the model or of the checkpoints.
         ModelError: the installed transformers cannot load a model in parts.
     """
     if not placements:
@@ -120,12 +115,9 @@ def prepare_learner(
     ranks: "ActorGroup | None",
     stack: ExitStack,
 ) -> Callable[[], tuple[Policy, ValueModel | None]]:
-    """Return what loads the learner, weights and all, into the ranks that `start_ranks` has started, or else here.
+    """Return a function that loads learner and critic, on the ranks or in this process.
 
-    Engines are to be made before that is called, while the devices are empty: vLLM claims a share of them. All ends
-    with `stack`.
-
-    The critic, if the estimator needs one, stands beside it. What is returned raises ModelError if the model cannot be
+    Engines are opened before it is called, while the devices are empty. It raises ModelError if a model cannot be
     loaded, and ClusterError if a rank has died.
     """
     if said := describe_router(model.config):
@@ -140,7 +132,7 @@ def prepare_learner(
 def load_here(
     config: RunConfig, hardware: Hardware, model: ModelFiles, schedule: Schedule, parallel: Parallel
 ) -> tuple[Policy, ValueModel | None]:
-    """Load learner and critic in this process, one after the other: each leaves the device then, if it is to."""
+    """Load learner and critic in this process, and offload each."""
     learner = build_learner(config, hardware, model, schedule, parallel)
     if not config.has_critic:
         return learner, None
@@ -153,7 +145,7 @@ def load_here(
 def load_ranked(
     config: RunConfig, hardware: Hardware, schedule: Schedule, placements: Sequence[RankPlacement], ranks: "ActorGroup"
 ) -> tuple[Policy, ValueModel | None]:
-    """Let actors that have started meet, and load their shares. Raises as `prepare_learner` says."""
+    """Load the learner and critic shards on the ranks."""
     from r1_cli.cluster.rank import Rank, build_critic_beside, build_policy
     from r1_cli.cluster.rank_client import RankClient, RankedCritic, RankedPolicy
 
@@ -176,10 +168,9 @@ def load_ranked(
 
 
 def _refuse_quantized(config: RunConfig) -> None:
-    """Raise ConfigError if ranks are to share a base in 4 bits.
+    """Raise ConfigError if ranks are to share a 4-bit base.
 
-    Weights of bitsandbytes lose what belongs to them where FSDP2 cuts them, without an error: accelerate #3983,
-    bitsandbytes #1945.
+    FSDP2 silently drops the quantization state of bitsandbytes weights: accelerate #3983, bitsandbytes #1945.
     """
     if (quantization := config.worker.actor.model.quantization) is not None:
         message = "is for one device: ranks would share weights of 4 bits, which lose their scales when they are cut "

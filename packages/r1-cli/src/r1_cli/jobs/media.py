@@ -1,4 +1,4 @@
-"""Where a run on a cluster renders its pictures and videos, and whether there is room: on each of its machines."""
+"""Render pictures and videos on every node of a cluster, and check that a batch fits in its object stores."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -21,7 +21,7 @@ from r1_data.render import Renderer
 def open_media(
     config: RunConfig, hardware: Hardware, renderer: Renderer, placements: Sequence[RankPlacement], stack: ExitStack
 ) -> RenderPool | None:
-    """Return what renders rows with media where there are placements, else None. Its actors have not begun."""
+    """Return what renders rows with media on the nodes; None without placements. Its actors start later."""
     if not placements:
         return None
     from r1_cli.cluster.actors import ActorGroup, ActorPlacement
@@ -48,14 +48,14 @@ def open_media(
 
 
 def inputs_dtype(config: RunConfig, hardware: Hardware) -> torch.dtype:
-    """Return what model inputs cross in: what the learner computes in, or the engine if that is finer. Both read it."""
+    """Return the dtype in which model inputs are sent: the finer one of learner and engine."""
     actor = config.worker.actor
     computing = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)
     return torch.promote_types(computing, hardware.engine_dtype(config.worker.rollout.dtype))
 
 
 def start_media(media: RenderPool | None, *prompts: Mixture) -> None:
-    """Start the actors beside what else takes long to start, if there is anything for them to render."""
+    """Start the actors if a row has media."""
     if media is not None and any(part.has_media for mixture in prompts for part in mixture.parts):
         media.begin()
 
@@ -63,10 +63,10 @@ def start_media(media: RenderPool | None, *prompts: Mixture) -> None:
 def require_store_for_batch(
     config: RunConfig, hardware: Hardware, placements: Sequence[RankPlacement], prompts: Mixture
 ) -> None:
-    """Check that a step's batch finds room on every machine; without placements nothing is shared.
+    """Check that a step's batch fits in the object store of every node.
 
     Raises:
-        ConfigError: names the machines that have too little, and what to set.
+        ConfigError: names the nodes that have too little, and what to set.
     """
     if not placements:
         return
@@ -79,5 +79,5 @@ def require_store_for_batch(
 
 
 def machines_of(own: Node, placements: Sequence[RankPlacement]) -> list[Node]:
-    """Return the machines that a run has, each once: its driver's, and those of its ranks."""
+    """Return the nodes of the driver and the ranks, each once."""
     return list({node.id: node for node in (own, *(placement.node for placement in placements))}.values())

@@ -1,4 +1,4 @@
-"""From a checkpoint of r1, EasyR1 or veRL to a Hugging Face folder that every tool can load."""
+"""`r1 merge`: turn a checkpoint of r1, EasyR1 or veRL into a Hugging Face folder."""
 
 import errno
 import shutil
@@ -22,25 +22,25 @@ STATE = ("optimizer", "learner.json", "model", "adapter_")  # what a merged fold
 
 
 def merge(checkpoint: Path, output: Path | None = None) -> Path:
-    """Write the checkpoint's weights, configuration, tokenizer and processor as one Hugging Face folder.
+    """Write weights, configuration, tokenizer and processor of a checkpoint as one Hugging Face folder.
 
-    The weights keep the precision they were trained in, so that the folder scores exactly as the checkpoint does. An
-    adapter is folded into its base, in float32. A checkpoint of EasyR1 or veRL has FSDP shards (`models.sharded`), and
-    its configuration and tokenizer in `actor/huggingface`, where its weights are written by default.
+    The weights keep their training precision, so that the folder scores as the checkpoint does. An adapter is merged
+    into its base in float32. A checkpoint of EasyR1 or veRL has FSDP shards (`models.sharded`), and its configuration
+    and tokenizer in `actor/huggingface`.
 
     Args:
         checkpoint: a `global_step_N` folder, or the `actor` folder inside it.
-        output: where to; by default `actor/huggingface` inside the checkpoint.
+        output: by default `actor/huggingface` inside the checkpoint.
 
     Returns:
-        The folder; it is complete or not there at all.
+        The folder, complete or absent.
 
     Raises:
-        ModelError: no checkpoint there, its weights do not fit its configuration, or an adapter's base is not there.
-        ShardError: shards that are missing, damaged, or hold anything but tensors.
-        AdapterError: an adapter beside shards that is no plain LoRA of their model.
-        FileExistsError: `output` exists and is not a folder that an earlier merge wrote.
-        OSError: it cannot be written.
+        ModelError: there is no checkpoint, its weights do not fit its configuration, or an adapter's base is missing.
+        ShardError: shards are missing, damaged, or hold anything but tensors.
+        AdapterError: an adapter beside shards is not a plain LoRA of their model.
+        FileExistsError: `output` exists and no earlier merge wrote it.
+        OSError: the folder cannot be written.
     """
     if checkpoint.name == "critic" and (checkpoint.parent / "actor").is_dir():
         raise ModelError(f"{checkpoint} forecasts returns and writes no text: name {checkpoint.parent}, for its actor")
@@ -71,10 +71,7 @@ def merge(checkpoint: Path, output: Path | None = None) -> Path:
 
 
 def _join_shards(actor: Path, shards: list[Path], folder: Path) -> torch.dtype:
-    """Write the model of EasyR1's or veRL's shards into `folder`; return its precision, float32 if it has several.
-
-    Of a model with an adapter it is the base.
-    """
+    """Write the model of EasyR1's or veRL's shards without an adapter; return its precision, float32 if mixed."""
     assets = actor / "huggingface"
     if not (assets / "config.json").is_file():
         raise ModelError(f"{actor} holds shards, and {assets / 'config.json'} is missing: copy the model's config.json")
@@ -89,7 +86,7 @@ def _join_shards(actor: Path, shards: list[Path], folder: Path) -> torch.dtype:
 
 
 def _base_of(actor: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the base's tensors of a model that peft has wrapped, by the base's names; the factors lie beside."""
+    """Return the base's tensors of a model that peft has wrapped, under the base's names."""
     if not (actor / "lora_adapter" / CONFIG_FILE).is_file():
         raise ModelError(f"{actor} holds an adapter's shards, and {actor / 'lora_adapter' / CONFIG_FILE} is missing")
     names = {name: name.removeprefix("base_model.model.") for name in tensors if ".lora_" not in name}
@@ -97,7 +94,7 @@ def _base_of(actor: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _write(model: PreTrainedModel, assets: Path, output: Path) -> None:
-    """Write a model with the files that it needs; `output` is complete or not there at all."""
+    """Write a model and its files; `output` is complete or absent."""
     draft = output.with_name(f".draft_{output.name}")
     shutil.rmtree(draft, ignore_errors=True)
     try:
@@ -112,7 +109,7 @@ def _write(model: PreTrainedModel, assets: Path, output: Path) -> None:
 
 @contextmanager
 def _saving() -> Iterator[None]:
-    """Turn the error of its own that safetensors has for a failed write into an OSError."""
+    """Turn safetensors' own error for a failed write into an OSError."""
     try:
         yield
     except SafetensorError as error:

@@ -1,4 +1,4 @@
-"""What a run says when it ends: where its model is, and the commands that come next, as they are to be typed."""
+"""Print the final checkpoint and the next commands to run."""
 
 import os
 import shlex
@@ -15,17 +15,16 @@ from r1_cli.train.roles import Position
 
 
 def print_next_steps(console: Console, store: CheckpointStore, at: Position, total_steps: int) -> None:
-    """Print how far the run is, its checkpoints, and what to do with the best, or the last if none was validated."""
     for line in closing_lines(store, at.step, total_steps, typed_command(sys.argv[0], os.environ), at.idle):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def closing_lines(store: CheckpointStore, step: int, total_steps: int, command: str, idle: int = 0) -> list[str]:
-    """Return what a run that has taken `step` of its steps says at its end.
+    """Return what a run prints at its end.
 
     Args:
-        command: how `r1` is called where the user types.
-        idle: how many of the latest steps, all in a row, had nothing to learn from.
+        command: how the user calls `r1`.
+        idle: latest steps in a row without signal.
     """
     done = f"step {step}/{total_steps}: " + (
         "the run is complete" if step >= total_steps else "the run is not complete"
@@ -51,11 +50,11 @@ def closing_lines(store: CheckpointStore, step: int, total_steps: int, command: 
 
 
 def typed_command(program: str, environment: Mapping[str, str]) -> str:
-    """Return what a user types for `r1`, so that it is found where this run was found.
+    """Return how the user calls `r1`.
 
     Args:
         program: `sys.argv[0]` of this run.
-        environment: this run's; `uv run` leaves its mark there.
+        environment: of this run, in which `uv run` sets a variable.
     """
     if "UV_RUN_RECURSION_DEPTH" in environment:
         return "uv run r1"

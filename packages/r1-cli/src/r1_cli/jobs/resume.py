@@ -20,10 +20,10 @@ log = logging.getLogger("r1")
 def load_start(
     learner: Policy, critic: ValueModel | None, prompts: Dataset, start: Path | None, begin: Position
 ) -> Position:
-    """Load the checkpoint, if there is one, into learner and critic; return the position to go on from.
+    """Load the checkpoint, if there is one, into learner and critic; return the position to resume from.
 
     Raises:
-        CheckpointError: it lacks a file, or is not of this model.
+        CheckpointError: a file is missing, or the checkpoint is of another model.
     """
     if start is None:
         return begin
@@ -43,7 +43,7 @@ def load_start(
 
 
 def load_critic(critic: ValueModel, start: Path, *, model_only: bool) -> None:
-    """Load the critic of a checkpoint, if it has one, and let it leave the device until it is needed."""
+    """Load and offload the critic; warn if the checkpoint has none."""
     folder = start / "critic"
     if folder.is_dir():
         critic.load(folder, model_only=model_only)
@@ -55,10 +55,10 @@ def load_critic(critic: ValueModel, start: Path, *, model_only: bool) -> None:
 def find_previous_sizes(
     starts: Sequence[Mapping[str, Any]], config: RunConfig, devices: Sequence[str]
 ) -> dict[str, int]:
-    """Return the sizes of micro-batches that the last of the folder's starts chose, by key.
+    """Return the micro-batch sizes that the folder's last start chose, by key.
 
-    A run that was killed before its first checkpoint and is started again is then the same run, to the bit. None if
-    that start had other rows, models or devices: the sizes may be slow now, or not fit into memory.
+    They make a run that was killed before its first checkpoint the same run again, bit for bit. {} if that start had
+    other rows, models or devices: the sizes may be slow now, or not fit into memory.
     """
     if not starts or starts[-1]["host"]["devices"] != devices:
         return {}
@@ -69,7 +69,7 @@ def find_previous_sizes(
 
 
 def report_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Say which settings differ from those that the run was started with."""
+    """Warn of settings that differ from those of the last start."""
     old, new = dict(flatten(before)), dict(flatten(now))
     for key in new:
         if key in old and old[key] != new[key]:

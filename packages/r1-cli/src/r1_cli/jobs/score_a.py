@@ -1,4 +1,4 @@
-"""`r1 score-a`, from a checked configuration to its training rows with base scores."""
+"""`r1 score-a`: write the training rows with base scores."""
 
 import json
 from collections.abc import Iterator, Mapping
@@ -40,13 +40,13 @@ AT_ONCE = 1000  # rows to a group of a parquet file
 
 
 def write_scores(config: RunConfig, output: Path) -> None:
-    """Write the training rows with the columns scoreA (null: there is none) and scoreA_terms.
+    """Write the training rows with the columns scoreA (null without a score) and scoreA_terms.
 
-    What is found stands in `OUTPUT.part` until all is, so that the same command goes on where it was interrupted.
+    Scores are collected in `OUTPUT.part`, so that an interrupted command continues.
 
     Raises:
-        ConfigError: no reward asks for base scores, the rows are of several sources, `output` is there or of another
-            kind, or its part came about in another way.
+        ConfigError: no reward uses base scores, there are several sources, `output` exists or has another suffix, or
+            its part has other terms.
         DataError, ModelError: something cannot work.
     """
     options, sources = options_of(config), training_sources(config.data)
@@ -84,10 +84,7 @@ def write_scores(config: RunConfig, output: Path) -> None:
 
 
 def options_of(config: RunConfig) -> Options:
-    """Return the options of the run's reward, or of that part of it, which subtracts base scores.
-
-    Raises ConfigError if there is none.
-    """
+    """Return the options of the reward, or its part, that subtracts base scores. Raises ConfigError without one."""
     reward = config.worker.reward
     if reward.reward_function in MODEL_REWARDS:
         return read_options(reward.reward_function_kwargs)
@@ -99,7 +96,7 @@ def options_of(config: RunConfig) -> Options:
 
 
 def open_reading(config: RunConfig, hardware: Hardware, files: ModelFiles, options: Options) -> Reading:
-    """Return the model to ask: the policy as a run would begin with it, or the reward's own."""
+    """Return the model to read: the policy at the start of a run, or the reward's own."""
     if options.model not in (POLICY, REFERENCE):
         return open_reward_model(config, hardware, files, options)
     actor = config.worker.actor
@@ -110,13 +107,12 @@ def open_reading(config: RunConfig, hardware: Hardware, files: ModelFiles, optio
 
 
 def with_columns(rows: Iterator[tuple[Mapping[str, Any], float | None]], terms: ScoreTerms) -> Iterator[dict[str, Any]]:
-    """Yield the rows with their scores."""
     for row, score in rows:
         yield {**row, BASE_COLUMN: score, TERMS_COLUMN: terms.to_json()}
 
 
 def write_rows(rows: Iterator[dict[str, Any]], output: Path) -> None:
-    """Write rows as lines of JSON or as parquet, whole or not at all. Raises ConfigError for what JSON cannot hold."""
+    """Write rows as JSON lines or parquet, completely or not at all. Raises ConfigError if JSON cannot hold them."""
     draft = output.with_name(f".{output.name}.draft")
     if output.suffix == ".jsonl":
         try:
@@ -133,7 +129,6 @@ def write_rows(rows: Iterator[dict[str, Any]], output: Path) -> None:
 
 
 def write_parquet(rows: Iterator[dict[str, Any]], path: Path) -> None:
-    """Write rows as one parquet file, a group at a time where all groups have one schema."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 

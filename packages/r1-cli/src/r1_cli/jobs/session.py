@@ -1,7 +1,7 @@
-"""The phases that start a training run. Each takes what earlier phases returned and returns what it adds.
+"""The phases that start a training run. Each takes what earlier phases returned.
 
-The order is the order in which memory is taken: processes start while this one reads the data, engines claim devices
-before the learner's weights are on them, and nothing trains before rows, rewards and packing were checked.
+Their order follows from memory: processes start while this one reads the data, engines claim devices before the
+learner's weights are there, and nothing trains before rows, rewards and layouts were checked.
 """
 
 import logging
@@ -67,7 +67,7 @@ log = logging.getLogger("r1")
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """One start of `r1 train`, phase by phase. What a phase opens, `stack` closes."""
+    """One start of `r1 train`, phase by phase. `stack` closes what a phase opens."""
 
     console: Console
     provenance: Provenance
@@ -88,10 +88,10 @@ class Session:
         return RunFolder(store, start)
 
     def reserve_devices(self, config: RunConfig, folder: RunFolder) -> tuple[RunConfig, Devices]:
-        """Read the model's files, place ranks and engines, and start their processes, which import meanwhile.
+        """Read the model's files, place ranks and engines, and start their processes, which import in the background.
 
         Returns:
-            The configuration with the number of devices in it, and what was reserved.
+            The configuration with the number of devices, and what was reserved.
 
         Raises:
             ConfigError, ModelError: the model does not fit the checkpoint or the settings.
@@ -113,7 +113,6 @@ class Session:
         return config, Devices(model, critic_config, hardware, placement, ranks, engines, process)
 
     def open_reports(self, config: RunConfig, folder: RunFolder) -> Reports:
-        """Show progress on the terminal and note the run's timeline."""
         console = ConsoleReporter(self.console, step_lines="console" in config.trainer.logger)
         self.stack.enter_context(console)
         timeline = Timeline(folder.path / TIMELINE_FILE, config.trainer.timeline)
@@ -140,7 +139,7 @@ class Session:
         return Data(training, validation, verifier, renderer, media)
 
     def show_plan(self, config: RunConfig, devices: Devices, data: Data) -> Plan:
-        """Print what the run will do, and start to render what it begins with.
+        """Print what the run will do, and start to render its first rows.
 
         Raises:
             ConfigError: the rows do not fill one batch, or a batch does not fit on a node.
@@ -159,7 +158,7 @@ class Session:
         return plan
 
     def open_stream(self, config: RunConfig, folder: RunFolder, data: Data) -> Stream:
-        """Return the order of the prompts, whose first are rendered while models are loaded."""
+        """Return the order of the prompts, and render the first ones while models are loaded."""
         stream = build_stream(config, data.training.prompts, data.training.sources)
         stream_position = resume_stream_position(read_state(folder.start)) if folder.start else StreamPosition()
         first = stream_position.unfinished or stream.batch(stream_position.cursor)
@@ -188,13 +187,13 @@ class Session:
     def check_models(
         self, config: RunConfig, folder: RunFolder, devices: Devices, data: Data, models: Models
     ) -> tuple[RunConfig, dict[str, int]]:
-        """Check that packing is right for the models, and choose or check the sizes of micro-batches.
+        """Choose correct batch layouts and micro-batch sizes that fit.
 
         Returns:
-            The configuration with numbers in place of `auto`, and the sizes that were chosen, by key.
+            The configuration with numbers in place of `auto`, and the chosen sizes by key.
 
         Raises:
-            ConfigError: a setting needs packing that is wrong for the model, or a size does not fit into memory.
+            ConfigError: a setting needs a layout that is wrong for the model, or a size does not fit into memory.
         """
         model, hardware, start = devices.model, devices.hardware, folder.start
         choose_layout(config, hardware, model, data.renderer, models.learner, models.critic)
@@ -210,10 +209,10 @@ class Session:
     def resume(
         self, config: RunConfig, folder: RunFolder, data: Data, models: Models, micro_batches: Mapping[str, int]
     ) -> Position:
-        """Load the checkpoint to resume from, if there is one, and return the position in the run.
+        """Load the checkpoint to resume from, if there is one, and return the position.
 
         Raises:
-            CheckpointError: it lacks a file, or is not of this model.
+            CheckpointError: a file is missing, or the checkpoint is of another model.
         """
         begin = algorithm.build_start(config)
         at = load_start(models.learner, models.critic, data.training.prompts, folder.start, begin)
@@ -222,7 +221,7 @@ class Session:
     def open_logs(
         self, config: RunConfig, folder: RunFolder, devices: Devices, data: Data, reports: Reports, at: Position
     ) -> Logs:
-        """Open the loggers and the record, add this start to the manifest, and warn of settings that changed."""
+        """Open loggers and recorder, add this start to the manifest, and warn of settings that changed."""
         trainer, path, resumed = config.trainer, folder.path, folder.start is not None
         info = RunInfo(trainer.project_name, trainer.experiment_name, path, printable(config), at.step)
         named = [*data.training.named(), *data.validation.named(" (validation)")]
@@ -244,11 +243,11 @@ class Session:
     def connect_rewards(
         self, config: RunConfig, folder: RunFolder, devices: Devices, data: Data, models: Models, reports: Reports
     ) -> Sampler:
-        """Connect rewards to the models that they ask, and the engine to the check of its weights.
+        """Connect rewards to the models that they read, and the engine to the weight check.
 
         Raises:
             ConfigError, ModelError, RewardSpecError: a reward lacks a column, a model or base scores.
-            EngineError: the weights of the engine cannot be checked.
+            EngineError: the engine's weights cannot be checked.
         """
         verifier, model, hardware, learner = data.verifier, devices.model, devices.hardware, models.learner
         require_columns(verifier, data.sources, data.parts)
@@ -279,7 +278,7 @@ class Session:
         sampler: Sampler,
         at: Position,
     ) -> Sampling:
-        """Prepare what samples for training and for validation; with `max_staleness`, in a thread of its own."""
+        """Build what samples for training and validation; with `max_staleness`, in a thread of its own."""
         training, validation = build_sampling(config)
         trainer, progress = config.trainer, reports.console.progress
         sets = build_validation(data.validation.prompts, data.validation.sources, validation)
@@ -310,7 +309,7 @@ class Session:
         schedule: Schedule,
         sampling: Sampling,
     ) -> loop.Run:
-        """Return the run, which begins to listen to signals."""
+        """Build the run and handle signals from now on."""
         assets = cache(partial(read_assets, devices.model, devices.critic_config))
         if config.trainer.save_freq > 0:
             assets()  # now, while no step waits for it
@@ -344,7 +343,6 @@ def build_collector(
     update: Update,
     progress: Progress,
 ) -> DynamicSampling:
-    """Return what collects the groups of a step."""
     trainer, settings = config.trainer, config.algorithm
     return DynamicSampling(
         sampler=sampler,
@@ -364,7 +362,7 @@ def build_collector(
 
 
 def build_schedule(config: RunConfig, plan: Plan, until: int | None = None) -> Schedule:
-    """Return when things happen in a run whose number of rows is known; `until` is the step to end after, if set."""
+    """Return the schedule of a run whose number of rows is known. `until` is the step to end after, if set."""
     trainer, actor, critic = config.trainer, config.worker.actor, config.worker.critic
     return Schedule(
         total_steps=plan.total_steps or 0,

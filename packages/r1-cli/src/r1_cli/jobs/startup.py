@@ -1,4 +1,4 @@
-"""What each phase of a run's start returns to the phases after it."""
+"""What the phases of a run's start return."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

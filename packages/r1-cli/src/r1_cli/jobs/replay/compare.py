@@ -1,4 +1,4 @@
-"""Whether a step that was taken again is the one that was taken: its answers, their tokens' numbers, its metrics."""
+"""Compare a repeated step with the recorded one: responses, per-token values, metrics."""
 
 import math
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ OF_THE_CLOCK = ("timing_", "perf/")
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What a step has in common with its repetition."""
+    """What a step and its repetition have in common."""
 
     answers: int | None  # that were compared; None: the run has no record of the step
     metrics: int | None  # that were compared; None: the run has no log of the step
@@ -28,12 +28,12 @@ class Comparison:
 
     @property
     def same(self) -> bool:
-        """All that could be compared is equal to the bit, and something could."""
+        """Whether everything that could be compared is equal to the bit, and something could."""
         return not self.differences and (self.answers or self.metrics) is not None
 
 
 def compare_step(run: Path, again: Path, step: int) -> Comparison:
-    """Compare a step of a run with the same step in the folder in which it was taken again."""
+    """Compare a step of the folder `run` with its repetition in the folder `again`."""
     differences: list[str] = []
     answers = None
     if step in RunReader(run).recorded_steps():
@@ -53,7 +53,7 @@ def compare_step(run: Path, again: Path, step: int) -> Comparison:
 
 
 def compare_tables(then: pa.Table, now: pa.Table) -> list[str]:
-    """Return the columns of two records that are not equal to the bit, each with the first row that is not."""
+    """Return the columns that differ, each with its first row that does."""
     if len(then) != len(now):
         return [f"{len(now)} answers, there were {len(then)}"]
     return [
@@ -65,7 +65,7 @@ def compare_tables(then: pa.Table, now: pa.Table) -> list[str]:
 
 
 def read_metrics(run: Path, step: int) -> dict[str, Any]:
-    """Return a step's numbers but those of the clock; none if it was not logged. Validation is not part of a step."""
+    """Return a step's metrics but times and validation; {} if it was not logged."""
     found: dict[str, Any] = {}
     for row in RunReader(run).records():
         if row.get("step") == step:
@@ -74,7 +74,7 @@ def read_metrics(run: Path, step: int) -> dict[str, Any]:
 
 
 def list_changes(run: Path, again: Path) -> list[str]:
-    """Return what has changed of packages, commit and rows since a run was last started."""
+    """Return changes of packages, commit and rows since the run's last start."""
     starts = RunReader(run).starts()[-1:], RunReader(again).starts()[-1:]
     if not all(starts):
         return []
@@ -100,7 +100,7 @@ def _first_unequal(then: list[Any], now: list[Any]) -> int | None:
 
 
 def _equal(a: object, b: object) -> bool:
-    """Equality to the bit, where a NaN is equal to a NaN."""
+    """Return whether values are equal to the bit; NaN equals NaN."""
     if isinstance(a, float) and isinstance(b, float) and math.isnan(a):
         return math.isnan(b)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):

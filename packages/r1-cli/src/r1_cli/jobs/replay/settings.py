@@ -1,4 +1,4 @@
-"""What a step of a run was taken with: the checkpoint before it, and the settings of the start that took it."""
+"""Find the checkpoint before a step and the settings of the start that took it."""
 
 import json
 from dataclasses import dataclass
@@ -10,12 +10,12 @@ from r1_cli.runs.reader import RunReader
 
 
 class NoReplayError(ValueError):
-    """A step that cannot be taken again; the message says what is missing."""
+    """A step that cannot be repeated; the message says what is missing."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """How to take a step again: settings to write into a file, and where they begin."""
+    """How to repeat a step."""
 
     step: int
     start: int  # the step of the checkpoint that it goes on from; 0: the model as it came
@@ -24,10 +24,10 @@ class Replay:
 
 
 def plan_replay(run: Path, step: int, folder: Path) -> Replay:
-    """Return what takes the steps from the last checkpoint before `step` up to it, into another folder.
+    """Return how to repeat `step` in another folder, from the last checkpoint before it.
 
     Raises:
-        NoReplayError: the folder is no run, or the step was not taken in it; says which were.
+        NoReplayError: the folder is no run, or has not taken the step.
     """
     config, threads = _settings_of(run, step)
     taken = max((int(one["step"]) for one in RunReader(run).records()), default=None)
@@ -46,7 +46,7 @@ def plan_replay(run: Path, step: int, folder: Path) -> Replay:
 
 
 def _settings_of(run: Path, step: int) -> tuple[dict[str, Any], int | None]:
-    """Return settings and threads of the last start before a step; of a run without a manifest, the last settings."""
+    """Return settings and threads of the last start before a step; without a manifest, the last settings."""
     starts = [one for one in RunReader(run).starts() if one["from_step"] < step]
     settings = starts[-1]["config"] if starts else RunReader(run).settings()
     if not settings:

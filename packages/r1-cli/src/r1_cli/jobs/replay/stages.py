@@ -1,4 +1,4 @@
-"""A step's stages for one group, in the order in which they come: prompt, answers, scores, advantages, update."""
+"""Print the stages of a recorded step for one group: prompt, responses, scores, advantages, update."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ OF_THE_UPDATE = ("actor/", "critic/vf", "critic/grad", "critic/lr")
 
 
 def show_group(run: Path, step: int, group: int) -> Iterator[str]:
-    """Yield the lines that tell what became of a group in a recorded step.
+    """Yield the lines about a group.
 
     Raises:
         NoReplayError: the step has no such group; says how many it has.
@@ -33,7 +33,6 @@ def show_group(run: Path, step: int, group: int) -> Iterator[str]:
 
 
 def show_prompt(row: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what was asked: the row, its text, tokens and pictures."""
     yield f"1. prompt: {row['prompt_id']}, source {row['source']}, truth {_short(row['ground_truth'])!r}"
     yield _indented(_short(row["prompt"]))
     tokens = row["prompt_tokens"]
@@ -43,7 +42,6 @@ def show_prompt(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def show_answer(row: Mapping[str, Any]) -> Iterator[str]:
-    """Yield one answer: what was sampled, how the learner sees it, and what the reward said."""
     yield ""
     yield (
         f"2. answer {row['sample']}: {len(row['tokens'])} tokens by weights of version {row['weight_version']}, "
@@ -64,7 +62,6 @@ def show_answer(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def show_comparison(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Yield how the group's answers compare."""
     rewards = [row["reward"] for row in rows]
     yield ""
     spread = pstdev(rewards)
@@ -74,7 +71,6 @@ def show_comparison(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 
 
 def show_update(metrics: Mapping[str, Any], groups: int) -> Iterator[str]:
-    """Yield what the update made of the whole step."""
     yield ""
     yield f"5. update, of all {groups} groups of the step:"
     for name, value in metrics.items():
