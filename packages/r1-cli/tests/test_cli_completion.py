@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from r1_cli.commands.completion import SHELLS
-from r1_cli.main import main
+from r1_cli.main import SHELLS, main
 
 
 @pytest.mark.parametrize("shell", SHELLS)

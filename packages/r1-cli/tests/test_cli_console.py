@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from r1_cli.checkpoint.folders import CheckpointStore
-from r1_cli.commands.eval import own_configuration
+from r1_cli.commands.models import own_configuration
 from r1_cli.config import load_config
 from r1_cli.jobs.next_steps import closing_lines, typed_command
 from r1_cli.plan.announce import announce, show_table

@@ -1,28 +1,41 @@
 """The `r1` command. Each command imports what it needs only when it runs, so that `r1 --help` is instant."""
 
 import click
+from click.shell_completion import get_completion_class
 
 from r1_cli.commands.check import check
-from r1_cli.commands.completion import completion
 from r1_cli.commands.convert import convert
 from r1_cli.commands.data import data
-from r1_cli.commands.diagnose import diagnose
-from r1_cli.commands.diff import diff
 from r1_cli.commands.estimate import estimate
-from r1_cli.commands.eval import evaluate
-from r1_cli.commands.merge import merge
+from r1_cli.commands.models import evaluate, merge
 from r1_cli.commands.replay import replay
-from r1_cli.commands.report import report
-from r1_cli.commands.reward import reward
-from r1_cli.commands.score_a import score_a
+from r1_cli.commands.rewards import reward, score_a
+from r1_cli.commands.runs import diagnose, diff, report, view
 from r1_cli.commands.train import train
-from r1_cli.commands.view import view
+
+SHELLS = ("bash", "zsh", "fish")
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(package_name="r1-cli", prog_name="r1")
 def main() -> None:
     """Post-train language and vision-language models with reinforcement learning."""
+
+
+@click.command(short_help="Print what makes a shell complete r1's commands.")
+@click.argument("shell", type=click.Choice(SHELLS))
+@click.pass_context
+def completion(context: click.Context, shell: str) -> None:
+    """Print a script for SHELL.
+
+    \b
+      r1 completion bash >> ~/.bashrc
+      r1 completion zsh  >> ~/.zshrc
+      r1 completion fish > ~/.config/fish/completions/r1.fish
+    """
+    found = get_completion_class(shell)
+    assert found is not None
+    click.echo(found(context.find_root().command, {}, "r1", "_R1_COMPLETE").source())
 
 
 main.add_command(train)

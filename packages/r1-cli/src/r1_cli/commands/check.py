@@ -5,8 +5,7 @@ from pathlib import Path
 
 import click
 
-from r1_cli.commands.errors import ANY_WORDS, user_errors, visible
-from r1_cli.commands.threads import share_processors
+from r1_cli.commands.common import ANY_WORDS, share_processors, user_errors, visible
 
 STYLES = {"error": "red", "warning": "yellow", "note": "dim"}
 

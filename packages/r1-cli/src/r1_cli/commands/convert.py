@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from r1_cli.commands.errors import Existing, user_errors
+from r1_cli.commands.common import Existing, user_errors
 
 if TYPE_CHECKING:
     from r1_cli.config.convert.conversion import Conversion

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import click
 
-from r1_cli.commands.errors import ANY_WORDS, user_errors, writing
-from r1_cli.commands.threads import share_processors
+from r1_cli.commands.common import ANY_WORDS, share_processors, user_errors, writing
 
 
 @click.group(short_help="Check the rows of a configuration, or show one.")

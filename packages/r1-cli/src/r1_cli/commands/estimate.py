@@ -5,7 +5,7 @@ from typing import Any
 
 import click
 
-from r1_cli.commands.errors import ANY_WORDS, user_errors
+from r1_cli.commands.common import ANY_WORDS, user_errors
 
 
 class Share(click.FloatRange):

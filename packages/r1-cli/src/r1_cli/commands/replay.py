@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from r1_cli.commands.errors import ANY_WORDS, Existing, user_errors, visible
-from r1_cli.commands.threads import share_processors
+from r1_cli.commands.common import ANY_WORDS, Existing, share_processors, user_errors, visible
 
 if TYPE_CHECKING:
     from r1_cli.config import Provenance, RunConfig

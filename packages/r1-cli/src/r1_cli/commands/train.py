@@ -4,8 +4,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from r1_cli.commands.errors import ANY_WORDS, user_errors
-from r1_cli.commands.threads import share_processors
+from r1_cli.commands.common import ANY_WORDS, share_processors, user_errors
 
 if TYPE_CHECKING:
     from r1_cli.config import Provenance, RunConfig

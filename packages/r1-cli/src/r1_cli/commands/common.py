@@ -1,6 +1,7 @@
-"""How a command ends when the user has something to correct: one block on stderr, exit code 2, no traceback."""
+"""What commands share: errors that users can correct, argument types, and process settings."""
 
 import errno
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -66,3 +67,14 @@ def writing(path: Path | None) -> Iterator[None]:
 def visible(text: str) -> str:
     """Return `text` without characters that could control a terminal, but for ends of lines."""
     return "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text)
+
+
+# Rounds that a waiting OpenMP thread spins before it sleeps. The default, about 300,000, holds a processor for
+# milliseconds: harmless alone, but where anything else runs beside it, a step of small models takes 30 times as long.
+SPINS = "10000"
+
+
+def share_processors() -> None:
+    """Let waiting threads give up their processor soon, unless the user has said how they should wait."""
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
