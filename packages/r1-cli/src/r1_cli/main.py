@@ -22,7 +22,7 @@ def main() -> None:
     """Post-train language and vision-language models with reinforcement learning."""
 
 
-@click.command(short_help="Print what makes a shell complete r1's commands.")
+@click.command(short_help="Print a shell completion script.")
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:

@@ -1,4 +1,4 @@
-"""`r1 check`: everything that can be known to be wrong before a run begins."""
+"""`r1 check`: find what is wrong before a run starts."""
 
 import json
 from pathlib import Path
@@ -13,16 +13,20 @@ STYLES = {"error": "red", "warning": "yellow", "note": "dim"}
 @click.command(short_help="Check configuration, machine, model, data, reward before a run.", context_settings=ANY_WORDS)
 @click.argument("settings", nargs=-1, type=click.UNPROCESSED, metavar="[MODEL | CONFIG.yaml] [KEY=VALUE]...")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-@click.option("--no-step", is_flag=True, help="Make no tiny step, which takes some seconds.")
+@click.option("--no-step", is_flag=True, help="Skip the tiny training step, which takes seconds.")
 @click.option(
-    "--precision", type=click.Choice(["fp32", "bf16", "fp16"]), default="fp32", help="Of MODEL.", show_default=True
+    "--precision",
+    type=click.Choice(["fp32", "bf16", "fp16"]),
+    default="fp32",
+    help="Precision of MODEL.",
+    show_default=True,
 )
 def check(settings: tuple[str, ...], as_json: bool, no_step: bool, precision: str) -> None:
-    """Check a run before it begins: configuration, machine, model, some rows, reward, one tiny step.
+    """Check a run before it starts: configuration, machine, model, some rows, reward, one tiny step.
 
-    Or check a MODEL, a folder or a name of the hub: whether r1 computes it rightly, and how.
+    Or check a MODEL, a folder or a name on the hub: whether r1 computes it correctly, and how.
 
-    Exit code 1 if there is an error. `r1 data check` looks at all rows, `r1 reward test` at a reward more closely.
+    Exit code 1 if there is an error. `r1 data check` checks all rows, `r1 reward test` a reward in detail.
 
     \b
       r1 check run.yaml
@@ -49,19 +53,19 @@ def check(settings: tuple[str, ...], as_json: bool, no_step: bool, precision: st
     if as_json:
         click.echo(json.dumps({"ok": not errors, "findings": [one.as_json() for one in found]}, indent=2))
     else:
-        click.echo(f"{errors} {'error' if errors == 1 else 'errors'}" if errors else "nothing stands in the way")
+        click.echo(f"{errors} {'error' if errors == 1 else 'errors'}" if errors else "no errors")
     if errors:
         raise SystemExit(1)
 
 
 def _is_model(word: str) -> bool:
-    """Whether a word is a model's folder or a name of the hub, and no file or setting of a configuration."""
+    """Whether a word names a model, and not a file or setting of a configuration."""
     path = Path(word)
     return path.is_dir() or not (path.exists() or "=" in word or path.suffix in (".yaml", ".yml", ".json"))
 
 
 def _check_model(path: str, precision: str, *, as_json: bool) -> None:
-    """Print the four questions and the answers."""
+    """Check the batch layouts of a model and print the results."""
     from r1_cli.models.load import ModelError
     from r1_cli.plan.check.model import ask_about
 

@@ -10,11 +10,11 @@ from typing import IO, Any
 import click
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-ANY_WORDS = {"ignore_unknown_options": True}  # what looks like an option but is none is explained by load_config
+ANY_WORDS = {"ignore_unknown_options": True}  # load_config explains words that look like unknown options
 
 
 class UserError(click.ClickException):
-    """Something to correct before running again."""
+    """An error that the user can correct: one block on stderr, exit code 2, no traceback."""
 
     exit_code = 2
 
@@ -23,7 +23,7 @@ class UserError(click.ClickException):
 
 
 class Existing(click.Path):
-    """A path that must exist; where it does not, a near name or where it was looked for is said."""
+    """A path that must exist; the error suggests a similar name or says where r1 looked."""
 
     def __init__(self, *, folder: bool = False, file: bool = False) -> None:
         super().__init__(exists=True, file_okay=not folder, dir_okay=not file, path_type=Path)
@@ -54,7 +54,7 @@ def user_errors(*kinds: type[Exception]) -> Iterator[None]:
 def writing(path: Path | None) -> Iterator[None]:
     """Turn an OSError into a `UserError` that names `path`, if the disk is full or `path` cannot be written.
 
-    The operating system names no file where a write fails, only where opening one does.
+    The operating system names the file only if opening it fails, not if writing does.
     """
     try:
         yield
@@ -65,16 +65,16 @@ def writing(path: Path | None) -> Iterator[None]:
 
 
 def visible(text: str) -> str:
-    """Return `text` without characters that could control a terminal, but for ends of lines."""
+    """Return `text` without control characters except newlines."""
     return "".join(one if one.isprintable() or one == "\n" else ascii(one)[1:-1] for one in text)
 
 
-# Rounds that a waiting OpenMP thread spins before it sleeps. The default, about 300,000, holds a processor for
-# milliseconds: harmless alone, but where anything else runs beside it, a step of small models takes 30 times as long.
+# Rounds that a waiting OpenMP thread spins before it sleeps. The default, about 300,000, holds a core for milliseconds:
+# with other processes on the machine, a step of small models takes 30 times as long.
 SPINS = "10000"
 
 
 def share_processors() -> None:
-    """Let waiting threads give up their processor soon, unless the user has said how they should wait."""
+    """Let waiting OpenMP threads yield soon, unless the user configured them. Call this before torch loads."""
     if "OMP_WAIT_POLICY" not in os.environ:
         os.environ.setdefault("GOMP_SPINCOUNT", SPINS)

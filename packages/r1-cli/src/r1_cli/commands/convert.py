@@ -1,4 +1,4 @@
-"""`r1 convert`: another trainer's configuration as one of r1."""
+"""`r1 convert`: turn another trainer's configuration into one of r1."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -17,27 +17,27 @@ ANYTHING = {"ignore_unknown_options": True, "allow_interspersed_args": False}
 
 @click.group(short_help="Turn another trainer's configuration into one of r1.")
 def convert() -> None:
-    """Print another trainer's configuration as one of r1, in YAML; comments on top say what has no counterpart and why.
+    """Print another trainer's configuration as one of r1, in YAML. Comments at the top list what has no counterpart.
 
     \b
       r1 convert lmm-r1 "python3 -m openrlhf.cli.train_ppo_ray --pretrain …" > mine.yaml
       r1 train mine.yaml --dry-run
 
-    What a run would still refuse of it is said on stderr.
+    Stderr lists what r1 would refuse in the result.
     """
 
 
 @convert.command("lmm-r1", context_settings=ANYTHING)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
 def lmm_r1(command: tuple[str, ...]) -> None:
-    """Convert a COMMAND of LMM-R1 or OpenRLHF 0.7: in quotes, word by word behind --, or the script that has it."""
+    """Convert a COMMAND of LMM-R1 or OpenRLHF 0.7: quoted, word by word after --, or a script that contains it."""
     from r1_cli.config.convert.lmm_r1 import convert_lmm_r1
 
     _print(lambda: convert_lmm_r1(_words(command)))
 
 
 def _words(command: tuple[str, ...]) -> str:
-    """Return the command's text: the one word that is all of it or names a file, or all words quoted again."""
+    """Return the command's text: a single word or the file it names, or several words quoted again."""
     import shlex
 
     if len(command) > 1:
@@ -56,7 +56,7 @@ def _read(file: Path) -> str:
 @click.argument("file", type=Existing(file=True))
 @click.argument("settings", nargs=-1, type=click.UNPROCESSED, metavar="[KEY=VALUE]...")
 def verl(file: Path, settings: tuple[str, ...]) -> None:
-    """Convert veRL's FILE, a configuration in YAML or a script with overrides of Hydra; later KEY=VALUE win."""
+    """Convert veRL's FILE, a YAML configuration or a script with Hydra overrides. Later KEY=VALUE win."""
     from r1_cli.config.convert.verl import convert_verl
 
     _print(lambda: convert_verl(_read(file), list(settings)))
@@ -68,8 +68,8 @@ def verl(file: Path, settings: tuple[str, ...]) -> None:
 def trl(file: Path, devices: int) -> None:
     """Convert TRL's FILE: a GRPOConfig as YAML or JSON, or the Python script that makes it, which is not executed.
 
-    A YAML file may have the model's and the script's own keys, too. Of a script the literal arguments of GRPOConfig,
-    LoraConfig and GRPOTrainer are read; comments on top name those that are not literal.
+    A YAML file may also have the keys of the model and the script. Of a script, the literal arguments of GRPOConfig,
+    LoraConfig and GRPOTrainer are read; comments at the top list arguments that are not literal.
     """
     from r1_cli.config.convert.trl import convert_trl
 
@@ -77,7 +77,7 @@ def trl(file: Path, devices: int) -> None:
 
 
 def _print(make: "Callable[[], Conversion]") -> None:
-    """Print what is made, and on stderr what a run of it would be refused for."""
+    """Print the result, and on stderr what r1 would refuse in it."""
     from r1_cli.config import ConfigError, load_config
 
     with user_errors(ConfigError, ValueError):

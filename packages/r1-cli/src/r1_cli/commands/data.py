@@ -1,4 +1,4 @@
-"""`r1 data`: look at the rows of a configuration before it is run."""
+"""`r1 data`: check or show the rows of a configuration."""
 
 import json
 from contextlib import ExitStack
@@ -11,7 +11,7 @@ from r1_cli.commands.common import ANY_WORDS, share_processors, user_errors, wri
 
 @click.group(short_help="Check the rows of a configuration, or show one.")
 def data() -> None:
-    """Look at the rows of a configuration without a GPU, and without a model beyond its processor."""
+    """Check or show the rows of a configuration. Needs no GPU, and no model beyond its processor."""
 
 
 @data.command(short_help="Check every row; exit code 1 if some cannot be used.", context_settings=ANY_WORDS)
@@ -23,8 +23,8 @@ def check(settings: tuple[str, ...], strict: bool, html: Path | None, rows: Path
     """Check every training and validation row as a run would read it.
 
     Finds missing columns, empty answers, broken media, markers without media, prompts that are too long, duplicates
-    within and between training and validation, and answers that the reward cannot read. Of each it says what a run of
-    this configuration would do: not start, or leave the rows out, which is a warning.
+    within and between training and validation, and answers that the reward cannot read. For each it says what a run
+    would do: refuse to start, or leave the rows out, which is a warning.
 
     \b
       r1 data check config=run.yaml

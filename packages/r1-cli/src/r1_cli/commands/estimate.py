@@ -1,4 +1,4 @@
-"""`r1 estimate`: what a run would take of devices that need not be here."""
+"""`r1 estimate`: estimate memory and time of a run, for devices here or elsewhere."""
 
 import json
 from typing import Any
@@ -9,7 +9,7 @@ from r1_cli.commands.common import ANY_WORDS, user_errors
 
 
 class Share(click.FloatRange):
-    """A number above 0, up to 1. click takes what is no number for one within any range."""
+    """A number above 0, up to 1. A FloatRange alone accepts NaN."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         found = super().convert(value, param, ctx)
@@ -24,10 +24,10 @@ TOKENS = click.IntRange(min=1)
     short_help="Estimate memory and time of a run by phase, for GPUs here or not.", context_settings=ANY_WORDS
 )
 @click.argument("settings", nargs=-1, type=click.UNPROCESSED, metavar="[CONFIG.yaml] [KEY=VALUE]...")
-@click.option("--gpus", metavar="[NODESx]NUMBERxNAME[-MEMORY]", help="GPUs, such as 8xH100-80GB; without: processors.")
+@click.option("--gpus", metavar="[NODESx]NUMBERxNAME[-MEMORY]", help="GPUs, such as 8xH100-80GB; default: CPU.")
 @click.option("--json", "as_json", is_flag=True, help="Print it as JSON.")
-@click.option("--prompt-tokens", type=TOKENS, help="Of a prompt, for times; by default data.max_prompt_length.")
-@click.option("--answer-tokens", type=TOKENS, help="Of an answer, for times; by default data.max_response_length.")
+@click.option("--prompt-tokens", type=TOKENS, help="Tokens of a prompt, for times; default: data.max_prompt_length.")
+@click.option("--answer-tokens", type=TOKENS, help="Tokens of an answer, for times; default: data.max_response_length.")
 @click.option("--learning-efficiency", type=SHARE, default=0.4, show_default=True, help="Share of the GPUs' peak.")
 @click.option("--sampling-efficiency", type=SHARE, default=0.5, show_default=True, help="Share of memory's bandwidth.")
 def estimate(
@@ -39,9 +39,9 @@ def estimate(
     learning_efficiency: float,
     sampling_efficiency: float,
 ) -> None:
-    """Estimate what each phase of a step takes of a device, and how long it takes. Exit code 1 if it does not fit.
+    """Estimate memory and time of each phase of a step. Exit code 1 if the run does not fit.
 
-    Of the model its config.json is enough, in a folder or in the cache of the Hugging Face hub. --gpus wins over
+    The model's config.json is enough, in a folder or in the cache of the Hugging Face hub. --gpus wins over
     trainer.nnodes and trainer.n_gpus_per_node.
 
     \b

@@ -12,9 +12,9 @@ from r1_cli.commands.common import ANY_WORDS, Existing, UserError, share_process
 @click.argument("settings", nargs=-1, type=click.UNPROCESSED, metavar="[CONFIG.yaml] [KEY=VALUE]...")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the result here too.")
 def evaluate(model: str, settings: tuple[str, ...], json_path: Path | None) -> None:
-    """Score a MODEL, a checkpoint, a Hugging Face folder or a hub name, on the validation rows of a configuration.
+    """Score a MODEL on the validation rows of a configuration. It is a checkpoint, a Hugging Face folder or a hub name.
 
-    Of a checkpoint the configuration is its run's own, unless another is named.
+    A checkpoint is scored with its run's own configuration, unless you name another.
 
     Reports accuracy, avg@n, pass@k and maj@n, where n is worker.rollout.val_override_config.n:
 
@@ -32,7 +32,7 @@ def evaluate(model: str, settings: tuple[str, ...], json_path: Path | None) -> N
         raise UserError(f"{model}: no such folder{where_or_near(model)}")
     with user_errors(ConfigError, DataError, RewardSpecError):
         settings = (*own_configuration(model, settings), *settings)
-        trained = Path(model) / "actor"  # of a checkpoint
+        trained = Path(model) / "actor"  # if it is a checkpoint
         path = trained if trained.is_dir() else model
         config, _ = load_config([*settings, f"worker.actor.model.model_path={path}"], command="eval")
 
@@ -47,7 +47,7 @@ def evaluate(model: str, settings: tuple[str, ...], json_path: Path | None) -> N
 
 
 def own_configuration(model: str, settings: tuple[str, ...]) -> list[str]:
-    """Return the word that names the configuration of the run that MODEL is a checkpoint of, where none is named."""
+    """Return the word that names the configuration of a checkpoint's run, if no configuration is named."""
     from r1_cli.config.load import split_words
 
     file = Path(model).parent / "experiment_config.json"
@@ -65,7 +65,8 @@ def own_configuration(model: str, settings: tuple[str, ...]) -> list[str]:
 def merge(checkpoint: Path, output: Path | None) -> None:
     """Write a checkpoint as a Hugging Face folder: weights, tokenizer, processor and generation settings.
 
-    Of r1, or of EasyR1 or veRL with FSDP shards (model_world_size_*_rank_*.pt), which are read without executing them.
+    Reads checkpoints of r1, and of EasyR1 and veRL with FSDP shards (model_world_size_*_rank_*.pt), without executing
+    anything in them.
 
     \b
       r1 merge checkpoints/easy_r1/demo/global_step_60 --output my-model

@@ -1,4 +1,4 @@
-"""`r1 replay`: a step of a run once more, from the checkpoint before it."""
+"""`r1 replay`: repeat a recorded step and compare it bit by bit."""
 
 import json
 import tempfile
@@ -15,18 +15,18 @@ if TYPE_CHECKING:
     from r1_cli.config import Provenance, RunConfig
 
 
-@click.command(short_help="Take a step of a run again, to the bit, and show its stages.", context_settings=ANY_WORDS)
+@click.command(short_help="Repeat a recorded step bit by bit and show its stages.", context_settings=ANY_WORDS)
 @click.argument("run", type=Existing(folder=True))
 @click.argument("settings", nargs=-1, type=click.UNPROCESSED, metavar="[KEY=VALUE]...")
-@click.option("--step", required=True, type=click.IntRange(min=1), help="The step to take again.")
+@click.option("--step", required=True, type=click.IntRange(min=1), help="The step to repeat.")
 @click.option("--debug", is_flag=True, help="Show every stage of one group, from its prompt to the gradient's norm.")
 @click.option("--group", default=0, show_default=True, type=click.IntRange(min=0), help="The group that --debug shows.")
 @click.option("--output", type=click.Path(path_type=Path), help="Keep the step's log and record in this new folder.")
 def replay(run: Path, settings: tuple[str, ...], step: int, debug: bool, group: int, output: Path | None) -> None:
-    """Take a step of RUN, a run's folder, again from the checkpoint before it, and compare it with what was.
+    """Repeat a step of RUN, a run's folder, from the checkpoint before it, and compare it with the record.
 
-    RUN is only read. The steps between the checkpoint and STEP are taken, too; settings that are named change what is
-    taken. Type it where the run was started, as its paths are those of that folder. Exit code 1 if something differs.
+    RUN is only read. The steps between the checkpoint and STEP are repeated, too. Settings that you name change what is
+    repeated. Run it where the run was started, as paths are relative to that folder. Exit code 1 if something differs.
 
     \b
       r1 replay checkpoints/easy_r1/demo --step 12
@@ -53,15 +53,15 @@ def replay(run: Path, settings: tuple[str, ...], step: int, debug: bool, group: 
         )
         share_processors()
         with _threads(plan.threads):
-            _take(config, provenance, step)
-        same = _tell(run, folder, step, group if debug else None)
+            _repeat_step(config, provenance, step)
+        same = _print_comparison(run, folder, step, group if debug else None)
     if not same:
         raise SystemExit(1)
 
 
 @contextmanager
 def _threads(count: int | None) -> Iterator[None]:
-    """Let torch compute with as many threads as the run did: they decide the order of sums, and so the last bits."""
+    """Use as many threads as the run did: they decide the order of sums, and so the last bits."""
     import torch
 
     before = torch.get_num_threads()
@@ -75,7 +75,7 @@ def _threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _take(config: "RunConfig", provenance: "Provenance", step: int) -> None:
+def _repeat_step(config: "RunConfig", provenance: "Provenance", step: int) -> None:
     from r1_cli.checkpoint.folders import CheckpointError
     from r1_cli.jobs.train import train
     from r1_cli.models.load import ModelError
@@ -91,7 +91,7 @@ def _take(config: "RunConfig", provenance: "Provenance", step: int) -> None:
             raise SystemExit(code)
 
 
-def _tell(run: Path, folder: Path, step: int, group: int | None) -> bool:
+def _print_comparison(run: Path, folder: Path, step: int, group: int | None) -> bool:
     from r1_cli.jobs.replay.compare import compare_step
     from r1_cli.jobs.replay.stages import show_group
 

@@ -12,18 +12,18 @@ from r1_cli.commands.common import ANY_WORDS, share_processors, user_errors, vis
 NAMED = 3  # failed checks
 
 
-@click.group(short_help="Try a reward before training with it.")
+@click.group(short_help="Test a reward before training with it.")
 def reward() -> None:
-    """Try a reward before training with it."""
+    """Test a reward before training with it."""
 
 
 @reward.command(context_settings=ANY_WORDS)
 @click.argument("spec", metavar="REWARD")
 @click.argument("settings", nargs=-1, type=click.UNPROCESSED, metavar="[KEY=VALUE]...")
-@click.option("--data", metavar="FILE", help="Rows to ask about, as in data.train_files; by default four sums.")
+@click.option("--data", metavar="FILE", help="Rows to test with, as in data.train_files; by default four sums.")
 @click.option("--prompt-key", metavar="COLUMN", help="The column of the prompts.")
 @click.option("--answer-key", metavar="COLUMN", help="The column of the ground truths.")
-@click.option("--samples", type=click.IntRange(min=1), default=32, show_default=True, help="Rows to take.")
+@click.option("--samples", type=click.IntRange(min=1), default=32, show_default=True, help="Number of rows.")
 @click.option("--timeout", type=click.FloatRange(min=0.01), default=10.0, show_default=True, help="Seconds per answer.")
 def test(
     spec: str,
@@ -34,7 +34,7 @@ def test(
     samples: int,
     timeout: float,
 ) -> None:
-    """Try a REWARD, a built-in name or file.py:function, on right, wrong and hostile answers.
+    """Test a REWARD, a built-in name or file.py:function, on correct, wrong and hostile answers.
 
     KEY=VALUE are the function's keywords, as in worker.reward.reward_function_kwargs. Exit code 1 if a check fails:
 
@@ -73,7 +73,7 @@ def test(
 
 
 def _same_command() -> str:
-    """Return the command that runs now, as it is typed again."""
+    """Return this command as the user would type it again."""
     context = click.get_current_context()
     words = ["r1", "reward", "test", context.params["spec"], *context.params["settings"]]
     for option in context.command.params:
@@ -86,7 +86,7 @@ def _same_command() -> str:
 
 
 def _keywords(settings: tuple[str, ...]) -> dict[str, Any]:
-    """Return KEY=VALUE words as keywords; a dot in a key, or a mapping as value, makes a mapping."""
+    """Return KEY=VALUE words as keywords; dots in keys make nested mappings."""
     from r1_cli.config.settings import read_words
 
     keywords: dict[str, Any] = {}
@@ -110,8 +110,8 @@ def _keywords(settings: tuple[str, ...]) -> dict[str, Any]:
 def score_a(settings: tuple[str, ...], output: Path) -> None:
     """Write the training rows of a configuration with a column scoreA, which `reference_probability` subtracts.
 
-    The model is the one that a run of this configuration would begin with, at its temperature; scoreA_terms says so,
-    and a run checks it. A command that was interrupted goes on where it was:
+    The scores come from the model that a run of this configuration would start with, at its temperature; scoreA_terms
+    records both, and a run checks them. Run an interrupted command again and it continues:
 
     \b
       r1 score-a examples/rlpr/text.yaml --output train.parquet

@@ -15,9 +15,9 @@ from r1_cli.commands.common import Existing, UserError, user_errors, visible, wr
 @click.argument("run", type=Existing())
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
 def diagnose(run: Path, as_json: bool) -> None:
-    """Say what goes wrong in RUN: a run's folder or log of r1, EasyR1 or veRL, or TRL's trainer_state.json.
+    """Say what goes wrong in RUN: a folder or log of r1, EasyR1 or veRL, or TRL's trainer_state.json.
 
-    It may still be going on. Exit code 1 if something is found.
+    The run may still be going on. Exit code 1 if something is found.
 
     \b
       r1 diagnose checkpoints/easy_r1/demo
@@ -54,9 +54,9 @@ RUN = Existing()
 @click.argument("run_b", type=RUN)
 @click.option("--json", "as_json", is_flag=True, help="Print all of it as JSON.")
 def diff(run_a: Path, run_b: Path, as_json: bool) -> None:
-    """Say what differs between two runs: settings, rows, code, packages, machine, and where their curves part.
+    """Compare two runs: settings, rows, code, packages, machine, and where their curves part.
 
-    They may still be going on. Logs of EasyR1, veRL and TRL are read, too; of those only the curves are known.
+    The runs may still be going on. Of logs of EasyR1, veRL and TRL, the curves are compared.
 
     \b
       r1 diff checkpoints/easy_r1/demo checkpoints/easy_r1/demo_2
@@ -80,7 +80,7 @@ def diff(run_a: Path, run_b: Path, as_json: bool) -> None:
 def report(run: Path, output: Path | None) -> None:
     """Write one HTML file about RUN, a run's folder: what ran, curves, validation, time, faults, samples.
 
-    It needs no network and nothing beside it, holds no script, and shows answers as text. The run may still go on.
+    The file needs no network, contains no script, and shows answers as text. The run may still be going on.
 
     \b
       r1 report checkpoints/easy_r1/demo
@@ -104,7 +104,7 @@ def report(run: Path, output: Path | None) -> None:
 def view(runs: tuple[Path, ...], host: str, port: int) -> None:
     """Show curves and samples of runs in a browser, also while they go on. Needs no network.
 
-    A folder that does not exist yet is waited for.
+    A folder that does not exist yet is shown as soon as a run writes to it.
 
     \b
       r1 view checkpoints/easy_r1/demo checkpoints/easy_r1/demo_2
@@ -132,7 +132,7 @@ def view(runs: tuple[Path, ...], host: str, port: int) -> None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """Return a socket that listens, so that the address is printed only once it can be opened.
+    """Return a listening socket, so that the address is printed only once it works.
 
     Raises:
         UserError: the port is in use, or the address is not one of this machine.

@@ -1,4 +1,4 @@
-"""`r1 train`: read the configuration, show it or run it."""
+"""`r1 train`: train, or show with --dry-run what would be trained."""
 
 from typing import TYPE_CHECKING
 
@@ -12,12 +12,12 @@ if TYPE_CHECKING:
 
 @click.command(short_help="Train a model, or show with --dry-run what would be trained.", context_settings=ANY_WORDS)
 @click.argument("settings", nargs=-1, type=click.UNPROCESSED, metavar="[CONFIG.yaml] [KEY=VALUE]...")
-@click.option("--dry-run", is_flag=True, help="Show what the run would be, on one screen, and stop.")
+@click.option("--dry-run", is_flag=True, help="Show on one screen what the run would do, and stop.")
 @click.option("--full", is_flag=True, help="With --dry-run: show every setting and every table.")
 def train(settings: tuple[str, ...], dry_run: bool, full: bool) -> None:
     """Train a model.
 
-    Name a configuration file as CONFIG.yaml or config=CONFIG.yaml; any key of it can be set on the command line:
+    Name a configuration file as CONFIG.yaml or config=CONFIG.yaml. Set any of its keys on the command line:
 
     \b
       r1 train examples/quickstart/config.yaml
@@ -25,7 +25,7 @@ def train(settings: tuple[str, ...], dry_run: bool, full: bool) -> None:
       r1 train examples/config.yaml 'worker.rollout.val_override_config={"n":16}' --dry-run
 
     Values are YAML. A leading + adds a key to an open mapping: +worker.reward.reward_function_kwargs.x=1.
-    The keys, with their meaning and defaults, stand in examples/config.yaml. The same command, run again, resumes.
+    examples/config.yaml lists the keys with their meaning and defaults. Run the same command again to resume.
     """
     from r1_cli.config import ConfigError, load_config, require_available
     from r1_data.types import DataError
@@ -63,7 +63,7 @@ def train(settings: tuple[str, ...], dry_run: bool, full: bool) -> None:
 
 
 def _show(config: "RunConfig", provenance: "Provenance", *, full: bool) -> None:
-    """Print what a run would be, on a screen; all settings and tables if it is to be `full`."""
+    """Print what a run would do, on one screen, or in `full`."""
     from rich.console import Console
 
     from r1_cli.build.rewards.ground_truths import GroundTruthReader, find_unusable_ground_truths
