@@ -6,7 +6,7 @@ import families
 import pytest
 import torch
 
-from r1_cli.build.fillers import build_fillers
+from r1_cli.build.learner import build_fillers
 from r1_cli.config import load_config
 from r1_cli.models.files import ModelFiles
 

@@ -10,9 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from r1_cli.checkpoint.folders import STATE_FILE
-from r1_cli.jobs.replay.compare import compare_step, compare_tables, read_metrics
-from r1_cli.jobs.replay.settings import NoReplayError, plan_replay
-from r1_cli.jobs.replay.stages import show_group
+from r1_cli.jobs.replay import NoReplayError, compare_step, compare_tables, plan_replay, read_metrics, show_group
 from r1_cli.runs.reader import SAMPLES, sample_file
 from r1_cli.runs.schema import SCHEMA
 

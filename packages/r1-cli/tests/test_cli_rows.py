@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from r1_cli.checkpoint.rows import record_rows
+from r1_cli.jobs.resume import record_rows
 from r1_cli.models.load import load_tokenizer
 from r1_data.dataset import PromptDataset
 from r1_data.reader import RowReader

@@ -2,8 +2,7 @@
 
 from datetime import timedelta
 
-from r1_cli.build.fillers import build_fillers
-from r1_cli.build.learner import build_batching, build_learning_rate, build_shard
+from r1_cli.build.learner import build_batching, build_fillers, build_learning_rate, build_shard
 from r1_cli.build.parameters import freeze
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware, dtype

@@ -34,7 +34,7 @@ def replay(run: Path, settings: tuple[str, ...], step: int, debug: bool, group: 
       r1 replay checkpoints/easy_r1/demo --step 12 worker.actor.loss_type=gspo --output what-if
     """
     from r1_cli.config import ConfigError, load_config, require_available
-    from r1_cli.jobs.replay.settings import NoReplayError, plan_replay
+    from r1_cli.jobs.replay import NoReplayError, plan_replay
     from r1_data.types import DataError
     from r1_rewards.errors import RewardSpecError
 
@@ -92,8 +92,7 @@ def _repeat_step(config: "RunConfig", provenance: "Provenance", step: int) -> No
 
 
 def _print_comparison(run: Path, folder: Path, step: int, group: int | None) -> bool:
-    from r1_cli.jobs.replay.compare import compare_step
-    from r1_cli.jobs.replay.stages import show_group
+    from r1_cli.jobs.replay import compare_step, show_group
 
     for line in show_group(folder, step, group) if group is not None else ():
         click.echo(visible(line))

@@ -1,4 +1,4 @@
-"""Resume a run: load its checkpoint, reuse its micro-batch sizes, warn of settings that changed."""
+"""Resume a run: load its checkpoint, reuse its micro-batch sizes, warn of settings and rows that changed."""
 
 import json
 import logging
@@ -13,8 +13,11 @@ from r1_cli.config.section import flatten
 from r1_cli.train.groups.stream_position import load_groups
 from r1_cli.train.roles import Dataset, Position
 from r1_cli.train.trainable import Policy, ValueModel
+from r1_data.dataset import PromptDataset
 
 log = logging.getLogger("r1")
+
+LEFT_OUT, DIGESTS = "left_out_rows.txt", "rows.json"
 
 
 def load_start(
@@ -74,3 +77,19 @@ def report_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
     for key in new:
         if key in old and old[key] != new[key]:
             log.warning("going on with another setting than before: %s=%s, was %s", key, new[key], old[key])
+
+
+def record_rows(folder: Path, named: Sequence[tuple[str, PromptDataset]], *, resumed: bool) -> None:
+    """Write every row that is left out with the reason, and warn of sources that have changed since the run started."""
+    folder.mkdir(parents=True, exist_ok=True)
+    lines = [f"{name}: {reason}\n" for name, rows in named for reason in rows.left_out()]
+    if lines:
+        (folder / LEFT_OUT).write_text("".join(lines), encoding="utf-8")
+        log.warning("all %d rows that are left out stand in %s", len(lines), folder / LEFT_OUT)
+    path, digests = folder / DIGESTS, {name: rows.digest for name, rows in named}
+    if resumed and path.is_file():
+        before = json.loads(path.read_text(encoding="utf-8"))
+        for name, digest in digests.items():
+            if before.get(name, digest) != digest:
+                log.warning("going on with other rows than before: %s has changed since the run was begun", name)
+    path.write_text(json.dumps(digests, indent=1), encoding="utf-8")

@@ -24,7 +24,6 @@ from r1_cli.build.rewards.ground_truths import GroundTruthReader, find_unusable_
 from r1_cli.build.rows import open_sources
 from r1_cli.build.sampler import build_sampler, build_sampling
 from r1_cli.checkpoint.folders import CheckpointStore, read_state
-from r1_cli.checkpoint.rows import record_rows
 from r1_cli.checkpoint.saving import Saver
 from r1_cli.checkpoint.stop import StopRequest
 from r1_cli.config import Provenance, RunConfig, printable
@@ -40,7 +39,7 @@ from r1_cli.jobs.engines import (
 )
 from r1_cli.jobs.learner import open_placement, prepare_learner, rank_hardware, resolve_devices, start_ranks
 from r1_cli.jobs.media import open_media, require_store_for_batch, start_media
-from r1_cli.jobs.resume import find_previous_sizes, load_start, report_changes
+from r1_cli.jobs.resume import find_previous_sizes, load_start, record_rows, report_changes
 from r1_cli.jobs.startup import Data, DataSplit, Devices, Logs, Models, Reports, RunFolder, Sampling
 from r1_cli.models.files import open_critic_config, open_model, read_assets
 from r1_cli.plan.announce import announce, render_sources, show_phases, show_table

@@ -1,0 +1,245 @@
+"""`r1 replay`: repeat a recorded step, compare it bit by bit, and print its stages."""
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean, pstdev
+from typing import Any
+
+import pyarrow as pa
+
+from r1_cli.checkpoint.folders import CheckpointStore, find_damage, read_state
+from r1_cli.runs.reader import RunReader
+
+
+class NoReplayError(ValueError):
+    """A step that cannot be repeated; the message says what is missing."""
+
+
+@dataclass(frozen=True, slots=True)
+class Replay:
+    """How to repeat a step."""
+
+    step: int
+    start: int  # the step of the checkpoint that it goes on from; 0: the model as it came
+    config: dict[str, Any]
+    threads: int | None  # of torch in the process that took the step; None: the run does not say
+
+
+def plan_replay(run: Path, step: int, folder: Path) -> Replay:
+    """Return how to repeat `step` in another folder, from the last checkpoint before it.
+
+    Raises:
+        NoReplayError: the folder is no run, or has not taken the step.
+    """
+    config, threads = _settings_of(run, step)
+    taken = max((int(one["step"]) for one in RunReader(run).records()), default=None)
+    if taken is not None and step > taken:
+        raise NoReplayError(f"step {step} of {run} cannot be taken again: it has taken {taken} steps")
+    store = CheckpointStore(run)
+    whole = (one for one in reversed(store.steps()) if one < step and find_damage(store.path(one)) is None)
+    start = next((one for one in whole if not read_state(store.path(one))["model_only"]), 0)
+    trainer = config["trainer"]
+    trainer |= {
+        "save_checkpoint_path": str(folder), "load_checkpoint_path": str(store.path(start)) if start else None,
+        "find_last_checkpoint": False, "save_freq": -1, "val_freq": -1, "val_before_train": False, "val_only": False,
+        "logger": ["file"], "timeline": 0, "record_gb": max(trainer.get("record_gb") or 0, 1),
+    }  # fmt: skip
+    return Replay(step, start, config, threads)
+
+
+def _settings_of(run: Path, step: int) -> tuple[dict[str, Any], int | None]:
+    """Return settings and threads of the last start before a step; without a manifest, the last settings."""
+    starts = [one for one in RunReader(run).starts() if one["from_step"] < step]
+    settings = starts[-1]["config"] if starts else RunReader(run).settings()
+    if not settings:
+        raise NoReplayError(f"{run} is no run of r1: neither manifest.json nor experiment_config.json is in it")
+    threads = starts[-1].get("numerics", {}).get("threads") if starts else None
+    return json.loads(json.dumps(settings)), threads
+
+
+# In the order in which a step makes them: the first that differs is where to look.
+IN_ORDER = (
+    "prompt_id", "prompt_tokens", "media", "tokens", "rollout_logprobs", "finish_reason", "score", "parts", "failure",
+    "reward", "old_logprobs", "entropies", "ref_logprobs", "advantages",
+)  # fmt: skip
+OF_THE_CLOCK = ("timing_", "perf/")
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """What a step and its repetition have in common."""
+
+    answers: int | None  # that were compared; None: the run has no record of the step
+    metrics: int | None  # that were compared; None: the run has no log of the step
+    differences: list[str]  # in the order in which a step makes what differs
+    changes: list[str]  # of what the run stood on: packages, code, rows
+
+    @property
+    def same(self) -> bool:
+        """Whether everything that could be compared is equal to the bit, and something could."""
+        return not self.differences and (self.answers or self.metrics) is not None
+
+
+def compare_step(run: Path, again: Path, step: int) -> Comparison:
+    """Compare a step of the folder `run` with its repetition in the folder `again`."""
+    differences: list[str] = []
+    answers = None
+    if step in RunReader(run).recorded_steps():
+        then, now = (RunReader(folder).sample_table(step) for folder in (run, again))
+        answers = len(then)
+        differences += compare_tables(then, now)
+    metrics = None
+    logged, repeated = (read_metrics(folder, step) for folder in (run, again))
+    if logged:
+        metrics = len(logged)
+        differences += [
+            f"{name} is {repeated.get(name)!r}, was {value!r}"
+            for name, value in logged.items()
+            if not _equal(value, repeated.get(name))
+        ]
+    return Comparison(answers, metrics, differences, list_changes(run, again))
+
+
+def compare_tables(then: pa.Table, now: pa.Table) -> list[str]:
+    """Return the columns that differ, each with its first row that does."""
+    if len(then) != len(now):
+        return [f"{len(now)} answers, there were {len(then)}"]
+    return [
+        f"{name} of group {then['group'][row].as_py()}, answer {then['sample'][row].as_py()}"
+        for name in IN_ORDER
+        if name in then.column_names  # which a record of an older version may lack
+        if (row := _first_unequal(then[name].to_pylist(), now[name].to_pylist())) is not None
+    ]
+
+
+def read_metrics(run: Path, step: int) -> dict[str, Any]:
+    """Return a step's metrics but times and validation; {} if it was not logged."""
+    found: dict[str, Any] = {}
+    for row in RunReader(run).records():
+        if row.get("step") == step:
+            found |= row
+    return {name: value for name, value in found.items() if not name.startswith((*OF_THE_CLOCK, "val/", "val-"))}
+
+
+def list_changes(run: Path, again: Path) -> list[str]:
+    """Return changes of packages, commit and rows since the run's last start."""
+    starts = RunReader(run).starts()[-1:], RunReader(again).starts()[-1:]
+    if not all(starts):
+        return []
+    then, now = starts[0][0], starts[1][0]
+    changes = [
+        f"{name} {now['packages'].get(name)}, was {known}"
+        for name, known in then["packages"].items()
+        if now["packages"].get(name) != known
+    ]
+    commits = [(one.get("git") or {}).get("commit") for one in (then, now)]
+    if commits[0] != commits[1]:
+        changes.append(f"commit {commits[1]}, was {commits[0]}")
+    changes += [
+        f"other rows in {name}"
+        for name, digest in now["rows"].items()
+        if name in then["rows"] and then["rows"][name] != digest
+    ]
+    return changes
+
+
+def _first_unequal(then: list[Any], now: list[Any]) -> int | None:
+    return next((row for row, (a, b) in enumerate(zip(then, now, strict=True)) if not _equal(a, b)), None)
+
+
+def _equal(a: object, b: object) -> bool:
+    """Return whether values are equal to the bit; NaN equals NaN."""
+    if isinstance(a, float) and isinstance(b, float) and math.isnan(a):
+        return math.isnan(b)
+    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
+        return len(a) == len(b) and all(map(_equal, a, b))
+    return bool(a == b)
+
+
+LONGEST = 2_000  # characters of a text that are shown
+TOKENS = 12  # of an answer that are listed, from its beginning and from its end
+OF_TOKENS = ("rollout_logprobs", "old_logprobs", "entropies", "ref_logprobs", "advantages")
+OF_THE_UPDATE = ("actor/", "critic/vf", "critic/grad", "critic/lr")
+
+
+def show_group(run: Path, step: int, group: int) -> Iterator[str]:
+    """Yield the lines about a group.
+
+    Raises:
+        NoReplayError: the step has no such group; says how many it has.
+    """
+    rows = RunReader(run).samples(step)
+    ours = [row for row in rows if row["group"] == group]
+    if not ours:
+        raise NoReplayError(f"step {step} has groups 0 to {rows[-1]['group']}, not {group}")
+    yield from show_prompt(ours[0])
+    for row in ours:
+        yield from show_answer(row)
+    yield from show_comparison(ours)
+    yield from show_update(read_metrics(run, step), len({row["group"] for row in rows}))
+
+
+def show_prompt(row: Mapping[str, Any]) -> Iterator[str]:
+    yield f"1. prompt: {row['prompt_id']}, source {row['source']}, truth {_short(row['ground_truth'])!r}"
+    yield _indented(_short(row["prompt"]))
+    tokens = row["prompt_tokens"]
+    yield f"   {len(tokens)} tokens: {_listed(tokens)}"
+    if row["media"]:
+        yield f"   {len(row['media'])} pictures or videos: {', '.join(f'media/{name}' for name in row['media'])}"
+
+
+def show_answer(row: Mapping[str, Any]) -> Iterator[str]:
+    yield ""
+    yield (
+        f"2. answer {row['sample']}: {len(row['tokens'])} tokens by weights of version {row['weight_version']}, "
+        f"ended by {row['finish_reason']}"
+    )
+    yield _indented(_short(row["answer"]))
+    none = [None] * len(row["tokens"])
+    table = [*zip(row["tokens"], *(row[name] or none for name in OF_TOKENS), strict=True)]
+    yield f"   {'token':>9} {'engine':>10} {'learner':>10} {'entropy':>10} {'reference':>10} {'advantage':>10}   nats"
+    shown = table if len(table) <= 2 * TOKENS else [*table[:TOKENS], None, *table[-TOKENS:]]
+    for line in shown:
+        yield "           …" if line is None else f"   {line[0]:>9} " + " ".join(_number(value) for value in line[1:])
+    parts = ", ".join(f"{name} {value:g}" for name, value in row["parts"].items())
+    yield f"3. score {row['score']:g} ({parts or 'no parts'}), reward after shaping {row['reward']:g}"
+    for name in ("extracted", "reason", "failure"):
+        if row[name]:
+            yield f"   {name}: {_short(row[name])}"
+
+
+def show_comparison(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    rewards = [row["reward"] for row in rows]
+    yield ""
+    spread = pstdev(rewards)
+    yield f"4. group: mean reward {fmean(rewards):.6g}, standard deviation {spread:.6g} over {len(rows)} answers"
+    first = [row["advantages"][0] if row["advantages"] else None for row in rows]
+    yield "   advantages, of each answer's first token: " + " ".join(_number(value).strip() for value in first)
+
+
+def show_update(metrics: Mapping[str, Any], groups: int) -> Iterator[str]:
+    yield ""
+    yield f"5. update, of all {groups} groups of the step:"
+    for name, value in metrics.items():
+        if name.startswith(OF_THE_UPDATE) and isinstance(value, int | float):
+            yield f"   {name:<34} {value:.9g}"
+
+
+def _number(value: float | None) -> str:
+    return f"{'–':>10}" if value is None else f"{value:>10.5f}"
+
+
+def _listed(tokens: Sequence[int]) -> str:
+    shown = [*map(str, tokens[:TOKENS])] + (["…", *map(str, tokens[-TOKENS:])] if len(tokens) > 2 * TOKENS else [])
+    return " ".join(shown if len(tokens) > 2 * TOKENS else map(str, tokens))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text):,} characters)"
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"   | {line}" for line in text.splitlines() or [""])

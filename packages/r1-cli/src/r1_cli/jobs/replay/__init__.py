@@ -1,1 +1,0 @@
-"""`r1 replay`: repeat a recorded step and compare it bit by bit."""
