@@ -26,7 +26,7 @@ SHORT_FILE = 30  # lines of code, without blank lines, comments and docstrings
 LONG_FUNCTION = 50  # lines; longer functions are printed
 LEARNER_METHOD = "set_micro_batch_limits"  # of the policy and of the critic; how many places a method takes
 TOKEN_FIELD = "full_kl"  # a number per token that goes from the policy to the loss; how many places a field takes
-TRANSPORT = "WeightTransport"  # the protocol of what carries weights to an engine
+TRANSPORT = "Transport"  # the protocol of r1_rollout.transports for what carries weights to an engine
 LIMITS: dict[str, float] = {
     "lines of the longest file": 400,
     "lines of the longest function": 180,
@@ -290,8 +290,19 @@ def count_nodes(*names: str, called: bool) -> int:
 
 
 def implementations(protocol: str) -> list[str]:
-    """Modules with a class that inherits from this protocol or class."""
-    return sorted({module for module, node in classes() if protocol in bases(node) and "Protocol" not in bases(node)})
+    """Classes that have all methods of this protocol, with the same parameters."""
+    (wanted,) = (methods(node) for _, node in classes() if node.name == protocol and "Protocol" in bases(node))
+    return [
+        f"{module}.{node.name}"
+        for module, node in classes()
+        if wanted.items() <= methods(node).items() and "Protocol" not in bases(node)
+    ]
+
+
+def methods(node: ast.ClassDef) -> dict[str, tuple[str, ...]]:
+    """The names of a class's methods, with those of their parameters."""
+    functions = (child for child in node.body if isinstance(child, ast.FunctionDef))
+    return {function.name: tuple(argument.arg for argument in function.args.args) for function in functions}
 
 
 def definitions(method: str) -> list[str]:
@@ -300,7 +311,7 @@ def definitions(method: str) -> list[str]:
         f"{module}.{node.name}"
         for module, node in classes()
         if module.startswith(("r1_core.learner", "r1_cli.cluster", "r1_cli.train"))
-        if any(isinstance(child, ast.FunctionDef) and child.name == method for child in node.body)
+        if method in methods(node)
     ]
 
 
@@ -371,7 +382,7 @@ def measures() -> list[Measure]:
             "`getattr` and `hasattr` per 1,000 lines", 1000 * count_nodes("getattr", "hasattr", called=True) / lines
         ),
         Measure("words in docstrings", docstring_words()),
-        Measure("weight transports", len(transports), tuple(transports)),
+        Measure(f"classes that implement {TRANSPORT}", len(transports), tuple(transports)),
         Measure(f"classes that define a learner method ({LEARNER_METHOD})", len(places), tuple(places)),
         Measure(f"declarations of a per-token field ({TOKEN_FIELD})", len(field_places), tuple(field_places)),
     ]
