@@ -136,9 +136,8 @@ def test_an_adapter_of_ranks_is_the_file_that_one_process_writes(pools: Pools, t
 
 
 def test_a_socket_on_another_machine_cannot_be_sent_weights(tmp_path: Path) -> None:
-    from r1_rollout.transports.direct import push
     from r1_rollout.vllm.client import Endpoint, ServerFault
-    from r1_rollout.vllm.servers.direct import ServerReceiver
+    from r1_rollout.vllm.servers.direct import ServerReceiver, push
 
     server = ServerReceiver("vLLM server 0", Endpoint(f"unix:{tmp_path}/socket"), "r1_tcp", 60.0)
     sent = LocalWeights([("w", torch.ones(3))], 0).run_with_weights(

@@ -62,7 +62,7 @@ def learn_tolerance(noise: float, precision: torch.dtype) -> float:
 
     Args:
         noise: the `widest_gap` that a change of each layer's output by a unit in the last place of `precision` makes; 0
-            or NaN if it is unknown.
+            or NaN: unknown.
         precision: the coarser one of the two sides.
     """
     least = TOLERANCE[torch.float32]

@@ -60,9 +60,9 @@ def find_fault(
        group whose absence changes the learner and not the engine never arrives. If there is none, the group without
        which both agree arrives wrong: transposed, swapped, bound to another module.
 
-    Cost: one sync and a short forward pass on both sides for each group. Limits: of several groups that arrive wrong at
-    once none is found; embedding, final norm and head can be told apart only if they do not arrive; a gap just above
-    the tolerance may be blamed on a neighbour. The engine must not sample before another sync.
+    Limits: of several groups that arrive wrong at once none is found; embedding, final norm and head can be told apart
+    only if they do not arrive; a gap just above the tolerance may be blamed on a neighbour. The engine must not sample
+    before another sync.
 
     Args:
         same_bytes: the engine's weights are the learner's byte for byte, so its computation is at fault.

@@ -42,16 +42,14 @@ def load(
         model: a path or name that `transformers` can load, or a `transformers.PreTrainedModel`, which the embedded
             engine then owns.
         engine: "auto" is vLLM where `prefers_vllm` and `model` is a path, else embedded.
-        tokenizer: by default the one at the path, if there is one. Prompts of text and stop strings need it.
-        chat: whether a string is the user's message in a chat, or plain text; by default a message if the tokenizer has
-            a chat template.
-        options: of `EmbeddedEngine` or `VllmEngine.load`. By default the embedded engine takes `device` CUDA where
-            there is one, `dtype` float32 on a CPU and the model's own on a GPU, and `end_token_ids` and
-            `banned_token_ids` of the checkpoint.
+        tokenizer: for text and stop strings; by default the one at the path, if there is one.
+        chat: whether a string is the user's message in a chat, by default if the tokenizer has a chat template.
+        options: of `EmbeddedEngine` or `VllmEngine.load`. The embedded engine's `device` is CUDA by default where there
+            is one, its `dtype` float32 on a CPU and the model's own on a GPU.
 
     Raises:
-        ValueError: there is no such engine, `model` is neither a path nor a model, vLLM is asked to serve an object, no
-            token would end an answer, or the embedded engine cannot decode with the model.
+        ValueError: there is no such engine, vLLM is asked to serve an object, no token would end an answer, or the
+            embedded engine cannot decode with the model.
         ImportError: vLLM is asked for and not installed.
         OSError: the path holds no model.
     """
@@ -84,8 +82,7 @@ def prefers_vllm() -> bool:
 class LoadedEngine(OldEngineNames):
     """A `Generator` and a `Replaying` that also takes text and token ids as prompts.
 
-    A prompt without an id gets one from its tokens, so its samples depend on the tokens and the seed; the same prompt
-    twice in a call has different samples.
+    A prompt without an id gets one from its tokens and how often they came before in the call.
     """
 
     def __init__(

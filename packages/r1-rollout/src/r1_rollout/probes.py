@@ -21,8 +21,6 @@ OPENING = 32
 
 @dataclass(frozen=True, slots=True)
 class ProbePrompt:
-    """A prompt of text tokens, as every engine reads it."""
-
     id: str
     token_ids: list[int]
     position_ids: "Tensor"  # int64 [axes, length]
@@ -77,8 +75,8 @@ def text_probes(
         allowed: token ids that stand for no media.
         axes: rows of `position_ids`, four for M-RoPE.
         longest_prompt, longest_response: tokens that the engine has room for.
-        variant: another number gives other sequences, which share no prefix with these.
-        prompts, response: tokens of each prompt and of each response, where there is room for them.
+        variant: another number gives sequences that share no prefix with these.
+        prompts, response: tokens of each prompt and of each response, at most.
     """
     import torch
 
@@ -98,8 +96,7 @@ def text_probes(
 def spread_tokens(allowed: Sequence[int], count: int, first: int = 0) -> list[int]:
     """Return numbers `first`, `first + 1`, … of a walk that visits every token once before any token twice.
 
-    Its step is the golden section of the vocabulary (Weyl's sequence), so neighbours in it are rare and frequent tokens
-    with unrelated embeddings.
+    Its step is the golden section of the vocabulary (Weyl's sequence), so neighbours have unrelated embeddings.
     """
     size = len(allowed)
     step = max(1, round(size * 0.618))

@@ -58,11 +58,7 @@ def _shift(words: Tensor, bits: int) -> Tensor:
 
 
 def banned_tokens(vocabulary: int, banned: Collection[int]) -> Tensor:
-    """Return the banned token ids of the vocabulary, int64 [banned tokens], ascending.
-
-    Raises:
-        ValueError: every token is banned.
-    """
+    """Return the banned token ids, int64 [banned tokens], ascending. Raises ValueError if every token is banned."""
     inside = sorted({token for token in banned if 0 <= token < vocabulary})
     if len(inside) == vocabulary:
         raise ValueError(f"all {vocabulary} tokens of the vocabulary are banned: nothing is left to sample")
@@ -72,10 +68,9 @@ def banned_tokens(vocabulary: int, banned: Collection[int]) -> Tensor:
 def choose_tokens(logits: Tensor, banned: Tensor, noise: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
     """Sample one token a row by inverting the cumulative distribution at the row's noise.
 
-    Banned tokens are removed first, so they cannot be returned. Then min-p (arXiv 2407.01082), top-k and nucleus
-    sampling (arXiv 1904.09751) apply, in this order. The reported log-prob ignores all of them: it is the plain
-    log-softmax at the sampling temperature over the whole vocabulary, which is what a learner computes. Greedy sampling
-    reports it at temperature 1.
+    Banned tokens are removed first. Then min-p (arXiv 2407.01082), top-k and nucleus sampling (arXiv 1904.09751) apply,
+    in this order. The reported log-prob ignores all of them: it is the plain log-softmax at the sampling temperature
+    over the whole vocabulary, as a learner computes it. Greedy sampling reports it at temperature 1.
 
     Args:
         logits: [rows, vocabulary], any float type.

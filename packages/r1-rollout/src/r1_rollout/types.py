@@ -107,9 +107,7 @@ class Completion:
         finish_reason: Literal["stop", "length"],
         weight_version: int,
     ) -> None:
-        """Copy lists; arrays of the right dtype are kept. Raises ValueError if there is not one log-prob for each
-        token.
-        """
+        """Raises ValueError if there is not one log-prob for each token."""
         import numpy as np
 
         tokens, values = np.asarray(token_ids, np.int32), np.asarray(logprobs, np.float32)
@@ -151,8 +149,7 @@ class Generator(Protocol):
         """
 
     def active(self, source: "WeightSource | None" = None) -> AbstractContextManager[None]:
-        """Inside the block the engine has the memory that sampling takes, such as the KV cache; then it frees what it
-        can.
+        """Inside the block the engine has the memory that sampling takes; at its end it frees what it can.
 
         With a `source` the engine first loads these weights, when there is room for them.
         """
@@ -178,7 +175,7 @@ class OldEngineNames:
 
 
 def accept_old_names(engine: Any) -> Any:
-    """Return an engine that was written with `awake` and `update` as one with `active` and `load_weights`, too."""
+    """Return an engine that has only `awake` and `update` with `active` and `load_weights`, too."""
     for old, new in (("awake", "active"), ("update", "load_weights")):
         if not hasattr(engine, new) and hasattr(engine, old):
             message = f"{type(engine).__name__}.{old} is deprecated: call it {new}"

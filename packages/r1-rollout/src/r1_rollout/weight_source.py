@@ -85,7 +85,7 @@ class LocalWeights:
 
 @dataclass(frozen=True, slots=True)
 class TransferCall:
-    """A sender's call of vLLM's weight transfer, to be made in an engine.
+    """A call of vLLM's weight transfer, to be made in an engine.
 
     Example: `TransferCall("update_weights", {"update_info": {"names": ["lm_head.weight"], …}})`.
     """

@@ -28,8 +28,7 @@ def require_agreement(model: "PreTrainedModel", reach: Reach, allowed: Sequence[
     """Compare the log-probs of two short sequences, batched in the engine, with the model's own of each alone.
 
     The model's own forward attends by `eager`, which implements every kind of attention. One sequence is at the last
-    known positions, where rotary embeddings that depend on the batch show. Models without finite weights are not
-    compared.
+    known positions, where rotary embeddings that depend on the batch show.
 
     Returns:
         The model's stack, if it has one whose log-probs agree, too.

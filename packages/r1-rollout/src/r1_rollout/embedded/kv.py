@@ -274,8 +274,7 @@ def decode_attention(
         [rows, 1, heads, size], and no weights.
 
     Raises:
-        RuntimeError: the model changes its scores by what torch's attention ignores, see `CHANGES_SCORES`; or, while
-            decoding, uses other keys than the cache's, or a mask of its own.
+        RuntimeError: the model changes its scores, see `CHANGES_SCORES`, uses other keys, or a mask of its own.
     """
     if unknown := [name for name in CHANGES_SCORES if kwargs.get(name) is not None]:
         raise RuntimeError(f"{type(module).__name__} changes its attention scores by {', '.join(unknown)}")

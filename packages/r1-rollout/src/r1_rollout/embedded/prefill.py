@@ -52,7 +52,6 @@ def prefill(
     """Run prompts, padded on the right, through the model.
 
     Args:
-        prompts: at least one.
         inputs: further arguments of the forward for each prompt, see `alike`.
         filler: the token to pad with; not a placeholder of media, for those are counted.
 

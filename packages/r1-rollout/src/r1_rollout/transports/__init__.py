@@ -1,13 +1,12 @@
-"""How weights reach an engine: read in its process (`weight_source`), or sent by one of these transports.
+"""How weights reach an engine: read in its process, or sent by one of these transports.
 
 | transport | file | carries |
 |---|---|---|
 | in process | `r1_rollout.weight_source` | named tensors that the engine reads one by one |
-| folder | `folder.py` | safetensors files that ranks write and every server or worker reads |
+| folder | `folder.py` | safetensors files that ranks write and servers or workers read |
 | direct | `direct.py` | buckets from GPU to GPU, over NCCL or CUDA IPC; over TCP between CPUs |
 | adapter | `adapter.py` | LoRA factors alone, as files in PEFT's format |
-
-A further one needs the cluster of r1-cli: buckets in its object store (`r1_cli.cluster.weights`).
+| objects | `r1_cli.cluster.engines` | buckets in Ray's object store, or a subprocess's pipe |
 """
 
 from collections.abc import Sequence

@@ -126,8 +126,8 @@ class VllmEngine(OldEngineNames):
         Memory for the weights is allocated first, and for the cache after loading. Caches of older weights are emptied.
 
         Args:
-            source: of all weights, or of an `Adapter`, if `lora_rank` was given, for the full weights that came last.
-                None: the weights that are there; an engine that has slept needs new ones.
+            source: of all weights, or of an `Adapter`, if `lora_rank` was given. None: the weights that are there; an
+                engine that has slept needs new ones.
 
         Raises:
             RuntimeError: the engine is active already.

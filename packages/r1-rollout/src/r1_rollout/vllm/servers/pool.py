@@ -63,15 +63,15 @@ class ServerPool(EnginePool[PooledServer]):
             max_sequences: samples that a server works on at the same time; its own `max_num_seqs`.
             max_attempts: servers that a group is tried on before the call fails.
             max_restarts: failed starts in a row after which a server is given up.
-            folder: where weights are written, on a disk that every server sees, or with `broadcast`, but for adapters,
-                any disk of this machine; None: the machine's temporary folder.
+            folder: where weights are written. Every server must see it, unless they are sent by `broadcast` and are no
+                adapters. None: the machine's temporary folder.
             bucket_bytes: what a sync holds in memory beside the model.
             dtype: precision in which weights are sent; None: the learner's.
             broadcast: send weights directly: `nccl` to servers on GPUs, from this process's first, `r1_tcp` to servers
                 on CPUs, which need `--weight-transfer-config={"backend": …}` with the same word. None: through the
                 folder.
-            base: a Hugging Face folder with the weights that adapters are added to, which every server reads by itself;
-                None: full weights have to come before the first adapter.
+            base: a Hugging Face folder with the base weights of adapters, which every server reads by itself; None:
+                full weights have to come before the first adapter.
 
         Raises:
             ValueError: there is no server, or an end token is banned.
@@ -121,8 +121,8 @@ class ServerPool(EnginePool[PooledServer]):
         """Send weights to all servers from where they are.
 
         Raises:
-            WeightsError: names or shapes differ from those of the first sync, or all servers reject them; or an adapter
-                is empty, binds to nothing, or came first.
+            WeightsError: names or shapes changed since the first sync, all servers reject the weights, or an adapter is
+                empty, binds to nothing, or came first.
             ServersLost: no server is there to load the weights.
         """
         self._version, label = None, f"{source.version}-{uuid.uuid4().hex[:12]}"

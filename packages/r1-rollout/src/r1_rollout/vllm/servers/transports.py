@@ -19,10 +19,9 @@ class FolderTransport:
     """Writes full weights where they are, then lets every server load them.
 
     Args:
-        target: with a folder that does not exist yet.
-        max_bytes: size of a file or bucket, and of what a process holds in memory beside the model.
-        dtype: what floating-point tensors are cast to; None: they stay as they are.
-        first: shapes of the first weights, which these must have, too; empty if these are the first.
+        target: with a new folder.
+        max_bytes: of a file or bucket, and of what a process holds in memory beside the model.
+        first: shapes of the first weights, which these must have, too; empty before them.
     """
 
     target: PushedWeights
