@@ -49,9 +49,10 @@ from r1_cli.models.files import open_model
 from r1_cli.runs.track import RunInfo, Tracker
 from r1_cli.runs.track.stopwatch import Stopwatch
 from r1_cli.train import loop
-from r1_cli.train.groups.advantages import Estimate
+from r1_cli.train.groups.advantages import AdvantageComputer
 from r1_cli.train.groups.group import Group, Response, to_sample
 from r1_cli.train.groups.stream_position import StreamPosition
+from r1_cli.train.recorder import Recorder
 from r1_cli.train.roles import Collected, Position, Schedule, Update
 from r1_core.advantages import GRPO
 from r1_core.filtering import KeepAll
@@ -118,7 +119,7 @@ class Engines(Store):
     """Engines that take whatever comes."""
 
     def ask(self, verb: str, *args: Any) -> EngineInfo:
-        return EngineInfo((), True)
+        return EngineInfo(("float32",), True)
 
 
 class Engine:
@@ -169,11 +170,12 @@ def make_run(engine: Engine, ranks: WorkerGroup, folder: Path) -> loop.Run:
         learner=RankedPolicy(RankClient(ranks)),
         engine=engine,
         collector=engine,
-        update=Update(Estimate(GRPO()), Objective(kl_penalty="low_var_kl"), needs),
+        update=Update(AdvantageComputer(GRPO()), Objective(kl_penalty="low_var_kl"), needs),
         schedule=schedule,
         validation=None,
         store=(store := CheckpointStore(folder)),
         saver=Saver(store),
+        recorder=Recorder(folder, 0),
         tracker=Tracker([], RunInfo("project", "name", folder, {}, resumed_from=0), Silent()),
         stop=StopRequest(),
         assets=dict,

@@ -163,7 +163,7 @@ def train_and_save(name: str, folder: Path, form: Form | None = None) -> None:
         learner.save(folder / (f"single{i}" if form is None else f"after{i}"))
     if form is None:
         return
-    _ablate(learner, "model.norm.weight" if name == "text, tied" else "model.language_model.norm.weight")
+    _check_zeroed_weights(learner, "model.norm.weight" if name == "text, tied" else "model.language_model.norm.weight")
     resumed = build(name, parallel, form.shard)
     resumed.load(folder / "single1")
     on_policy_step(resumed, name)
@@ -171,7 +171,7 @@ def train_and_save(name: str, folder: Path, form: Form | None = None) -> None:
     resumed.save(folder / "resumed")
 
 
-def _ablate(learner: Learner, tensor: str) -> None:
+def _check_zeroed_weights(learner: Learner, tensor: str) -> None:
     """Setting a tensor to zero changes that one alone, and is undone to the bit."""
     before = {n: t.clone() for n, t in learner.weights()}
     assert before.keys() == {n for n, _ in learner.model.named_parameters()}

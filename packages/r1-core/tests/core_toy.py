@@ -66,7 +66,7 @@ def samples() -> list[Sample]:
 def learn(shard_size: int | None = None, shard: str = "sharded") -> tuple[list[dict[str, float]], dict[str, Any]]:
     """Metrics of three steps and the weights after them; of one process without a `shard_size`.
 
-    Ranks rehearse before each, which leaves no trace.
+    Ranks profile a pass before each, which changes no state.
     """
     model, parallel = Toy().double(), None
     if shard_size is not None:
@@ -81,12 +81,12 @@ def learn(shard_size: int | None = None, shard: str = "sharded") -> tuple[list[d
     metrics = []
     for _ in range(3):
         if parallel is not None:
-            rehearse(learner)
+            profile(learner)
         metrics.append(learner.forward_backward(samples(), Objective()) | learner.optim_step())
     return metrics, {name: tensor.clone() for name, tensor in learner.weights()}
 
 
-def rehearse(learner: Learner) -> None:
+def profile(learner: Learner) -> None:
     """A pass that comes to its end, and one whose memory ends on the way back."""
     assert learner.profile_pass(samples(), Objective(), MicroLimit(2)).seconds > 0
     with memory_ending(learner.model.layers[0]), pytest.raises(torch.OutOfMemoryError):

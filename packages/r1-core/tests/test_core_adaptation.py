@@ -1,4 +1,4 @@
-"""An adapter alone is trained, handed over and kept; parameters by pattern have rates and norms of their own."""
+"""Only the adapter is trained, synced and saved; parameter groups by pattern have their own rates and norms."""
 
 import json
 import re

@@ -35,7 +35,7 @@ def test_a_value_stands_with_the_token_that_comes_next(name):
         torch.testing.assert_close(sample.values.double(), expected, atol=1e-6, rtol=0)
 
 
-def test_a_new_head_forecasts_0():
+def test_a_new_head_predicts_0():
     model = qwen2(tied=True)
     embedding = model.get_input_embeddings().weight.clone()
     give_value_head(model)
@@ -230,18 +230,18 @@ def test_a_critic_that_pads_has_the_values_of_one_that_packs():
     torch.testing.assert_close(tokens(padded, "values"), tokens(packed, "values"), atol=1e-6, rtol=0)
 
 
-def test_a_critic_that_rests_takes_nothing_of_its_device_and_learns_the_same_to_the_bit(tmp_path):
+def test_an_offloaded_critic_holds_no_device_memory_and_learns_the_same_to_the_bit(tmp_path):
     staying, leaving = exact_critic(), exact_critic(offload=Offload(weights=True, optimizer=True))
     expected = take_steps(staying, step_samples("text"))
     leaving.offload()
-    rest = leaving.add_values
+    add_values = leaving.add_values
 
-    def annotate_after_rest(samples):
+    def add_values_after_offload(samples):
         leaving.offload()
         assert bytes_on_device([*tensors_of(leaving.model), *states_of(leaving.optimizer)]) == 0
-        return rest(samples)
+        return add_values(samples)
 
-    leaving.add_values = annotate_after_rest
+    leaving.add_values = add_values_after_offload
     found = take_steps(leaving, step_samples("text"))
     assert all(torch.equal(one, other) for one, other in zip(found[0], expected[0], strict=True))
     assert all(torch.equal(tensor, found[2][name]) for name, tensor in expected[2].items())
@@ -279,7 +279,7 @@ def test_ranks_share_a_critics_sequences_or_not_whatever_the_actors_do(actors, o
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "form"), [("pictures", "full"), ("text", "hybrid"), ("text", "offloaded")])
-def test_every_form_forecasts_and_learns_what_one_process_does(name, form):
+def test_every_form_predicts_and_learns_what_one_process_does(name, form):
     expected = core_critics.learn_exactly(name)
     for found in ranks.run(core_critics.learn_exactly, name, FORMS[form], world=FORMS[form].world):
         core_critics.assert_same_course(found, expected)

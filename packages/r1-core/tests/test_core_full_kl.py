@@ -83,7 +83,7 @@ def test_the_loss_and_its_gradient_are_those_of_the_definition(head, head_of_ref
 
 @pytest.mark.parametrize("padding_free", [True, False])
 @pytest.mark.parametrize("head", HEADS)
-def test_samples_are_annotated_with_it_where_asked(head, padding_free):
+def test_samples_get_it_if_it_is_needed(head, padding_free):
     model, reference = HEADS[head](), qwen2(1)
     learner = learner_for(model, padding_free=padding_free, reference=reference, temperature=TEMPERATURE)
     plain = learner.add_logprobs(text_samples(), ["old_logprobs"])

@@ -1,4 +1,4 @@
-"""The learner's verbs: what they return, what they refuse, and what survives saving and loading."""
+"""The learner's methods: what they return, what they refuse, and what survives saving and loading."""
 
 import json
 import logging
@@ -44,7 +44,7 @@ def snapshot(learner):
 
 @pytest.mark.parametrize("padding_free", [True, False])
 @pytest.mark.parametrize(("build", "make"), [(qwen2, text_samples), (qwen25_vl, picture_samples)])
-def test_annotated_logprobs_are_those_of_each_sample_alone(build, make, padding_free):
+def test_added_logprobs_are_those_of_each_sample_alone(build, make, padding_free):
     model, samples = build(), make()
     samples = [
         type(s)(s.token_ids, s.loss_mask, s.position_ids, s.group_id, s.reward,

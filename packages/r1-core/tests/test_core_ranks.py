@@ -35,7 +35,7 @@ def test_two_ranks_learn_what_one_process_learns(shard_size, shard):
 
 
 @pytest.mark.parametrize(("shard_size", "aggregation"), [(-1, "token"), (1, "seq")])
-def test_two_ranks_critic_forecasts_and_learns_what_one_process_does(shard_size, aggregation):
+def test_two_ranks_critic_predicts_and_learns_what_one_process_does(shard_size, aggregation):
     expected = core_critics.learn(None, aggregation)
     for found in ranks.run(core_critics.learn, shard_size, aggregation):
         core_critics.assert_same_course(found, expected)

@@ -226,7 +226,7 @@ def test_old_logprobs_are_those_of_the_first_gradient_to_the_bit():
         assert metrics["ppo_kl"] == 0.0
 
 
-def test_squared_probs_are_annotated_where_asked_and_reach_the_estimator():
+def test_squared_probs_are_added_if_needed_and_reach_the_estimator():
     model, samples = qwen2(), text_samples()
     learner = learner_for(model)
     assert all(sample.squared_probs is None for sample in learner.add_logprobs(samples, ["old_logprobs"]))

@@ -35,7 +35,7 @@ def known(samples: Sequence[Sample], name: str) -> bool:
 
     Raises ValueError if only some do: results for a part of a step would depend on how it is split.
     """
-    lacking = [i for i, sample in enumerate(samples) if getattr(sample, name) is None]
+    lacking = [i for i, sample in enumerate(samples) if sample.get(name) is None]
     if lacking and len(lacking) < len(samples):
         raise ValueError(
             f"sample {lacking[0]} (group {samples[lacking[0]].group_id}) has no {name}, which "
@@ -51,10 +51,13 @@ def rows(samples: Sequence[Sample], name: str) -> Tensor:
 
 def tokens(samples: Sequence[Sample], name: str) -> Tensor:
     """Return a per-token field flat [T], in its own dtype. Raises ValueError if a sample lacks it."""
+    columns = []
     for i, sample in enumerate(samples):
-        if getattr(sample, name) is None:
+        column = sample.get(name)
+        if column is None:
             raise ValueError(f"sample {i} (group {sample.group_id}) has no {name}, which is needed of all samples")
-    return flatten([getattr(sample, name) for sample in samples], samples)
+        columns.append(column)
+    return flatten(columns, samples)
 
 
 def not_finite(samples: Sequence[Sample], name: str) -> list[int]:

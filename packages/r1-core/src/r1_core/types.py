@@ -75,7 +75,7 @@ class Sample:
                 f"{owner}: token_ids has dtype {self.token_ids.dtype}, expected torch.int64 or torch.int32"
             )
         length = self.token_ids.shape[0]
-        given = {name: value for name in PER_TOKEN if (value := getattr(self, name)) is not None}
+        given = {name: value for name in PER_TOKEN if (value := self.get(name)) is not None}
         check_tensors(owner, "[L]", (length,), loss_mask=self.loss_mask, **given)
         check_mask(owner, self.loss_mask)
         check_tensors(owner, "[axes, L]", position_ids=self.position_ids)
@@ -89,6 +89,11 @@ class Sample:
             "a Sample is not pickled, because its fields share the tensors of a whole step, all of which would go with "
             "each; send the fields of all samples together, as r1_core.rows.tokens gives them, and make samples there"
         )
+
+    def get(self, name: str) -> Tensor | None:
+        """Return a per-token field by its name."""
+        value: Tensor | None = getattr(self, name)
+        return value
 
     @property
     def response_length(self) -> int:

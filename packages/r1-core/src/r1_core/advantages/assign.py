@@ -126,7 +126,7 @@ def _weights(samples: Sequence[Sample], correction: Correction, mask: Tensor) ->
 def _penalties(samples: Sequence[Sample], mask: Tensor, name: str, coef: float) -> Tensor:
     needed = ("full_kl",) if name == kl.FULL else ("old_logprobs", "ref_logprobs")
     for i, sample in enumerate(samples):
-        if any(getattr(sample, field) is None for field in needed):
+        if any(sample.get(field) is None for field in needed):
             raise ValueError(
                 f"sample {i} (group {sample.group_id}) lacks {' or '.join(needed)}, which the KL {name!r} in the "
                 "reward needs: call add_logprobs first, of a learner that has a reference"

@@ -5,8 +5,9 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
+
+from r1_core.learner.parallel import local_part
 
 STATES = ("exp_avg", "exp_avg_sq", "compensation")
 # Elements taken at a time: the float32 values in between are temporary, so they should stay few.
@@ -62,15 +63,10 @@ class AdamWBF16(Optimizer):
             state.update({name: torch.zeros_like(param) for name in STATES})
         state["step"] += 1
         step = int(state["step"].item())
-        tensors = [torch.atleast_1d(_local(t)) for t in (param, param.grad, *(state[name] for name in STATES))]
+        tensors = [torch.atleast_1d(local_part(t)) for t in (param, param.grad, *(state[name] for name in STATES))]
         rows = max(1, CHUNK // max(1, tensors[0][:1].numel()))
         for pieces in zip(*(tensor.split(rows) for tensor in tensors), strict=True):
             _update(pieces, step, group)
-
-
-def _local(tensor: Tensor) -> Tensor:
-    """This rank's part, which shares memory. The update is elementwise, so ranks need not communicate."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _update(pieces: Sequence[Tensor], step: int, group: Mapping[str, Any]) -> None:

@@ -27,8 +27,7 @@ class MicroLimit:
     tokens: int | None = None
 
     def __post_init__(self) -> None:
-        for name in ("samples", "tokens"):
-            value = getattr(self, name)
+        for name, value in (("samples", self.samples), ("tokens", self.tokens)):
             if value is not None and value < 1:
                 raise ValueError(f"{name} of a micro-batch is {value}; it must be at least 1")
 
@@ -248,6 +247,6 @@ def _shortest(samples: Sequence[Sample]) -> Sample:
 def _untrained(sample: Sample, other: Sample) -> Sample:
     zeros: dict[str, Any] = {}
     for name in PER_TOKEN:
-        value = getattr(other, name)
+        value = other.get(name)
         zeros[name] = None if value is None else value.new_zeros(sample.token_ids.shape[0])
     return replace(sample, loss_mask=torch.zeros_like(sample.loss_mask), **zeros)

@@ -93,7 +93,7 @@ class Critic(TrainableModel):
         if not samples:
             raise ValueError("forward_backward was given no samples")
         for name, giver in (("values", "add_values"), ("returns", "advantages.assign")):
-            if any(getattr(sample, name) is None for sample in samples):
+            if any(sample.get(name) is None for sample in samples):
                 raise ValueError(f"a sample has no {name}; call {giver} first")
         samples = invalidate_if_not_finite(samples, FIELDS, "returns", self.step)
         self._offloads.load(self.model)

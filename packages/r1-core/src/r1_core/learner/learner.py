@@ -163,7 +163,7 @@ class Learner(TrainableModel):
         def stats_of(batch: MicroBatch) -> Tensor:
             reference = self._reference_logits(batch) if "full_kl" in fields else None
             stats = token_model(batch, self.temperature, squared_probs="squared_probs" in fields, reference=reference)
-            return torch.stack([getattr(stats, name) for name in fields.values()], dim=-1)
+            return torch.stack([stats._asdict()[name] for name in fields.values()], dim=-1)
 
         self._offloads.load(token_model.model)
         token_model.model.eval()

@@ -5,10 +5,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, UntypedStorage, nn
-from torch.distributed.tensor import DTensor
 from torch.optim import Optimizer
 
-from r1_core.learner.parallel import reshard
+from r1_core.learner.parallel import local_part, reshard
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,13 +99,13 @@ class OffloadManager:
 def tensors_of(model: nn.Module) -> Iterator[Tensor]:
     """Yield this rank's part of a model's parameters and buffers."""
     for tensor in (*model.parameters(), *model.buffers()):
-        yield _local(tensor)
+        yield local_part(tensor.detach())
 
 
 def states_of(optimizer: Optimizer) -> Iterator[Tensor]:
     """Yield this rank's part of an optimizer's state tensors."""
     for state in optimizer.state.values():
-        yield from (_local(value) for value in state.values() if isinstance(value, Tensor))
+        yield from (local_part(value.detach()) for value in state.values() if isinstance(value, Tensor))
 
 
 def distinct_storages(tensors: Iterable[Tensor]) -> list[UntypedStorage]:
@@ -118,11 +117,6 @@ def distinct_storages(tensors: Iterable[Tensor]) -> list[UntypedStorage]:
 def bytes_on_device(tensors: Iterable[Tensor]) -> int:
     """Return how many bytes the tensors' storages have now."""
     return sum(storage.nbytes() for storage in distinct_storages(tensors))
-
-
-def _local(tensor: Tensor) -> Tensor:
-    tensor = tensor.detach()
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def _bytes_of(storage: UntypedStorage) -> Tensor:

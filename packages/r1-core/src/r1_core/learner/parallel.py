@@ -204,6 +204,11 @@ def full_tensor(tensor: Tensor) -> Tensor:
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
+def local_part(tensor: Tensor) -> Tensor:
+    """Return this rank's part of a DTensor, which shares memory with it, or the tensor itself."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
 def gather(tensor: Tensor, owner: int) -> Tensor | None:
     """Return the full tensor of a DTensor on the rank `owner` and None on others; other tensors as they are.
 

@@ -5,7 +5,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +13,7 @@ from torch.optim import Optimizer
 
 from r1_core.learner.adamw_bf16 import AdamWBF16
 from r1_core.learner.offload import bytes_on_device, states_of
-from r1_core.learner.parallel import reshard
+from r1_core.learner.parallel import local_part, reshard
 
 # torch's message when host memory runs out, if the system reports it.
 HOST_OUT_OF_MEMORY = "can't allocate memory"
@@ -82,13 +81,8 @@ def _profile_on_gpu(run: Callable[[], object], optimizer: Optimizer, device: tor
 def optimizer_bytes(optimizer: Optimizer) -> tuple[int, int]:
     """Return the bytes of this rank's trained parameters and of their optimizer states, also before those exist."""
     params = [param for group in optimizer.param_groups for param in group["params"] if param.requires_grad]
-    trained = sum(_local_bytes(param) for param in params)
+    trained = sum(local_part(param.detach()).nbytes for param in params)
     return trained, trained * (3 if isinstance(optimizer, AdamWBF16) else 2)
-
-
-def _local_bytes(param: Tensor) -> int:
-    local: Any = param.to_local() if hasattr(param, "to_local") else param
-    return int(local.numel() * local.element_size())
 
 
 @contextmanager

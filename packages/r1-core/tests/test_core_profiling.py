@@ -1,4 +1,4 @@
-"""A rehearsal: what it measures, and that nothing of it remains."""
+"""A profiling pass: what it measures, and that it changes no state."""
 
 from copy import deepcopy
 from dataclasses import replace
@@ -79,7 +79,7 @@ def assert_same(found: object, expected: object) -> None:
 
 
 @pytest.mark.parametrize("stepped", [False, True])
-def test_nothing_remains_of_a_rehearsal_nor_of_one_that_fails(stepped: bool) -> None:
+def test_a_profiling_pass_changes_no_state_even_if_it_fails(stepped: bool) -> None:
     learner = learner_of()
     given = learner.add_logprobs(samples())
     if stepped:
@@ -112,7 +112,7 @@ def test_states_that_are_away_are_away_again() -> None:
 
 def test_nothing_remains_of_a_critics() -> None:
     steps = []
-    for rehearses in (False, True):
+    for profiles in (False, True):
         model = qwen2(tied=True)
         give_value_head(model)
         critic = make_critic(model)
@@ -120,14 +120,14 @@ def test_nothing_remains_of_a_critics() -> None:
             replace(sample, returns=torch.ones(len(sample.token_ids)))
             for sample in critic.add_values(step_samples("text"))
         ]
-        for gradient in (True, False) if rehearses else ():
+        for gradient in (True, False) if profiles else ():
             assert critic.profile_pass(given, MicroLimit(2), gradient=gradient).seconds > 0
         critic.forward_backward(given)
         steps.append([param.grad for param in critic.model.parameters()])
     assert all(map(torch.equal, *steps))
 
 
-def test_a_micro_batch_is_cut_anew_from_then_on() -> None:
+def test_new_micro_batch_limits_apply_to_the_next_pass() -> None:
     learner = learner_of()
     learner.set_micro_batch_limits(MicroLimit(5), MicroLimit(tokens=7))
     assert learner.batching == Batching(True, MicroLimit(5), MicroLimit(tokens=7))

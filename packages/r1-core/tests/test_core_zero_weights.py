@@ -27,7 +27,7 @@ def test_only_the_rows_named_are_zero_and_only_until_they_are_restored():
     assert all(torch.equal(tensor, before[name]) for name, tensor in state_of(model).items())
 
 
-def test_a_second_ablation_waits_for_the_first_one_and_a_second_restore_does_nothing():
+def test_zeroing_twice_is_refused_and_restoring_twice_does_nothing():
     model = qwen2()
     learner, before = learner_for(model), state_of(model)
     learner.zero_weights({NORM: None})
@@ -54,7 +54,7 @@ def test_a_tensor_that_is_not_there_is_an_error_and_changes_nothing():
     assert torch.equal(model.model.norm.weight, before[NORM])
 
 
-def test_facts_count_what_is_multiplied_and_spare_frozen_weights_their_gradient():
+def test_flops_count_multiplied_weights_and_no_gradient_of_frozen_ones():
     model = qwen2()
     info = learner_for(model).describe()
     parameters = sum(p.numel() for p in model.parameters())

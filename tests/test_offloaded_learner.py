@@ -21,7 +21,7 @@ STEPS = [
 
 
 @pytest.mark.slow
-def test_a_run_whose_learner_and_critic_rest_while_others_compute_is_the_same_to_the_bit(
+def test_a_run_that_offloads_learner_and_critic_is_the_same_to_the_bit(
     r1: R1, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     left: list[OffloadableTensors] = []
