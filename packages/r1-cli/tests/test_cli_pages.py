@@ -13,7 +13,7 @@ from click.testing import CliRunner
 
 from r1_cli.main import main
 from r1_cli.runs.view.app import build_app, names_of
-from r1_cli.runs.view.guard import LOOPBACK, hosts_of, is_loopback
+from r1_cli.runs.view.guard import LOOPBACK, allowed_hosts, is_loopback
 
 pytest.importorskip("starlette", reason="r1-cli[view] is not installed")
 
@@ -172,8 +172,8 @@ def test_other_names_and_methods_are_refused(tmp_path: Path) -> None:
     assert [is_loopback(host) for host in ("127.0.0.1", "::1", "localhost", "0.0.0.0", "host")] == [True] * 3 + [
         False
     ] * 2
-    assert hosts_of("0.0.0.0") is None
-    assert "10.0.0.5" in (hosts_of("10.0.0.5") or ())
+    assert allowed_hosts("0.0.0.0") is None
+    assert "10.0.0.5" in (allowed_hosts("10.0.0.5") or ())
 
 
 def test_answers_are_json_and_the_page_runs_no_script_but_its_own(tmp_path: Path) -> None:

@@ -116,7 +116,7 @@ def test_pictures_are_kept_once_and_are_what_the_model_saw(tmp_path: Path) -> No
 def test_a_videos_frames_are_kept_in_a_file(tmp_path: Path, frames: int, kept: int) -> None:
     shades = torch.linspace(0, 255, frames).to(torch.uint8)
     video = shades[:, None, None, None].expand(-1, 3, 16, 16)
-    (name,) = MediaFolder(tmp_path).keep(prompt(videos=(video,)))
+    (name,) = MediaFolder(tmp_path).save(prompt(videos=(video,)))
     with Image.open(tmp_path / name) as found:
         assert getattr(found, "n_frames", 1) == kept
         assert found.size == (16, 16)
@@ -196,12 +196,12 @@ CONFIG = {"data": {"seed": 1}, "worker": {"rollout": {"seed": 2}}}
 
 
 def test_a_manifest_tells_of_every_start_and_how_it_ended(tmp_path: Path) -> None:
-    with manifest.describe(tmp_path, CONFIG, {"train": "abc"}, ["cpu"], step=0):
+    with manifest.record_start(tmp_path, CONFIG, {"train": "abc"}, ["cpu"], step=0):
         (running,) = RunReader(tmp_path).starts()
         assert (running["end"], running["ended"]) == ("is running, or was killed", None)
-    with pytest.raises(RuntimeError), manifest.describe(tmp_path, CONFIG, {"train": "abc"}, ["0", "1"], step=3):
+    with pytest.raises(RuntimeError), manifest.record_start(tmp_path, CONFIG, {"train": "abc"}, ["0", "1"], step=3):
         raise RuntimeError("a rank is gone\nand more")
-    with manifest.describe(tmp_path, CONFIG, {}, [], step=5) as start:
+    with manifest.record_start(tmp_path, CONFIG, {}, [], step=5) as start:
         start["end"] = "left after step 7, by a signal"
     starts = RunReader(tmp_path).starts()
     assert [start["end"] for start in starts] == [
@@ -217,7 +217,7 @@ def test_a_manifest_tells_of_every_start_and_how_it_ended(tmp_path: Path) -> Non
 @pytest.mark.parametrize("content", ["", "{", "[]", '{"starts": null}'])
 def test_a_manifest_that_cannot_be_read_is_begun_anew(tmp_path: Path, content: str) -> None:
     (tmp_path / MANIFEST_FILE).write_text(content)
-    with manifest.describe(tmp_path, CONFIG, {}, [], step=0):
+    with manifest.record_start(tmp_path, CONFIG, {}, [], step=0):
         pass
     assert len(RunReader(tmp_path).starts()) == 1
 

@@ -37,7 +37,7 @@ def view_after(steps: int = 3, **more: float) -> View:
     view = View("shapes", 0, 140)
     for step in range(1, steps + 1):
         answers = [replace(ANSWER, score=score) for score in (0.0, 1.0, 0.5, 0.25)]
-        view.take(step, RECORD | {"reward/overall": step / steps} | more, answers)
+        view.update(step, RECORD | {"reward/overall": step / steps} | more, answers)
     return view
 
 
@@ -81,8 +81,8 @@ def test_nothing_in_an_answer_or_a_name_controls_the_terminal() -> None:
 def test_a_run_without_a_step_yet_and_odd_values_are_shown() -> None:
     assert "the first step is under way" in "\n".join(drawn(View("", 0, 0)))
     view = View("odd", 5, 10)
-    view.take(6, {"reward/overall": math.nan, "perf/throughput": math.inf, "timing_s/step": math.nan}, [])
-    view.take(7, {"reward/overall": 0.5}, [])
+    view.update(6, {"reward/overall": math.nan, "perf/throughput": math.inf, "timing_s/step": math.nan}, [])
+    view.update(7, {"reward/overall": 0.5}, [])
     text = "\n".join(drawn(view))
     assert "step 7/10" in text
     assert "best 0.500 at step 7" in text
@@ -160,7 +160,7 @@ def test_a_file_gets_lines_and_no_picture() -> None:
 def test_what_libraries_say_is_kept_in_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "run/logs/driver.log"
     own = logging.getLogger("my_rewards")
-    with libraries.quiet(file):
+    with libraries.redirect_library_logs(file):
         assert not file.exists(), "there is nothing to say yet"
         warnings.warn("old way of doing it", stacklevel=1)
         logging.getLogger("transformers.generation").warning("ignored flags")

@@ -112,13 +112,13 @@ def view(runs: tuple[Path, ...], host: str, port: int) -> None:
     import secrets
 
     from r1_cli.runs.view.app import build_app
-    from r1_cli.runs.view.guard import hosts_of, is_loopback
+    from r1_cli.runs.view.guard import allowed_hosts, is_loopback
 
     try:
         import uvicorn
 
         token = None if is_loopback(host) else secrets.token_urlsafe(24)
-        app = build_app(runs, token, hosts_of(host))
+        app = build_app(runs, token, allowed_hosts(host))
     except ModuleNotFoundError as error:
         raise UserError(f"r1 view needs {error.name}: pip install 'r1-cli[view]'") from error
     listening = _listen(host, port)

@@ -46,7 +46,7 @@ from r1_cli.plan.announce import announce, render_sources, show_phases, show_tab
 from r1_cli.plan.batches import Plan, make_plan
 from r1_cli.plan.start import find_start, hold_folder, require_same_shape, set_damaged_aside
 from r1_cli.runs.reader import RunReader
-from r1_cli.runs.record.manifest import describe as describe_start
+from r1_cli.runs.record.manifest import record_start
 from r1_cli.runs.track import RunInfo, Tracker, libraries
 from r1_cli.runs.track.console import ConsoleReporter
 from r1_cli.runs.track.timeline import TIMELINE_FILE, Timeline
@@ -103,7 +103,7 @@ class Session:
         critic_config = open_critic_config(config, model) if config.has_critic else None
         if critic_config is not None:
             require_shareable(config, critic_config.get_text_config(), "critic")
-        self.stack.enter_context(libraries.quiet(folder.path / libraries.LOG_FILE))
+        self.stack.enter_context(libraries.redirect_library_logs(folder.path / libraries.LOG_FILE))
         placement = self.stack.enter_context(open_placement(config, hardware))
         hardware = rank_hardware(hardware, placement.ranks)
         ranks = start_ranks(config, hardware, placement.ranks, self.stack)
@@ -228,7 +228,7 @@ class Session:
         starts = RunReader(path).starts()
         digests = {name: part.digest for name, part in named}
         numerics = {"threads": self.threads, "micro_batches": at.micro_batches}
-        entry = self.stack.enter_context(describe_start(path, info.config, digests, devices.names, at.step, numerics))
+        entry = self.stack.enter_context(record_start(path, info.config, digests, devices.names, at.step, numerics))
         if resumed:
             threads = starts[-1].get("numerics", {}).get("threads", self.threads) if starts else self.threads
             before = {**RunReader(path).settings(), "OMP_NUM_THREADS": threads}

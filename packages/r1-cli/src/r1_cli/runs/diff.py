@@ -1,4 +1,4 @@
-"""What differs between two runs: settings, rows, code, packages, machine, and where their curves part."""
+"""Differences between two runs: settings, rows, code, packages, machine, and where their curves diverge."""
 
 import json
 import math
@@ -30,7 +30,7 @@ MOST = 40  # changes of a section that are shown
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A thing that is not the same in both runs; None where a run has none of it."""
+    """A value that differs; None in a run without it."""
 
     name: str
     first: Any
@@ -39,7 +39,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A number in both runs: means over the window in which they part first, or over the last one."""
+    """A number in both runs: means over the first window in which they diverge, or over the last one."""
 
     name: str
     parts: bool
@@ -52,7 +52,7 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """What `compare` found. `changes` by section, in the order in which they are shown."""
+    """The result of `compare`. `changes` by section, in display order."""
 
     changes: dict[str, list[Change]]
     unknown: list[str]  # what cannot be compared, and why
@@ -63,7 +63,7 @@ class Differences:
 
 
 def compare(one: RunReader, other: RunReader) -> Differences:
-    """Compare two runs; what a run has no record of is named in `unknown`."""
+    """Compare two runs; `unknown` lists what they have not recorded."""
     changes = {"settings": changed(one.flat_settings(), other.flat_settings())}
     for name, section in SECTIONS.items():
         first, second = one.flat_start(name), other.flat_start(name)
@@ -86,13 +86,12 @@ def compare(one: RunReader, other: RunReader) -> Differences:
 
 
 def changed(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Change]:
-    """Return the keys whose values are not the same, by name."""
     names = sorted(first.keys() | second.keys())
     return [Change(name, first.get(name), second.get(name)) for name in names if first.get(name) != second.get(name)]
 
 
 def find_unequal(one: History, other: History) -> tuple[int, list[str]] | None:
-    """Return the first step of both whose numbers are not identical, and which they are; times and rates aside."""
+    """Return the first common step with different numbers, and their names; times and rates are ignored."""
     first, second = _by_step(one), _by_step(other)
     for step in sorted(first.keys() & second.keys()):
         names = sorted(first[step].keys() | second[step].keys())
@@ -107,10 +106,10 @@ def find_unequal(one: History, other: History) -> tuple[int, list[str]] | None:
 
 
 def part(name: str, one: History, other: History) -> Curve | None:
-    """Return where a number's curves part: the first window whose means differ by more than `ERRORS` standard errors.
+    """Return the first window whose means differ by more than `ERRORS` standard errors, or the last one.
 
-    The noise of a value is taken from how it differs from the one before, so that a rise is no noise. None below two
-    windows that both runs have, and where values are too large to square.
+    The noise of a value is estimated from its difference to the one before, so that a trend is not noise. None below
+    two common windows, and for values too large to square.
     """
     first, second = dict(one.series(name)), dict(other.series(name))
     steps = sorted(first.keys() & second.keys())
@@ -130,7 +129,6 @@ def part(name: str, one: History, other: History) -> Curve | None:
 
 
 def _means(values: npt.NDArray[np.float64], size: int) -> npt.NDArray[np.float64]:
-    """Return the mean of each `size` neighbours, [N - size + 1]; exactly a value that does not change."""
     return np.lib.stride_tricks.sliding_window_view(values, size).mean(axis=-1)
 
 
@@ -153,7 +151,7 @@ def _identical(first: float | None, second: float | None) -> bool:
 
 
 def format_differences(found: Differences) -> Iterator[str]:
-    """Yield lines of at most `WIDTH` columns, free of what controls a terminal."""
+    """Yield lines of at most `WIDTH` columns without control characters."""
     for section, changes in found.changes.items():
         if not changes:
             continue
@@ -192,7 +190,7 @@ def _line(name: str, first: str, second: str) -> str:
 
 
 def _tail(text: str, room: int) -> str:
-    """Return a text in `room` columns, its middle left out: paths differ at their ends, lists at their beginnings."""
+    """Return a text in `room` columns without its middle: paths differ at their ends, lists at their beginnings."""
     if cell_len(text) <= room:
         return text
     half = (room - 1) // 2

@@ -1,4 +1,4 @@
-"""A run's numbers under r1's names, whoever has written them: r1, EasyR1, veRL or TRL."""
+"""A run's numbers under r1's names, read from the logs of r1, EasyR1, veRL or TRL."""
 
 import json
 import math
@@ -37,12 +37,12 @@ OF_VERL = {
 
 
 class NoHistoryError(ValueError):
-    """What was named holds no run's numbers; the message says what was looked for."""
+    """A path without a run's numbers; the message names the files that were looked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class WindowMean:
-    """What a number was over some steps."""
+    """The mean of a number over some steps."""
 
     mean: float
     error: float  # of the mean, one standard deviation
@@ -52,7 +52,7 @@ class WindowMean:
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """The numbers of a run by step, and its settings as far as they are known."""
+    """The numbers of a run by step, and its known settings."""
 
     name: str
     writer: str  # r1, verl or trl
@@ -60,7 +60,7 @@ class History:
     config: Mapping[str, Any] = field(default_factory=dict)
 
     def series(self, name: str) -> list[tuple[int, float]]:
-        """Return (step, value) wherever the number is known and finite."""
+        """Return (step, value) for every finite value."""
         return [
             (int(one["step"]), one[name])
             for one in self.steps
@@ -68,17 +68,16 @@ class History:
         ]
 
     def best(self, name: str) -> WindowMean | None:
-        """Return the spell of a tenth of the steps in which a number was highest; None below 3 values."""
+        """Return the highest mean of a number over a tenth of the steps; None below 3 values."""
         size = max(3 / max(len(self.series(name)), 3), 0.1)
         windows = [self.window(name, first, first + size) for first in (i / 20 for i in range(20))]
         return max((one for one in windows if one), key=lambda one: one.mean, default=None)
 
     def names(self, prefix: str) -> list[str]:
-        """Return the numbers whose name begins so."""
         return sorted({name for one in self.steps for name in one if name.startswith(prefix)})
 
     def window(self, name: str, begin: float, end: float) -> WindowMean | None:
-        """Return what a number was in a part of the run, from a share of its steps to another; None below 3 values."""
+        """Return a number's mean over a part of the run, given as fractions of its steps; None below 3 values."""
         known = self.series(name)
         first = min(round(begin * len(known)), max(len(known) - 3, 0))
         part = known[first : max(round(end * len(known)), first + 3)]
@@ -88,15 +87,14 @@ class History:
         return WindowMean(fmean(values), spread(values) / math.sqrt(len(values)), part[0][0], part[-1][0])
 
     def early(self, name: str) -> WindowMean | None:
-        """Return what a number was in the run's first eighth: what goes wrong may do so within a few steps."""
+        """Return a number's mean over the first eighth of the run; trouble may begin within a few steps."""
         return self.window(name, 0, 0.125)
 
     def late(self, name: str) -> WindowMean | None:
-        """Return what a number was in the run's last quarter."""
         return self.window(name, 0.75, 1)
 
     def setting(self, key: str) -> Any:
-        """Return a setting by its dotted key; None if it is not known."""
+        """Return a setting by its dotted key; None if unknown."""
         value: Any = self.config
         for name in key.split("."):
             value = value.get(name) if isinstance(value, Mapping) else None
@@ -104,7 +102,7 @@ class History:
 
 
 def spread(values: Sequence[float]) -> float:
-    """Return the standard deviation of values, infinite where they are too large to square."""
+    """Return the standard deviation, infinite for values too large to square."""
     try:
         return stdev(values)
     except OverflowError:
@@ -112,11 +110,7 @@ def spread(values: Sequence[float]) -> float:
 
 
 def read_history(path: Path) -> History:
-    """Read a run's folder or log, or TRL's `trainer_state.json`.
-
-    Raises:
-        NoHistoryError: there is nothing of the kind, or not one step in it; names what was looked for.
-    """
+    """Read a run's folder or log, or TRL's `trainer_state.json`. Raises NoHistoryError if it has no step."""
     file = find_log(path)
     config: dict[str, Any] = {}
     if file.name == TRL_FILE or file.suffix == ".json":
@@ -130,7 +124,6 @@ def read_history(path: Path) -> History:
 
 
 def find_log(path: Path) -> Path:
-    """Return the file that holds a run's numbers."""
     if path.is_file():
         return path
     found = [path / LOG_FILE, path / TRL_FILE, *sorted(path.glob("checkpoint-*/" + TRL_FILE), key=_checkpoint)[-1:]]
@@ -146,7 +139,7 @@ def _checkpoint(path: Path) -> int:
 
 
 def read_lines(file: Path) -> tuple[str, list[dict[str, float]]]:
-    """Return who has written a file of JSON lines, and its steps; a line that a kill has torn is passed over."""
+    """Return the writer of a file of JSON lines and its steps; incomplete lines are skipped."""
     steps: list[dict[str, float]] = []
     writer = "r1"
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -169,7 +162,7 @@ def read_lines(file: Path) -> tuple[str, list[dict[str, float]]]:
 
 
 def read_trl(file: Path) -> list[dict[str, float]]:
-    """Return the steps of TRL's state: what it has logged, whose parts of the reward are `rewards/NAME/mean`."""
+    """Return the steps in TRL's state; parts of the reward are `rewards/NAME/mean` there."""
     state = _read_json(file)
     steps = []
     for row in state.get("log_history") or []:
@@ -183,7 +176,6 @@ def read_trl(file: Path) -> list[dict[str, float]]:
 
 
 def renamed(row: Mapping[str, float], names: Mapping[str, str]) -> dict[str, float]:
-    """Return a row under r1's names."""
     return {names.get(name, name): value for name, value in row.items()}
 
 

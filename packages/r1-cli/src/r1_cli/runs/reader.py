@@ -49,7 +49,7 @@ class RunReader:
         self.path = path
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings of the last start; empty without any. Raises ValueError for a damaged file."""
+        """Return the settings of the last start; {} if missing. Raises ValueError for a damaged file."""
         path = self.path / CONFIG_FILE
         settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         return settings
@@ -71,11 +71,11 @@ class RunReader:
 
     @cached_property
     def history(self) -> History:
-        """The numbers by step. Raises NoHistoryError, which names the missing files, if there are none."""
+        """The numbers by step. Raises NoHistoryError if there are none."""
         return read_history(self.path)
 
     def history_or_start(self) -> History:
-        """Return the numbers, without any steps for a run that has only a manifest so far."""
+        """Return the numbers; without steps for a run that has only a manifest so far."""
         try:
             return self.history
         except NoHistoryError:
@@ -84,11 +84,11 @@ class RunReader:
             return History(str(self.path), "r1", [], starts[-1].get("config") or {})
 
     def flat_settings(self) -> dict[str, Any]:
-        """Return the settings by dotted keys; empty if none are recorded."""
+        """Return the settings by dotted keys; {} if unknown."""
         return dict(flatten(self.history_or_start().config)) or self.flat_start("config")
 
     def flat_start(self, name: str) -> dict[str, Any]:
-        """Return the entry `name` of the last start by dotted keys; empty if it is missing."""
+        """Return the entry `name` of the last start by dotted keys; {} if missing."""
         starts = self.starts()
         found = starts[-1].get(name) if starts else None
         if found is None:
@@ -99,17 +99,15 @@ class RunReader:
         return self.path / SAMPLES / sample_file(step, phase)
 
     def sample_paths(self, phase: Phase = "train") -> list[Path]:
-        """Return the files of recorded answers, in the order of steps."""
         return sorted((self.path / SAMPLES).glob(f"[0-9]*-{phase}.parquet"))
 
     def recorded_steps(self, phase: Phase = "train") -> list[int]:
-        """Return the steps with recorded answers, in order."""
         return sorted(int(path.name.split("-")[0]) for path in self.sample_paths(phase))
 
     def samples(self, step: int, phase: Phase = "train", columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
         """Return the answers of a step as rows, group by group. `columns` are of `schema.COLUMNS`, None: all.
 
-        Raises FileNotFoundError, which names the recorded steps, for another step; KeyError for an unknown column.
+        Raises FileNotFoundError, which names the recorded steps, for a missing step; KeyError for an unknown column.
         """
         rows: list[dict[str, Any]] = self.sample_table(step, phase, columns).to_pylist()
         for row in rows:
@@ -118,7 +116,7 @@ class RunReader:
         return rows
 
     def readable_samples(self, step: int, phase: Phase, columns: Sequence[str]) -> list[dict[str, Any]]:
-        """Return the answers of a step; [] if its file is damaged or has been removed meanwhile."""
+        """Return the answers of a step; [] if its file is damaged or was removed meanwhile."""
         import pyarrow as pa
 
         try:
@@ -142,11 +140,11 @@ class RunReader:
         return pq.read_table(path, columns=None if columns is None else list(columns), partitioning=None)
 
     def media_path(self, name: str) -> Path:
-        """Return the path of a recorded picture or video, whatever folders its name has."""
+        """Return the path of a recorded picture or video; folders in `name` are ignored."""
         return self.path / MEDIA / Path(name).name
 
     def embed_media(self, name: str, most_bytes: int) -> str | None:
-        """Return a recorded picture as a `data:` URL; None if it is gone or larger than `most_bytes`."""
+        """Return a recorded picture as a `data:` URL; None if it is missing or larger than `most_bytes`."""
         path = self.media_path(name)
         if path.suffix not in MEDIA_KINDS or not path.is_file() or path.stat().st_size > most_bytes:
             return None

@@ -1,4 +1,4 @@
-"""The columns of a recorded answer, one row each: what was asked, said, scored and learned."""
+"""The columns of the record: one row for each answer."""
 
 from typing import NamedTuple
 
@@ -6,7 +6,7 @@ import pyarrow as pa
 
 
 class Column(NamedTuple):
-    """A column, and its meaning as the documentation has it."""
+    """A column, and its meaning as documented."""
 
     name: str
     type: pa.DataType

@@ -127,7 +127,7 @@ def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float], list[
     with watch("step"):
         with run.stop.interruptible():
             groups, after, collected = sample(run, at, watch)
-        with watch.beside("to samples"):
+        with watch.background("to samples"):
             samples = to_samples(groups)
         with watch("old"):  # log π_old of each token, unless the update's own forward pass gives it
             samples = run.learner.add_logprobs(samples, update.needs & OF_POLICY)
@@ -148,7 +148,7 @@ def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float], list[
                 objective = replace(update.objective, kl_coef=kl.coef)
                 samples, updates = update_policy(run, samples, objective, len(forecasts))
             kl = kl.update(divergence(samples, update.kl_penalty), len(samples))
-    with watch.beside("metrics"):
+    with watch.background("metrics"):
         record = collected | step_metrics(at.step, groups, samples)
         record |= update_metrics("actor", updates) | update_metrics("critic", forecasts)
         record |= penalty_metrics(samples, update.compute_advantages.kl_penalty, at.kl.coef)
@@ -237,7 +237,7 @@ def finish_step(run: Run, at: Position, record: dict[str, float], generations: l
         with watch("save_checkpoint"):
             write_checkpoint(run, at, record)
     record |= {f"timing_s/{stage}": seconds for stage, seconds in watch.lap().items()}
-    with watch.beside("log"):
+    with watch.background("log"):
         run.tracker.log(at.step, record, generations)
     if saves:
         run.saver.publish(partial(flush, run))

@@ -63,7 +63,7 @@ class Recorder:
             return
         begin = time.perf_counter()
         try:
-            table = to_table(step, phase, groups, samples, self._media.keep)
+            table = to_table(step, phase, groups, samples, self._media.save)
             self._samples.mkdir(parents=True, exist_ok=True)
             path = self._samples / sample_file(step, phase)
             draft = path.with_name(f".draft_{path.name}")

@@ -1,4 +1,4 @@
-"""What is known to go wrong in answers, by the record of the last steps."""
+"""Known problems in the recorded answers of a run's last steps."""
 
 from collections import Counter
 from statistics import fmean
@@ -14,12 +14,12 @@ COLUMNS = ["prompt_id", "prompt", "answer", "ground_truth", "media", "group", "s
 
 
 def diagnose_run(run: RunReader) -> list[Diagnosis]:
-    """Return what a run's numbers and recorded answers show to go wrong, causes before their symptoms."""
+    """Return the known problems in a run's numbers and answers, causes before symptoms."""
     return causes_first([*diagnose(run.history), *diagnose_answers(run)])
 
 
 def diagnose_answers(run: RunReader) -> list[Diagnosis]:
-    """Return what the recorded answers of a run's last steps show to go wrong; nothing for a run without a record."""
+    """Return the known problems in the recorded answers of the last steps; [] without a record."""
     steps = run.recorded_steps()[-STEPS:]
     groups: dict[tuple[int, int], list[dict[str, Any]]] = {}
     for step in steps:
@@ -33,7 +33,7 @@ def diagnose_answers(run: RunReader) -> list[Diagnosis]:
 
 
 def repeated_answers(groups: list[list[dict[str, Any]]], where: str) -> Diagnosis | None:
-    """The answers of a group are one and the same text, and not because all are right."""
+    """The answers of a group are the same text, and not because all are right."""
     several = [group for group in groups if len(group) > 1]
     shares = [Counter(row["answer"] for row in group).most_common(1)[0][1] / len(group) for group in several]
     if len(several) < LEAST_PROMPTS or fmean(shares) < 0.9:
@@ -51,7 +51,7 @@ def repeated_answers(groups: list[list[dict[str, Any]]], where: str) -> Diagnosi
 
 
 def dead_media(groups: list[list[dict[str, Any]]], where: str) -> Diagnosis | None:
-    """Whatever the picture shows, the answer to one question is the same."""
+    """The answer to a question does not depend on the picture."""
     asked: dict[str, list[list[dict[str, Any]]]] = {}
     for group in groups:
         if group[0]["media"]:

@@ -1,4 +1,4 @@
-"""What is found to go wrong in a run, and which finding explains which."""
+"""A diagnosis of a run, and which diagnosis explains which."""
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One thing that goes wrong: what, how it shows, and what to try; `follows` is the cause that explains it."""
+    """One problem of a run: what, its evidence, and what to try; `follows` names the problem that explains it."""
 
     signature: str
     what: str
@@ -16,7 +16,6 @@ class Diagnosis:
 
     @property
     def advised(self) -> str:
-        """What to try, in which order."""
         return f"first what it follows from, {self.follows!r}; then {self.advice}" if self.follows else self.advice
 
 
@@ -35,7 +34,7 @@ CAUSES = {
 
 
 def causes_first(found: Iterable[Diagnosis]) -> list[Diagnosis]:
-    """Return findings in the order in which they are to be looked at, each symptom with the cause that explains it."""
+    """Return diagnoses with causes before symptoms, each symptom with its cause."""
     by_name = {one.signature: one for one in found}
     told = []
     for name, one in by_name.items():

@@ -1,4 +1,4 @@
-"""What is known to go wrong in a run, each by what its numbers show, with what to try."""
+"""Known problems of a run, each detected by its numbers, with advice."""
 
 import math
 from collections.abc import Callable, Iterator
@@ -16,13 +16,13 @@ SIGNATURES: dict[str, Signature] = {}
 
 
 def signature(of: Signature) -> Signature:
-    """Have a function asked about every run, under its own name."""
+    """Register a function that is applied to every run."""
     SIGNATURES[of.__name__] = of
     return of
 
 
 def diagnose(history: History) -> Iterator[Diagnosis]:
-    """Yield what a run's numbers show to go wrong."""
+    """Yield the problems in a run's numbers."""
     for of in SIGNATURES.values():
         if (found := of(history)) is not None:
             yield found
@@ -41,7 +41,7 @@ def _falls(history: History, name: str) -> bool:
 
 
 def _change(history: History, name: str) -> float:
-    """How far a number went from the first eighth to the last quarter, in standard errors."""
+    """Return the change of a number from the first eighth to the last quarter, in standard errors."""
     early, late = history.early(name), history.late(name)
     if early is None or late is None or len(history.series(name)) < LEAST:
         return 0.0
@@ -77,7 +77,7 @@ def failing_rewards(history: History) -> Diagnosis | None:
 
 @signature
 def constant_reward(history: History) -> Diagnosis | None:
-    """All answers of all steps earn the same, from the first one on."""
+    """All answers of all steps have the same reward, from the first one on."""
     rewards, idle = history.series("reward/overall"), history.series("reward/groups_without_variance")
     if len(rewards) < 3 or len({value for _, value in rewards}) > 1 or not idle or min(idle, key=_value)[1] < 1:
         return None
@@ -96,7 +96,7 @@ def _value(entry: tuple[int, float]) -> float:
 
 @signature
 def no_variance(history: History) -> Diagnosis | None:
-    """Groups whose answers all earn the same: their advantages are 0."""
+    """The answers of most groups have the same reward, so their advantages are 0."""
     late = history.late("reward/groups_without_variance")
     reward = history.late("reward/accuracy") or history.late("reward/overall")
     right = reward is not None and reward.mean > 0.9  # then the run is done, rather than ill
@@ -115,7 +115,7 @@ def no_variance(history: History) -> Diagnosis | None:
 
 @signature
 def format_gamed(history: History) -> Diagnosis | None:
-    """The form is met, and the answer is not."""
+    """The format is learned, the answer is not."""
     form, right = history.late("reward/format"), history.late("reward/accuracy")
     if form is None or right is None or not _rises(history, "reward/format") or _rises(history, "reward/accuracy"):
         return None
@@ -153,7 +153,7 @@ NOT_PARTS = {"reward/overall", "reward/failures", "reward/groups_without_varianc
 
 @signature
 def slow_rewards(history: History) -> Diagnosis | None:
-    """The step waits for scores."""
+    """Steps wait for scores."""
     reward, step = history.late("timing_s/reward"), history.late("timing_s/step")
     if reward is None or step is None or reward.mean < 0.2 * step.mean or reward.mean < 0.05:
         return None
@@ -167,7 +167,7 @@ def slow_rewards(history: History) -> Diagnosis | None:
 
 @signature
 def validation_below(history: History) -> Diagnosis | None:
-    """What is learned does not carry over."""
+    """Training improves, validation does not."""
     train, val = history.late("reward/overall"), history.series("val/reward_score")
     if train is None or len(val) < 2 or not _rises(history, "reward/overall"):
         return None
@@ -188,7 +188,7 @@ def validation_below(history: History) -> Diagnosis | None:
 
 @signature
 def truncation(history: History) -> Diagnosis | None:
-    """Answers are cut before they end."""
+    """Answers are truncated."""
     late = history.late("response_length/clip_ratio")
     if late is None or late.mean < 0.1:
         return None
@@ -202,7 +202,7 @@ def truncation(history: History) -> Diagnosis | None:
 
 @signature
 def length_explosion(history: History) -> Diagnosis | None:
-    """Answers grow and earn no more."""
+    """Answers grow longer without a higher reward."""
     early, late = history.early("response_length/mean"), history.late("response_length/mean")
     if early is None or late is None or late.mean < 2 * early.mean or _rises(history, "reward/overall"):
         return None
@@ -216,7 +216,7 @@ def length_explosion(history: History) -> Diagnosis | None:
 
 @signature
 def entropy_collapse(history: History) -> Diagnosis | None:
-    """The policy has stopped trying anything else, before it was good."""
+    """The policy stops exploring before its reward is high."""
     early, late = history.early("actor/entropy_loss"), history.late("actor/entropy_loss")
     reward = history.late("reward/overall")
     if early is None or late is None or late.mean > 0.1 * early.mean or late.mean > 0.1:
@@ -236,7 +236,7 @@ def entropy_collapse(history: History) -> Diagnosis | None:
 
 @signature
 def skipped_steps(history: History) -> Diagnosis | None:
-    """Gradients that are not finite."""
+    """Gradients are not finite."""
     skipped = history.series("actor/skipped_steps")
     if not skipped or skipped[-1][1] == 0:
         return None
@@ -251,7 +251,7 @@ def skipped_steps(history: History) -> Diagnosis | None:
 
 @signature
 def kl_runaway(history: History) -> Diagnosis | None:
-    """The policy leaves the reference for good."""
+    """The policy diverges from the reference."""
     early, late = history.early("actor/kl_loss"), history.late("actor/kl_loss")
     if early is None or late is None or late.mean < 0.5:
         return None
@@ -265,7 +265,7 @@ def kl_runaway(history: History) -> Diagnosis | None:
 
 @signature
 def rate_too_high(history: History) -> Diagnosis | None:
-    """Updates that destroy what was there."""
+    """Updates destroy what was learned."""
     if not (fall := _collapse(history) or _fall(history)):
         return None
     rates = [value for _, value in history.series("actor/lr")]
@@ -279,7 +279,7 @@ def rate_too_high(history: History) -> Diagnosis | None:
 
 
 def _fall(history: History) -> str:
-    """Say how the reward fell to half of its best and stayed there; "" if it did not."""
+    """Return how the reward fell to half of its best and stayed there; "" if it did not."""
     rewards = history.series("reward/overall")
     best, late = history.best("reward/overall"), history.late("reward/overall")
     if best is None or late is None or len(rewards) < LEAST or best.last >= late.first:
@@ -293,7 +293,7 @@ def _fall(history: History) -> str:
 
 
 def _collapse(history: History) -> str:
-    """Say how a run of a few steps has lost nearly all reward, and with it all difference; "" if it has not."""
+    """Return how a short run has lost nearly all reward and all variance; "" if it has not."""
     rewards = history.series("reward/overall")
     idle = dict(history.series("reward/groups_without_variance"))
     if not SHORTEST <= len(rewards) < LEAST:
@@ -308,7 +308,7 @@ def _collapse(history: History) -> str:
 
 @signature
 def rate_too_low(history: History) -> Diagnosis | None:
-    """Groups differ, and nothing moves."""
+    """Groups differ, and nothing changes."""
     late, early = history.late("actor/entropy_loss"), history.early("actor/entropy_loss")
     lr, idle = history.late("actor/lr"), history.late("reward/groups_without_variance")
     if late is None or early is None or lr is None or len(history.series("reward/overall")) < 2 * LEAST:
@@ -331,7 +331,7 @@ def rate_too_low(history: History) -> Diagnosis | None:
 
 @signature
 def clipped_often(history: History) -> Diagnosis | None:
-    """Most of what the update would do is held back."""
+    """The clip range stops most of the update."""
     late = history.late("actor/pg_clipfrac_higher")
     if late is None or late.mean < 0.2:
         return None
@@ -348,7 +348,7 @@ def clipped_often(history: History) -> Diagnosis | None:
 
 @signature
 def engine_gap(history: History) -> Diagnosis | None:
-    """Engine and learner disagree about what was sampled."""
+    """Engine and learner compute different log-probs."""
     late = history.late("rollout/logprob_gap_mean")
     if late is None or late.mean < 0.05:
         return None
@@ -362,7 +362,7 @@ def engine_gap(history: History) -> Diagnosis | None:
 
 @signature
 def stale_samples(history: History) -> Diagnosis | None:
-    """Answers are old when they are learned from."""
+    """Answers are old when they are trained on."""
     late = history.late("staleness/mean")
     if late is None or late.mean <= 2:
         return None
@@ -376,7 +376,7 @@ def stale_samples(history: History) -> Diagnosis | None:
 
 @signature
 def padding_waste(history: History) -> Diagnosis | None:
-    """Most of what is computed is padding."""
+    """Most of the computation is padding."""
     packed = history.setting("worker.actor.padding_free")
     if packed is True or (packed is None and history.writer != "trl"):
         return None

@@ -1,1 +1,1 @@
-"""The record of a run: every sample with its tokens and scores, pictures once, and what the run was started with."""
+"""The record of a run: every sample with tokens and scores, its media, and how the run was started."""

@@ -1,4 +1,4 @@
-"""What a run was started with: settings, versions, commit, data, machine and seeds, and how each start of it ended."""
+"""The manifest: settings, versions, commit, data, machine and seeds of each start of a run, and how it ended."""
 
 import logging
 import os
@@ -31,7 +31,7 @@ SECONDS = 10.0  # that git may take
 
 
 @contextmanager
-def describe(
+def record_start(
     folder: Path,
     config: Mapping[str, Any],
     rows: Mapping[str, str],
@@ -39,18 +39,13 @@ def describe(
     step: int,
     numerics: Mapping[str, Any] | None = None,
 ) -> Iterator[dict[str, Any]]:
-    """Add a start of the run to its manifest, and when the block ends, when and how it did.
+    """Add a start of the run to its manifest; when the block ends, add when and how it did.
 
-    The block may say under `end` in what it is given that the run is not complete.
+    The block may set `end` in the yielded start if the run is incomplete.
 
-    Args:
-        folder: the run's.
-        config: as it is printed, without secrets.
-        rows: a digest of the rows of each source, by its name.
-        devices: what the run computes on.
-        step: that it goes on from.
-        numerics: what decides the last bits of the run's numbers and is no setting: `threads` of the process that
-            trains, and the `micro_batches` that chose themselves, by key.
+    Args: folder: the run's. config: the printed settings, without secrets. rows: a digest of the rows of each source,
+    by name. devices: names of the devices. step: the step it resumes from. numerics: what else decides the last bits of
+    the numbers: `threads` of the training process, and the automatic `micro_batches` by key.
     """
     path = folder / MANIFEST_FILE
     start = {
@@ -97,7 +92,7 @@ def _host(devices: Sequence[str]) -> dict[str, Any]:
 
 
 def hide_secrets(words: Sequence[str]) -> str:
-    """Return a command as it was typed, but for the values of words that name a secret, or hold one in a mapping."""
+    """Return the command line without values that are or contain secrets."""
     shown = []
     for word in words:
         key, sign, value = word.partition("=")
@@ -107,7 +102,6 @@ def hide_secrets(words: Sequence[str]) -> str:
 
 
 def find_versions() -> dict[str, str]:
-    """Return the versions of what is installed of the packages that a run depends on."""
     found = {}
     for name in PACKAGES:
         try:
@@ -118,7 +112,7 @@ def find_versions() -> dict[str, str]:
 
 
 def find_commit(folder: Path) -> dict[str, Any] | None:
-    """Return the commit that a folder is a checkout of, and whether files differ from it; None if it is none."""
+    """Return the commit of the checkout at `folder`, and whether tracked files differ from it; None without one."""
     try:
         commit = _git(folder, "rev-parse", "HEAD").strip()
         return {
@@ -135,5 +129,5 @@ def _git(folder: Path, *words: str) -> str:
 
 
 def now() -> str:
-    """Return the time as ISO 8601 has it, in UTC."""
+    """Return the time in UTC, ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")

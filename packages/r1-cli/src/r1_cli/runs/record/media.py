@@ -1,4 +1,4 @@
-"""Pictures and videos of recorded prompts: each once, named by what it shows, as the model saw it."""
+"""Pictures and videos of recorded prompts, as the model saw them, each saved once under a digest of its content."""
 
 import hashlib
 import io
@@ -17,18 +17,16 @@ FRAME_MILLISECONDS = 250
 
 
 class MediaFolder:
-    """The folder of a run's pictures and videos."""
-
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.written = 0  # bytes, by this process
 
-    def keep(self, prompt: Prompt) -> list[str]:
-        """Write a prompt's pictures and videos, unless they are there; return the files' names in order."""
-        pictures = [self._keep([picture]) for picture in prompt.images]
-        return pictures + [self._keep(_frames(video)) for video in prompt.videos]
+    def save(self, prompt: Prompt) -> list[str]:
+        """Write a prompt's pictures and videos unless they exist; return the file names in order."""
+        pictures = [self._save([picture]) for picture in prompt.images]
+        return pictures + [self._save(_frames(video)) for video in prompt.videos]
 
-    def _keep(self, frames: "list[Image]") -> str:
+    def _save(self, frames: "list[Image]") -> str:
         name = f"{_digest(frames)}{'.png' if len(frames) == 1 else '.webp'}"
         path = self.folder / name
         if not path.exists():
@@ -41,7 +39,7 @@ class MediaFolder:
 
 
 def _frames(video: Any) -> "list[Image]":
-    """Return some of the frames of a video, uint8 [frames, 3, height, width], as pictures."""
+    """Return evenly spaced frames of a video, uint8 [frames, 3, height, width], as pictures."""
     from PIL import Image
 
     count = len(video)
@@ -60,7 +58,6 @@ def _encode(frames: "list[Image]") -> bytes:
 
 
 def _digest(frames: "Iterable[Image]") -> str:
-    """Return what names pictures that show the same."""
     found = hashlib.blake2b(digest_size=16)
     for frame in frames:
         found.update(f"{frame.mode} {frame.size} ".encode())

@@ -1,4 +1,4 @@
-"""A curve as inline SVG: a line, its extremes, and an interval around it where there is one."""
+"""A line chart as inline SVG, with extremes and intervals."""
 
 import math
 from collections.abc import Sequence
@@ -12,11 +12,7 @@ MOST_POINTS = 400  # further ones are averaged: a run of a million steps is a pa
 def draw(
     title: str, points: Sequence[tuple[float, float]], intervals: Sequence[tuple[float, float, float]] = ()
 ) -> str:
-    """Return a figure of (step, value) points; those that are not finite are left out.
-
-    Args:
-        intervals: (step, low, high), drawn as bars.
-    """
+    """Return a figure of (step, value) points; `intervals` are (step, low, high). Values that are not finite are ignored."""
     known = thin([(x, y) for x, y in points if math.isfinite(y)])
     if not known:
         return ""
@@ -58,5 +54,4 @@ def thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
 
 
 def number(value: float) -> str:
-    """Return a number as it is read at a glance."""
     return f"{value:,.0f}" if value == int(value) and abs(value) < 1e7 else f"{value:.4g}"

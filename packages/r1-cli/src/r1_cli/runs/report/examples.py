@@ -1,4 +1,4 @@
-"""Which recorded answers a report shows, and their pictures as text that stands in the page."""
+"""Choose the recorded answers that a report shows, and embed their pictures."""
 
 import math
 from collections.abc import Mapping
@@ -13,7 +13,7 @@ COLUMNS = ["group", "sample", "prompt", "answer", "ground_truth", "media", "scor
 
 
 def choose(run: RunReader) -> tuple[int | None, dict[str, list[dict[str, Any]]]]:
-    """Return the last recorded step, and of its answers the best, typical (the median) and worst, of a prompt each."""
+    """Return the last recorded step and its best, typical (median) and worst answers, one for each prompt."""
     for step in reversed(run.recorded_steps()):
         if rows := run.readable_samples(step, "train", COLUMNS):
             break
@@ -39,6 +39,6 @@ def _of_different_prompts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def pictures_of(run: RunReader, row: Mapping[str, Any]) -> list[str]:
-    """Return the first pictures of a row as `data:` URLs; those that are gone, or too large, are left out."""
+    """Return a row's first pictures as `data:` URLs; missing and large ones are left out."""
     names = (row["media"] or ())[:MOST_PICTURES]
     return [found for name in names if (found := run.embed_media(name, MOST_BYTES))]

@@ -1,4 +1,4 @@
-"""The page of a report, section after section. All that a model, a row or a file name says is escaped."""
+"""The HTML page of a report. All text of models, rows and file names is escaped."""
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -54,7 +54,7 @@ img{max-width:100%;max-height:14rem;border-radius:4px;margin-right:.4rem}
 
 
 def write_report(path: Path) -> str:
-    """Return a run's report. Raises NoHistoryError where there is no run."""
+    """Return a run's report as HTML. Raises NoHistoryError without a run."""
     run = RunReader(path)
     history, starts, validations = run.history, run.starts(), measure(run)
     name = escape(path.resolve().name)
@@ -71,14 +71,13 @@ def write_report(path: Path) -> str:
 
 
 def table(rows: Sequence[Sequence[Any]], head: Sequence[str] = ()) -> str:
-    """Return a table; its cells are escaped."""
+    """Return a table; cells are escaped."""
     lines = ["<tr>" + "".join(f"<th>{escape(one)}</th>" for one in head) + "</tr>"] if head else []
     lines += ["<tr>" + "".join(f"<td>{escape(str(one))}</td>" for one in row) + "</tr>" for row in rows]
     return f"<table>{''.join(lines)}</table>" if rows else ""
 
 
 def summary(history: History, starts: Sequence[Mapping[str, Any]], validations: Sequence[Measured]) -> Iterator[str]:
-    """What a reader wants first: how far, how good."""
     last = int(history.steps[-1]["step"])
     told = [f"{last:,} steps"]
     if starts:
@@ -92,7 +91,6 @@ def summary(history: History, starts: Sequence[Mapping[str, Any]], validations: 
 
 
 def what_ran(history: History, starts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """Settings, versions, machine."""
     yield "<h2>What ran</h2>"
     yield table([(key, value) for key in SETTINGS if (value := history.setting(key)) is not None])
     if not starts:
@@ -113,7 +111,6 @@ def what_ran(history: History, starts: Sequence[Mapping[str, Any]]) -> Iterator[
 
 
 def curves(history: History, validations: Sequence[Measured]) -> Iterator[str]:
-    """The curves, and validation with its intervals."""
     yield "<h2>Curves</h2><div class=grid>"
     if validations:
         points = [(one.step, one.value) for one in validations]
@@ -128,7 +125,6 @@ def curves(history: History, validations: Sequence[Measured]) -> Iterator[str]:
 
 
 def time_and_tokens(history: History) -> Iterator[str]:
-    """Where time and tokens went."""
     yield "<h2>Time and tokens</h2>"
     spent = {stage: sum(value for _, value in history.series(f"timing_s/{stage}")) for stage in STAGES}
     whole = sum(value for _, value in history.series("timing_s/step"))
@@ -154,7 +150,6 @@ def time_and_tokens(history: History) -> Iterator[str]:
 
 
 def findings(run: RunReader) -> Iterator[str]:
-    """What `r1 diagnose` finds."""
     found = diagnose_run(run)
     yield "<h2>Diagnosis</h2>"
     yield table([(one.what, one.evidence, one.advised) for one in found], ("found", "by", "try"))
@@ -162,7 +157,6 @@ def findings(run: RunReader) -> Iterator[str]:
 
 
 def faults(history: History, starts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
-    """What failed and was survived."""
     rows = [(f"start {at}, from step {one['from_step']}", one["end"]) for at, one in enumerate(starts, start=1)]
     rows = rows if len(rows) > 1 or any(row[1] != "complete" for row in rows) else []
     for name in [name for prefix in ("reward/failures", "val/failures") for name in history.names(prefix)]:
@@ -176,7 +170,6 @@ def faults(history: History, starts: Sequence[Mapping[str, Any]]) -> Iterator[st
 
 
 def samples(run: RunReader) -> Iterator[str]:
-    """Best, typical and worst answers with their pictures."""
     step, chosen = choose(run)
     if step is None:
         return

@@ -1,4 +1,4 @@
-"""How good a run was on its validation rows, and how sure that is."""
+"""Validation scores of a run with confidence intervals."""
 
 import math
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ SURE = 1.959963985  # standard deviations of a normal distribution that hold 95 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A share or a mean over rows, with the ends of its interval of 95 %."""
+    """A mean over rows with its 95 % interval."""
 
     step: int
     rows: int
@@ -22,7 +22,7 @@ class Measured:
 
 
 def measure(run: RunReader) -> list[Measured]:
-    """Return the score of each recorded validation; a row's is the mean over its answers."""
+    """Return the score of each recorded validation; a row's score is the mean over its answers."""
     found = []
     for step in run.recorded_steps("validation"):
         rows: dict[int, list[float]] = {}
@@ -36,10 +36,10 @@ def measure(run: RunReader) -> list[Measured]:
 
 
 def interval(step: int, scores: Sequence[float]) -> Measured:
-    """Return the mean of the rows' scores with its interval of 95 %.
+    """Return the mean of the rows' scores with its 95 % interval.
 
-    Of scores that are 0 or 1 by Wilson (J. Am. Stat. Assoc. 22, 209, 1927), which holds for few rows and near 0 and 1,
-    too; of others by the normal distribution, from the standard deviation over rows.
+    For scores that are 0 or 1, Wilson's (J. Am. Stat. Assoc. 22, 209, 1927), which holds for few rows and near 0 and 1,
+    too; for others the normal distribution with the standard deviation over rows.
     """
     count, mean = len(scores), fmean(scores)
     if set(scores) <= {0.0, 1.0}:

@@ -1,4 +1,4 @@
-"""Where a run's numbers and samples go: console, files, tensorboard, wandb and the like."""
+"""Log a run's numbers and samples to the console, files, tensorboard, wandb and others."""
 
 from r1_cli.runs.track.tracker import Tracker
 from r1_cli.runs.track.types import Generation, Logger, Record, RunInfo

@@ -1,4 +1,4 @@
-"""What a user sees on the terminal: the picture of the run, progress bars, one line a step, validation lines."""
+"""Terminal output of a run: the view, progress bars, a line for each step and validation."""
 
 import logging
 import time
@@ -32,10 +32,10 @@ LINES_SHOWN, WIDTH_SHOWN = 6, 100  # of a prompt or response
 
 
 class ConsoleReporter:
-    """Shows a run as it goes. It is the `console` logger and owns the progress bars.
+    """The `console` logger, which also owns the progress bars.
 
-    On a terminal the picture of the run and the bars stay at the bottom and lines scroll above them; elsewhere (a file,
-    CI) only lines appear, and always do: a run that is not watched would leave nothing to read.
+    On a terminal the view and the bars stay at the bottom and lines scroll above them. Elsewhere (a file, CI) only
+    lines are printed, always.
     """
 
     def __init__(self, console: Console, *, step_lines: bool) -> None:
@@ -54,7 +54,7 @@ class ConsoleReporter:
         )
 
     def begin(self, step: int, total_steps: int, title: str = "") -> None:
-        """Show the picture of the whole run, which goes on from `step`."""
+        """Show the view of a run that starts from `step`."""
         self._total_steps = total_steps
         self._view = View(title, step, total_steps)
 
@@ -72,7 +72,7 @@ class ConsoleReporter:
         self._live.stop()
 
     def progress(self, items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
-        """Yield `items` unchanged under a bar that goes away when they end."""
+        """Yield `items` under a progress bar."""
         task = self._bars.add_task(what, total=total)
         shown = 0.0
         try:
@@ -87,7 +87,7 @@ class ConsoleReporter:
             self._bars.remove_task(task)
 
     def counter(self, what: str) -> Callable[[int, int], None]:
-        """Return a callback (done, total) that moves a bar of its own, which goes away when all is done."""
+        """Return a callback (done, total) that moves its own bar and removes it at the end."""
         task = self._bars.add_task(what, total=None)
 
         def count(done: int, total: int) -> None:
@@ -96,29 +96,26 @@ class ConsoleReporter:
         return count
 
     def stage(self, name: str) -> None:
-        """Show what the step has come to."""
         if self._view:
             self._view.stage, self._view.within = name, ""
 
     def show(self, generations: Sequence[Generation]) -> None:
-        """Show some answers with the record that is logged next."""
         self._answers = generations
 
     def log(self, step: int, record: dict[str, float]) -> None:
         reward = record.get("reward/overall")
         if self._view:
-            self._view.take(step, record, self._answers)
+            self._view.update(step, record, self._answers)
         if reward is not None and self._step_lines:
             width = self.console.width if self.console.is_terminal else None
-            self._say(step_line(step, self._total_steps, record, width))
+            self._print(step_line(step, self._total_steps, record, width))
         if "val/reward_score" in record:
             parts = [f"{k[4:-7]} {v:.3f}" for k, v in record.items() if k.startswith("val/") and k.endswith("_reward")]
-            self._say(f"validation at step {step}: reward {record['val/reward_score']:.3f}  " + "  ".join(parts))
+            self._print(f"validation at step {step}: reward {record['val/reward_score']:.3f}  " + "  ".join(parts))
             for line in self._response:
-                self._say(line)
+                self._print(line)
 
     def log_generations(self, step: int, rows: list[dict[str, Any]]) -> None:
-        """Whole responses belong in `generations.jsonl`; a terminal shows the first, shortened."""
         row = rows[0]
         # A step's generations come before its record, and are read better after it.
         self._response = [
@@ -128,7 +125,7 @@ class ConsoleReporter:
             f"  {'score':<10}{row['score']:.2f}",
         ]
 
-    def _say(self, line: str) -> None:
+    def _print(self, line: str) -> None:
         self.console.print(line, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
@@ -136,7 +133,7 @@ class ConsoleReporter:
 
 
 def step_line(step: int, total: int, record: dict[str, float], width: int | None = None) -> str:
-    """Return the line of a step, of at most `width` characters as far as what matters most allows; None: in full.
+    """Return the line of a step; less important numbers are dropped to fit `width`, None: all are shown.
 
     Example: `step 3/140  reward 0.529  length 10.2  entropy 0.112  grad_norm 0.587  seconds 1.21`
     """
@@ -151,7 +148,7 @@ def step_line(step: int, total: int, record: dict[str, float], width: int | None
 
 
 def labelled(label: str, text: str) -> list[str]:
-    """Return a text's first lines behind a label, shortened, without characters that could control a terminal."""
+    """Return a text's first lines after a label, shortened and without control characters."""
     lines = [visible(line) for line in text.strip().split("\n")]
     lines = [line if len(line) <= WIDTH_SHOWN else line[: WIDTH_SHOWN - 1] + "…" for line in lines]
     if len(lines) > LINES_SHOWN:
@@ -160,7 +157,7 @@ def labelled(label: str, text: str) -> list[str]:
 
 
 class ConsoleHandler(logging.Handler):
-    """Prints log messages through the console, so that they do not tear the progress bars."""
+    """Prints log messages through the console, so that they do not break the progress bars."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()
@@ -172,7 +169,7 @@ class ConsoleHandler(logging.Handler):
 
 
 def configure_logging(console: Console) -> None:
-    """Send r1's own messages through the console, and silence the progress bars of others."""
+    """Print r1's log messages through the console, and disable the progress bars of transformers."""
     handler = ConsoleHandler(console)
     for name in ("r1", "r1_core", "r1_rollout", "r1_rewards", "r1_data"):
         logger = logging.getLogger(name)

@@ -1,4 +1,4 @@
-"""The run's own record on disk: append-only JSON lines that survive kills and resumes without gap or repeat."""
+"""The run's own log files: append-only JSON lines, without gaps or repeats after kills and resumes."""
 
 import json
 import math
@@ -13,10 +13,7 @@ from r1_cli.runs.track.types import Record, RunInfo
 
 
 class JsonLines:
-    """A file of JSON objects, one a line, that is only ever appended to.
-
-    A kill can tear the last line; it was never a record, so it is cut off when the file is next opened.
-    """
+    """An append-only file of JSON objects, one a line. Opening it removes an incomplete last line, left by a kill."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -31,7 +28,7 @@ class JsonLines:
         return [json.loads(line) for line in self.path.read_text().splitlines()]
 
     def append(self, rows: list[dict[str, Any]]) -> None:
-        """Write rows and force them to disk. Raises CheckpointError where it is full; what was there stays whole."""
+        """Write rows to disk (fsync). Raises CheckpointError if it is full; earlier rows stay whole."""
         before = self.path.stat().st_size
         try:
             with self.path.open("a") as file:
@@ -46,9 +43,8 @@ class JsonLines:
 class FileLogger:
     """`experiment_config.json`, `experiment_log.jsonl` and `generations.jsonl` in the run's folder.
 
-    A resumed run repeats the steps after its last checkpoint, bit for bit; what the killed run had already written
-    of them is kept and not written again. A run that starts from nothing with other settings than the ones in the
-    folder is another run: the older records are moved aside, never mixed and never lost.
+    A resumed run repeats the steps after its last checkpoint bit for bit; rows that the killed run had written are kept
+    and not written again. If a new run has other settings than the folder, the older files are moved aside.
     """
 
     def __init__(self, info: RunInfo) -> None:
@@ -77,11 +73,11 @@ class FileLogger:
         self._logged_generations.update(map(_key, new))
 
     def close(self) -> None:
-        """Every line is already on disk."""
+        pass
 
 
 def _key(row: dict[str, Any]) -> tuple[int, str, str, int]:
-    """Return what names a response; files of older versions hold one of each prompt of the validation set."""
+    """Return the key of a response; files of older versions have one for each prompt of the validation set."""
     return row["step"], row.get("split", "val"), row["id"], row.get("sample", 0)
 
 

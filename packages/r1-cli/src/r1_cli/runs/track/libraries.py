@@ -1,4 +1,4 @@
-"""What libraries have to say while a run goes on: kept in a file, so that the terminal shows the run."""
+"""Redirect warnings and messages of libraries to a file, so that the terminal shows the run."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ LIBRARIES = (
 
 
 class LaterFile(logging.FileHandler):
-    """A file that is there, with its folder, as soon as there is something to write into it."""
+    """A log file that is created, with its folder, on the first message."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, encoding="utf-8", delay=True)
@@ -27,20 +27,20 @@ class LaterFile(logging.FileHandler):
 
 
 @contextmanager
-def quiet(path: Path) -> Iterator[None]:
-    """Inside the block warnings and messages of libraries are added to a file, and not shown."""
+def redirect_library_logs(path: Path) -> Iterator[None]:
+    """Append warnings and messages of libraries to a file inside the block, instead of printing them."""
     file = LaterFile(path)
     with ExitStack() as stack:
         stack.callback(file.close)
         for name in LIBRARIES:
-            stack.callback(_give_to(file, logging.getLogger(name)))
+            stack.callback(_redirect(file, logging.getLogger(name)))
         logging.captureWarnings(True)
         stack.callback(logging.captureWarnings, False)
         yield
 
 
-def _give_to(file: logging.Handler, logger: logging.Logger) -> Callable[[], None]:
-    """Let a file have all that a logger has to say; return what undoes it."""
+def _redirect(file: logging.Handler, logger: logging.Logger) -> Callable[[], None]:
+    """Send a logger's messages to a file; return a function that undoes it."""
     before, propagates = logger.handlers, logger.propagate
     logger.handlers, logger.propagate = [file], False
 

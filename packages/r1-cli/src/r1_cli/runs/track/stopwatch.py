@@ -1,4 +1,4 @@
-"""How long each stage of a step took."""
+"""Measure the wall time of each stage of a step."""
 
 import time
 from collections.abc import Callable, Iterable, Iterator
@@ -11,9 +11,9 @@ Item = TypeVar("Item")
 
 
 class Stopwatch:
-    """Adds up wall time by stage. Example: `with watch("gen"): …`, then `watch.lap() == {"gen": 1.9}`.
+    """Sums wall time by stage. Example: `with watch("gen"): …`, then `watch.lap() == {"gen": 1.9}`.
 
-    `begun` is told of each stage when it begins, `ended` when it has ended.
+    `begun(stage)` is called when a stage begins, `ended` with its times when it has ended.
     """
 
     def __init__(self, begun: Callable[[str], None] | None = None, ended: Record | None = None) -> None:
@@ -34,8 +34,8 @@ class Stopwatch:
                 self._ended(stage, start, end)
 
     @contextmanager
-    def beside(self, what: str) -> Iterator[None]:
-        """Note the block, of any thread, which no stage is made of."""
+    def background(self, what: str) -> Iterator[None]:
+        """Report the block, in any thread, to `ended` without adding it to a stage."""
         start = time.perf_counter()
         try:
             yield
@@ -44,7 +44,7 @@ class Stopwatch:
                 self._ended(what, start, time.perf_counter())
 
     def each(self, stage: str, items: Iterable[Item]) -> Iterator[Item]:
-        """Yield `items`, adding up what they take to come, and not what is done with them in between."""
+        """Yield `items` and add the time to produce them, without the time of the loop's body."""
         iterator = iter(items)
         while True:
             with self(stage):
@@ -55,6 +55,6 @@ class Stopwatch:
             yield item
 
     def lap(self) -> dict[str, float]:
-        """Return the seconds of each stage since the last lap, and begin anew."""
+        """Return the seconds of each stage since the last call, and reset them."""
         seconds, self._seconds = self._seconds, {}
         return seconds

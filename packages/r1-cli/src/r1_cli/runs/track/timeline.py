@@ -1,4 +1,4 @@
-"""What a run did when: spans of its threads, in a file that Perfetto (ui.perfetto.dev) and chrome://tracing open."""
+"""Trace a run: spans of its threads, in a file for Perfetto (ui.perfetto.dev) and chrome://tracing."""
 
 import json
 import os
@@ -16,22 +16,21 @@ Record = Callable[[str, float, float], None]
 
 
 class Timeline:
-    """The spans of the first steps that this process takes.
+    """The spans of this process's first steps, nested within each thread.
 
-    Those of one thread nest. They are kept until the last of the steps has ended, or the run has, and then written as
-    Chrome's trace events: a complete event ("X") a span, in microseconds, and a row a thread. What goes on beside the
-    run and outlasts them, as a checkpoint's writing may, is not among them.
+    They are written after the last of these steps, or at the end of the run, as Chrome's complete trace events ("X", in
+    microseconds), a row for each thread. Spans that end later, as of a checkpoint's writing, are missing.
     """
 
     def __init__(self, path: Path | None = None, steps: int = 0) -> None:
-        """Note `steps` steps for the file `path`; 0: nothing, at no cost."""
+        """Trace `steps` steps into the file `path`; with 0, nothing, at no cost."""
         self._path, self._left = path, steps
         self._origin = time.perf_counter()
         self._events: list[dict[str, Any]] = []
         self._threads: list[str] = ["driver"]  # by their names, as a short-lived one has a new number each time
 
     def record(self, name: str, begin: float, end: float) -> None:
-        """Note a span of the calling thread."""
+        """Add a span of the calling thread."""
         if self._left <= 0:
             return
         current = threading.current_thread()
@@ -44,7 +43,7 @@ class Timeline:
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Note the block as a span."""
+        """Record the block as a span."""
         begin = time.perf_counter()
         try:
             yield
@@ -53,7 +52,7 @@ class Timeline:
 
     @contextmanager
     def step(self, number: int) -> Iterator[None]:
-        """Note the block as a step; after the last that is wanted, write the file."""
+        """Record the block as a step; write the file after the last one."""
         with self(f"step {number}"):
             yield
         if self._left == 1:
@@ -61,7 +60,6 @@ class Timeline:
         self._left -= 1
 
     def close(self) -> None:
-        """Write what there is, unless it is written."""
         if self._path is None or not self._events:
             return
         rows = [

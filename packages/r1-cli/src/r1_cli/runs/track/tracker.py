@@ -1,4 +1,4 @@
-"""One tracker for a run: passes each record to every logger that the configuration names, while the run goes on."""
+"""Log records to every logger in the configuration, while the run goes on."""
 
 import importlib
 import json
@@ -18,10 +18,10 @@ log = logging.getLogger("r1")
 
 
 class Tracker:
-    """All loggers of a run behind one.
+    """All loggers of a run.
 
-    The console shows a record at once. A thread writes it, in the order in which records came: first into the run's own
-    files, then to services.
+    The console shows a record at once. A thread writes records in order, first to the run's own files, then to
+    services.
     """
 
     def __init__(self, names: Sequence[str], info: RunInfo, console: Console) -> None:
@@ -37,44 +37,41 @@ class Tracker:
         self._failure: Exception | None = None  # why the run's own files lack what came since
 
     def has(self, step: int) -> bool:
-        """Whether this step's record was already written, by this process or one before it."""
+        """Whether this step's record was already written, also by an earlier process."""
         return self.files.has(step)
 
     def stage(self, name: str) -> None:
-        """Show what a step has come to; see `Stopwatch`."""
         self.console.stage(name)
 
     def log(self, step: int, record: Record, generations: Sequence[Generation] = ()) -> None:
-        """Show one step's record, and have it written, with responses that belong to it.
+        """Log one step's record and its responses.
 
-        The run's own file gets them all; other loggers the first to each prompt of the validation set.
-
-        Raises:
-            CheckpointError: an earlier one could not be written into the run's own files.
+        The run's own file receives all responses; other loggers the first one of each validation prompt. Raises
+        CheckpointError if an earlier record could not be written to the run's own files.
         """
         if self._failure:
             raise self._failure
         first = [_flat(asdict(one)) for one in generations if one.split == "val" and one.sample == 0]
         if self.console in self.loggers:
             self.console.show(generations)
-            self._pass_on(self.console, step, record, first)
+            self._log_to(self.console, step, record, first)
         self._thread.do(partial(self._write, step, dict(record), tuple(generations), first))
 
     def flush(self) -> None:
-        """Wait until all that was logged is written. Raises as `log` does."""
+        """Wait until everything is written. Raises as `log` does."""
         self._thread.do(lambda: None).result()
         if self._failure:
             raise self._failure
 
     def close(self) -> None:
-        """Write all that was logged, and end what the loggers have open, in the thread that has opened it."""
+        """Write everything and close the loggers in the thread that opened them."""
         self._thread.do(lambda: None).result()
         self._thread.close()
         for logger in self.loggers:
             logger.close()
 
     def _write(self, step: int, record: Record, generations: Sequence[Generation], first: list[dict[str, Any]]) -> None:
-        """Write one record; nothing after one that is missing in the run's own files."""
+        """Write one record; nothing after a record that is missing in the run's own files."""
         if self._failure:
             return
         try:
@@ -87,10 +84,10 @@ class Tracker:
             return
         for logger in list(self.loggers):
             if logger not in (self.files, self.console):
-                self._pass_on(logger, step, record, first)
+                self._log_to(logger, step, record, first)
 
-    def _pass_on(self, logger: Logger, step: int, record: Record, rows: list[dict[str, Any]]) -> None:
-        """Let a logger have a record; a service that went away must not cost the run."""
+    def _log_to(self, logger: Logger, step: int, record: Record, rows: list[dict[str, Any]]) -> None:
+        """Log to one logger; drop it if it fails, so that a service cannot end the run."""
         try:
             if rows:
                 logger.log_generations(step, rows)
@@ -101,12 +98,10 @@ class Tracker:
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a response's columns for a table whose cells are text or numbers."""
     return {**row, "parts": json.dumps(row["parts"])}
 
 
 def _open(name: str, info: RunInfo) -> list[Logger]:
-    """Import the service's module, which has `open_logger(info) -> Logger`, now that it is asked for."""
     try:
         return [importlib.import_module(f"r1_cli.runs.track.loggers.{name}").open_logger(info)]
     except ImportError as error:

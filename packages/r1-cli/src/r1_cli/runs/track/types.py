@@ -1,4 +1,4 @@
-"""What loggers are given: records, generations, and what they need to know of the run."""
+"""Records, generations and run information for loggers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,7 +10,7 @@ Record = dict[str, float]
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """One response to look at, as a line of `generations.jsonl`.
+    r"""One response as a line of `generations.jsonl`.
 
     Example: `Generation("val", "val.parquet:3", 0, "How many?", "\\boxed{2}", "2", 1.0, {"accuracy": 1.0}, "2", …)`.
     """
@@ -34,7 +34,7 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What a logger needs to know of the run when it opens."""
+    """What a logger needs to open a run."""
 
     project: str
     experiment: str
@@ -44,7 +44,7 @@ class RunInfo:
 
 
 class Logger(Protocol):
-    """One destination. A logger never ends a run: what it cannot deliver it says once, and goes on."""
+    """One destination. A logger never ends a run: it reports a failure once and is dropped."""
 
     def log(self, step: int, record: Record) -> None: ...
     def log_generations(self, step: int, rows: list[dict[str, Any]]) -> None: ...
@@ -52,10 +52,10 @@ class Logger(Protocol):
 
 
 class Console(Logger, Protocol):
-    """The logger that is watched as the run goes."""
+    """The logger on the terminal."""
 
     def stage(self, name: str) -> None:
-        """Show what the step that is running has come to."""
+        """Show the current stage of the step."""
 
     def show(self, generations: Sequence[Generation]) -> None:
-        """Show some answers of the step whose record is logged next."""
+        """Show some answers of the step that is logged next."""

@@ -1,4 +1,4 @@
-"""The terminal while a run goes on: phase, rates, time left, curves so far and the last answers, at a glance."""
+"""The terminal view of a run: stage, rates, time left, curves and the last answers."""
 
 import math
 import time
@@ -41,7 +41,7 @@ LABEL = 9  # characters of the numbers beside a curve
 
 @dataclass(slots=True)
 class View:
-    """What is known of a run so far, and how it looks."""
+    """The state of the view, and how to draw it."""
 
     title: str
     step: int  # whole ones
@@ -55,8 +55,8 @@ class View:
     last: Record = field(default_factory=dict)
     answers: Sequence[Generation] = ()
 
-    def take(self, step: int, record: Record, answers: Sequence[Generation]) -> None:
-        """Take in a step's record, and some of its answers."""
+    def update(self, step: int, record: Record, answers: Sequence[Generation]) -> None:
+        """Add a step's record and some of its answers."""
         self.step, self.stage, self.within = step, "", ""
         self.last = {**record}
         if "reward/overall" in record:
@@ -69,11 +69,11 @@ class View:
         self.answers = pick(answers) or self.answers
 
     def seconds_left(self) -> float | None:
-        """Return how long the rest takes if it goes on as the last steps did; None before the first."""
+        """Return the remaining time at the speed of the last steps; None before the first."""
         return None if not self.seconds else (self.total - self.step) * sum(self.seconds) / len(self.seconds)
 
     def draw(self, width: int, height: int) -> RenderableType:
-        """Return the picture for a terminal of so many columns and lines; a low one gets the first lines only."""
+        """Return the view for a terminal of this size; a low one shows only the first lines."""
         inner = max(width - 4, 20)
         parts: list[RenderableType] = [self._progress(inner), self._rates()]
         if height >= LEAST_HEIGHT:
@@ -96,7 +96,6 @@ class View:
         return grid
 
     def _rates(self) -> Text:
-        """The last step's numbers, those first that say most."""
         shown = []
         for key, words in (
             ("reward/overall", "reward {:.3f}"),
@@ -112,7 +111,6 @@ class View:
         return Text(" · ".join(shown) or "the first step is under way", no_wrap=True, overflow="ellipsis")
 
     def _curve(self, name: str, points: Sequence[tuple[float, float]], width: int) -> Text:
-        """A curve over the steps so far, with its highest and lowest value beside it, and the last."""
         finite = [value for _, value in points if math.isfinite(value)]
         room = max(width - LABEL - 2, 10)
         lines = plot(points, room, LINES, points[0][0], max(self.step, points[0][0] + 1))
@@ -128,7 +126,7 @@ class View:
         return text
 
     def _answers(self, width: int) -> list[Text]:
-        """The last answers, shortened to a line each, without characters that could control a terminal."""
+        """The last answers, one line each, without control characters."""
         found = []
         for one in self.answers:
             said = visible(" ".join(one.response[: 4 * width].split()))
@@ -139,14 +137,14 @@ class View:
 
 
 def pick(answers: Sequence[Generation]) -> list[Generation]:
-    """Return the best answer, one in the middle and the worst, of those trained on if there are any."""
+    """Return the best, a middle and the worst answer, from training if possible."""
     ranked = sorted([one for one in answers if one.split == "train"] or answers, key=lambda one: -one.score)
     places = sorted({0, len(ranked) // 2, len(ranked) - 1}) if ranked else []
     return [ranked[place] for place in places]
 
 
 def clock(seconds: float) -> str:
-    """Return a time as a clock shows it, such as 1:02:03; what is no number as `?`."""
+    """Return a time such as 1:02:03; `?` if it is not finite."""
     if not math.isfinite(seconds):
         return "?"
     minutes, rest = divmod(round(max(seconds, 0)), 60)
@@ -156,7 +154,7 @@ def clock(seconds: float) -> str:
 
 
 def quantity(value: float) -> str:
-    """Return a number as short as it is readable, such as 0.53, 12.4, 430, 5.1k, 2.3M."""
+    """Return a short number, such as 0.53, 12.4, 430, 5.1k, 2.3M."""
     if not math.isfinite(value):
         return str(value)
     for size, unit in ((1e9, "G"), (1e6, "M"), (1e4, "k")):
@@ -166,19 +164,17 @@ def quantity(value: float) -> str:
 
 
 def visible(text: str) -> str:
-    """Return `text` with what cannot be printed written out, such as `\\x1b`."""
+    r"""Return `text` with unprintable characters escaped, such as `\\x1b`."""
     return "".join(character if character.isprintable() else ascii(character)[1:-1] for character in text)
 
 
 def plot(points: Sequence[tuple[float, float]], width: int, height: int, first: float, last: float) -> list[str]:
-    """Return `height` lines of `width` characters, from above, in which the mean of the points of a column stands.
+    """Return a line chart of block characters, `height` lines of `width` characters from the top; rich has no chart.
 
-    A column without any, between two that have some, has that of the one before. The lowest value is the lowest block
-    and the highest fills all lines; values that are all alike lie half-way up.
+    A column shows the mean of its points, or the previous column's if it has none. The lowest value is one block high
+    and the highest fills all lines; a constant is half-way up. Points that are not finite are ignored.
 
-    Args:
-        points: (place, value); those whose value is not finite are left out.
-        first, last: the places at the left and the right edge.
+    Args: points: (place, value). first, last: the places at the left and the right edge.
     """
     columns = _held(spread(points, width, first, last))
     known = [value for value in columns if value is not None]
@@ -188,7 +184,7 @@ def plot(points: Sequence[tuple[float, float]], width: int, height: int, first: 
 
 
 def spread(points: Sequence[tuple[float, float]], width: int, first: float, last: float) -> list[float | None]:
-    """Return the mean of the finite values of each column; None where there are none."""
+    """Return the mean of the finite values of each column, None without any."""
     sums, counts = [0.0] * width, [0] * width
     for place, value in points:
         if math.isfinite(value) and first <= place <= last:
@@ -199,7 +195,6 @@ def spread(points: Sequence[tuple[float, float]], width: int, first: float, last
 
 
 def _held(columns: list[float | None]) -> list[float | None]:
-    """Let each value stand until the next."""
     known = [place for place, value in enumerate(columns) if value is not None]
     held = list(columns)
     for place in range(known[0] + 1, known[-1]) if known else ():
@@ -208,7 +203,6 @@ def _held(columns: list[float | None]) -> list[float | None]:
 
 
 def _level(value: float, low: float, high: float, height: int) -> int:
-    """How many eighths of a line stand for a value, 1 at least."""
     most = 8 * height
     return most // 2 if high <= low else max(1, round((value - low) / (high - low) * most))
 

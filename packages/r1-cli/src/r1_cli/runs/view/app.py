@@ -1,4 +1,4 @@
-"""The routes of `r1 view`: the page, and what it asks for as JSON. Needs `r1-cli[view]`."""
+"""The routes of `r1 view`: the page and its JSON data. Needs `r1-cli[view]`."""
 
 import json
 import math
@@ -25,8 +25,6 @@ Choice = TypeVar("Choice", bound=str)
 
 
 class ViewedRun:
-    """A run's folder, as the page knows it."""
-
     def __init__(self, folder: Path, name: str) -> None:
         self.folder, self.name = RunReader(folder), name
         self.curves = Curves(folder)
@@ -35,8 +33,8 @@ class ViewedRun:
     def status(self) -> dict[str, str]:
         """Return {"state", "told"}: `waiting`, `live`, `finished`, `stopped` or `silent`, and the reason or "".
 
-        A run that was killed cannot say so. It counts as silent if it has written nothing for `QUIET` seconds and for
-        three of its longest recent steps.
+        A killed run cannot report its end. It is `silent` if it has written nothing for `QUIET` seconds and for three
+        times its longest recent step.
         """
         starts, written = self.folder.starts(), self._written()
         if written is None:
@@ -59,11 +57,11 @@ class ViewedRun:
 
 
 class AskError(ValueError):
-    """A request that cannot be answered, in words."""
+    """A request that cannot be answered."""
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:
-    """Return a name for each run: its folder's, with those above where they would be the same."""
+    """Return a distinct name for each run: its folder's, with parent folders where names would be equal."""
     parts = [folder.resolve().parts for folder in folders]
     for depth in range(1, max(map(len, parts), default=0) + 1):
         names = ["/".join(part[-depth:]) for part in parts]
@@ -174,7 +172,7 @@ def _choice(asked: Any, name: str, choices: tuple[Choice, ...]) -> Choice:
 
 
 def _plain(value: Any) -> Any:
-    """Return a value without the numbers that JSON does not have."""
+    """Replace numbers that JSON does not have by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The scalars of a run's `experiment_log.jsonl`, read on as the run appends."""
+"""Read the numbers in a run's log incrementally, as it grows."""
 
 import json
 import math
@@ -10,8 +10,6 @@ from r1_cli.runs.history import LOG_FILE
 
 
 class Curves:
-    """The steps of one run in memory; `read` takes in what has been appended since."""
-
     def __init__(self, run: Path) -> None:
         self._path, self._lock = run / LOG_FILE, threading.Lock()
         self._rows: list[dict[str, float | None]] = []
@@ -22,8 +20,8 @@ class Curves:
     def read(self, after: int = 0, times: int = 0) -> dict[str, Any]:
         """Return the steps from number `after` on: {"rows", "next", "times"}.
 
-        Where the log was begun anew since the caller's `times`, all steps come. A line that is half written waits, one
-        that is no object with a step is passed over, and what is not finite is None.
+        If the log was restarted since the caller's `times`, all steps are returned. Incomplete lines wait; lines that
+        are not an object with a step are skipped; values that are not finite are None.
         """
         with self._lock:
             self._read_on()
@@ -61,5 +59,4 @@ def _is_number(value: Any) -> bool:
 
 
 def _finite(value: Any) -> float | None:
-    """Return a number as JSON has it, None for what it has not."""
     return value if _is_number(value) and abs(value) < 2**1023 and math.isfinite(value) else None

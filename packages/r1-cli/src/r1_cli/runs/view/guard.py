@@ -1,4 +1,4 @@
-"""Who may ask the server of `r1 view`, and what browsers may do with its answers."""
+"""Access control of the `r1 view` server, and security headers for browsers."""
 
 import hmac
 import ipaddress
@@ -25,15 +25,10 @@ Send = Callable[[Message], Awaitable[None]]
 
 
 class Guard:
-    """An ASGI application around another that lets through GET requests for its own names, with its token."""
+    """ASGI middleware that allows GET requests for the server's own host names with its token."""
 
     def __init__(self, app: Any, token: str | None, hosts: frozenset[str] | None) -> None:
-        """Guard an application.
-
-        Args:
-            token: that a request must carry; None: none is needed.
-            hosts: names that it may be asked by, so that no other site's name can be made to lead here; None: any.
-        """
+        """`token` None: none is needed. `hosts` are the allowed Host headers, against DNS rebinding; None: any."""
         self._app, self._token, self._hosts = app, token, hosts
 
     async def __call__(self, scope: Message, receive: Any, send: Send) -> None:
@@ -66,28 +61,27 @@ class Guard:
 
 
 def is_loopback(host: str) -> bool:
-    """Return whether an address reaches this machine alone."""
+    """Whether an address reaches this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
         return host == "localhost"
 
 
-def hosts_of(host: str) -> frozenset[str] | None:
-    """Return the names that a server bound to an address is asked by; None where they cannot be known."""
+def allowed_hosts(host: str) -> frozenset[str] | None:
+    """Return the Host headers for a server bound to `host`; None if they cannot be known."""
     if host in ("0.0.0.0", "::"):
         return None
     return LOOPBACK | {f"[{host}]" if ":" in host else host.lower()}
 
 
 def _name(host: str) -> str:
-    """Return a Host header without its port."""
     name, _, port = host.lower().rpartition(":")
     return name if port.isdigit() else host.lower()
 
 
 def _carried(headers: dict[bytes, str]) -> str:
-    """Return the token of a request's header or cookie, empty without one."""
+    """Return the token in a request's header or cookie, "" without one."""
     if (said := headers.get(b"authorization", "")).startswith("Bearer "):
         return said.removeprefix("Bearer ")
     pairs = (pair.strip().partition("=") for pair in headers.get(b"cookie", "").split(";"))

@@ -1,4 +1,4 @@
-"""The text of each token of an answer, by the run's tokenizer where it is on this machine."""
+"""The text of each token of an answer, if the run's tokenizer is on this machine."""
 
 from collections.abc import Sequence
 from functools import cached_property
@@ -11,13 +11,11 @@ FILE = "tokenizer.json"
 
 
 class Pieces:
-    """What a run's tokens stand for."""
-
     def __init__(self, run: RunReader) -> None:
         self._run = run
 
     def of(self, tokens: Sequence[int] | None) -> list[str] | None:
-        """Return each token's text, � where it is a part of a character; None where no tokenizer is known."""
+        """Return each token's text, � for a part of a character; None without a tokenizer."""
         if tokens is None or self._tokenizer is None:
             return None
         return [self._tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
@@ -34,7 +32,7 @@ class Pieces:
         return None
 
     def _folders(self) -> list[Path]:
-        """The places of the run's tokenizer: its checkpoints, whose newest is first, and the model it began with."""
+        """Return the folders with the run's tokenizer: its checkpoints, newest first, and its initial model."""
         found = sorted(self._run.path.glob(f"global_step_*/actor/{FILE}"), key=lambda path: path.stat().st_mtime)
         folders = [path.parent for path in reversed(found)]
         try:

@@ -1,4 +1,4 @@
-"""The recorded answers of a run: an index of their numbers in memory, texts and tokens read when they are asked for."""
+"""The recorded answers of a run: their numbers in memory, texts and tokens read on request."""
 
 import threading
 from collections import OrderedDict
@@ -20,8 +20,6 @@ FILTERS = ("flat", "truncated", "failed")
 
 
 class Samples:
-    """The answers of one phase of a run."""
-
     def __init__(self, run: RunReader, phase: Phase) -> None:
         self._run, self._phase, self._lock = run, phase, threading.RLock()
         self._pieces = Pieces(run)
@@ -32,7 +30,6 @@ class Samples:
         self._found: OrderedDict[tuple[Path, str], Any] = OrderedDict()
 
     def steps(self) -> list[int]:
-        """Return the recorded steps, in order."""
         with self._lock:
             self._read_on()
             return [int(step) for step in np.unique(self._index["step"])]
@@ -40,13 +37,10 @@ class Samples:
     def page(
         self, *, begin: int, count: int, step: int | None, search: str, filters: list[str], sort: str, down: bool
     ) -> dict[str, Any]:
-        """Return `count` answers from the `begin`-th on, of those that pass: {"total", "rows"}, texts shortened.
+        """Return {"total", "rows"}: `count` matching answers from the `begin`-th on, texts shortened.
 
-        Args:
-            step: None: all.
-            search: in prompt and answer, whatever the case.
-            filters: of `FILTERS`, all of which hold.
-            sort: of `SORTS`; `down` begins with the highest.
+        Args: step: None: all. search: in prompt and answer, ignoring case. filters: of `FILTERS`; all must hold. sort:
+        of `SORTS`; `down` puts the highest first.
         """
         with self._lock:
             self._read_on()
@@ -64,10 +58,7 @@ class Samples:
             return {"total": len(chosen), "rows": [self._light(place) for place in chosen[begin : begin + count]]}
 
     def group(self, step: int, group: int) -> list[dict[str, Any]]:
-        """Return all that is recorded of a prompt's answers at a step, and the text of each token as `pieces`.
-
-        None where there is no such group.
-        """
+        """Return a prompt's recorded rows at a step, with the text of each token as `pieces`; [] if missing."""
         import pyarrow.compute as pc
         import pyarrow.parquet as pq
 
@@ -119,7 +110,7 @@ class Samples:
         return found
 
     def _text(self, path: Path) -> Any:
-        """Return prompts and answers of a file, as a table; empty texts where the file has gone."""
+        """Return prompts and answers of a file as a table; empty texts if the file is gone."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -137,7 +128,7 @@ class Samples:
         return self._texts[path]
 
     def _read_on(self) -> None:
-        """Take in files that are new or replaced, and forget those that went."""
+        """Read new and replaced files; drop removed ones."""
         seen: dict[Path, tuple[int, int]] = {}
         for path in self._run.sample_paths(self._phase):
             try:
@@ -161,7 +152,7 @@ class Samples:
 
 
 def _numbers(path: Path) -> dict[str, Any] | None:
-    """Return a file's numbers, one of each an answer; None for a file that cannot be read."""
+    """Return the numbers of a file's answers; None for an unreadable file."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq

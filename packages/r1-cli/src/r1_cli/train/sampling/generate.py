@@ -86,7 +86,7 @@ def sample_groups(
         with watch("gen"):
             completions = sampler.generator.generate(with_distinct_ids(prompts), params)
         for index, of_prompt in watch.each("gen", progress(completions, what, len(prompts))):
-            with watch.beside("decode"):
+            with watch.background("decode"):
                 sampled.add(index, of_prompt)
             if sampler.per_sample(prompts[index].source):
                 thread.put(index, sampled.inputs[index])

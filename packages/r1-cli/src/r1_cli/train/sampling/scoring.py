@@ -97,7 +97,7 @@ class ScoringThread:
     def _work(self) -> None:
         while batch := self._take():
             try:
-                with self._watch.beside("score"):
+                with self._watch.background("score"):
                     scored = score_together(self._verifier, list(batch), batch)
             except BaseException as error:  # `scores` raises it
                 with self._changed:

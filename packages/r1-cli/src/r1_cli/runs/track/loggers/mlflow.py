@@ -11,8 +11,6 @@ FORBIDDEN = re.compile(r"[^\w\-./: ]")  # in a metric's name, as MLflow checks i
 
 
 class MlflowLogger:
-    """One MLflow run."""
-
     def __init__(self, info: RunInfo) -> None:
         import mlflow
 
@@ -39,14 +37,14 @@ class MlflowLogger:
 
 
 def metric_name(name: str) -> str:
-    """Return a name that MLflow takes. Example: `metric_name("val/avg@4") == "val/avg_at_4"`.
+    """Return a name that MLflow accepts. Example: `metric_name("val/avg@4") == "val/avg_at_4"`.
 
-    A data source's name can hold anything; to MLflow a name is a path, too, which must not lead anywhere else.
+    MLflow reads a name as a path, so a data source's name must not lead elsewhere.
     """
     allowed = FORBIDDEN.sub("_", name.replace("@", "_at_"))
     return posixpath.normpath(allowed).lstrip("./")
 
 
 def open_logger(info: RunInfo) -> MlflowLogger:
-    """Begin the run. Raises ImportError where mlflow is not installed."""
+    """Start the MLflow run. Raises ImportError if mlflow is not installed."""
     return MlflowLogger(info)

@@ -7,8 +7,6 @@ from r1_cli.runs.track.types import Record, RunInfo
 
 
 class SwanlabLogger:
-    """One SwanLab experiment."""
-
     def __init__(self, info: RunInfo) -> None:
         import swanlab
 

@@ -1,4 +1,4 @@
-"""Trackio, in its own folder on this machine (`trackio show`), or in the Space that TRACKIO_SPACE_ID names."""
+"""Trackio, in its local folder (`trackio show`), or in the Space TRACKIO_SPACE_ID."""
 
 import os
 from typing import Any
@@ -7,7 +7,7 @@ from r1_cli.runs.track.types import Record, RunInfo
 
 
 class TrackioLogger:
-    """One Trackio run, in the project of the configuration; a resumed run goes on in the same charts."""
+    """One Trackio run; a resumed run continues its charts."""
 
     def __init__(self, info: RunInfo) -> None:
         import trackio
@@ -29,5 +29,5 @@ class TrackioLogger:
 
 
 def open_logger(info: RunInfo) -> TrackioLogger:
-    """Begin the run. Raises ImportError where trackio is not installed."""
+    """Start the run. Raises ImportError if trackio is not installed."""
     return TrackioLogger(info)

@@ -1,4 +1,4 @@
-"""Weights & Biases, online when it can be, offline when it cannot, and never a question on the terminal."""
+"""Weights & Biases, online if possible, else offline; it never prompts on the terminal."""
 
 import logging
 import netrc
@@ -15,7 +15,7 @@ REACH_SECONDS = 3.0
 
 
 class WandbLogger:
-    """One wandb run; its id is kept in the run's folder, so that a resumed run goes on in the same charts."""
+    """One wandb run; its id is stored in the run's folder, so that a resumed run continues its charts."""
 
     def __init__(self, info: RunInfo) -> None:
         import wandb
@@ -49,7 +49,7 @@ class WandbLogger:
 
 
 def choose_mode(api_key: str | None) -> Literal["online", "offline", "disabled"]:
-    """Return wandb's mode: what `WANDB_MODE` says, else online if there are a key and a network, else offline."""
+    """Return wandb's mode: `WANDB_MODE`, else online with a key and a network, else offline."""
     asked = os.environ.get("WANDB_MODE")
     if asked in ("online", "offline", "disabled"):
         return asked  # type: ignore[return-value]
@@ -67,7 +67,7 @@ def choose_mode(api_key: str | None) -> Literal["online", "offline", "disabled"]
 
 
 def _saved_key() -> str | None:
-    """Return the key that `wandb login` left in netrc, if any."""
+    """Return the key that `wandb login` stored in netrc."""
     host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
     try:
         entry = netrc.netrc(os.environ.get("NETRC")).authenticators(host)
