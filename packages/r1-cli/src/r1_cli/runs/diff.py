@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,8 +32,8 @@ class Change:
     """A value that differs; None in a run without it."""
 
     name: str
-    first: Any
-    second: Any
+    first: object
+    second: object
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +84,7 @@ def compare(one: RunReader, other: RunReader) -> Differences:
     return Differences(changes, unknown, same, len(common), find_unequal(*histories), curves)
 
 
-def changed(first: Mapping[str, Any], second: Mapping[str, Any]) -> list[Change]:
+def changed(first: Mapping[str, object], second: Mapping[str, object]) -> list[Change]:
     names = sorted(first.keys() | second.keys())
     return [Change(name, first.get(name), second.get(name)) for name in names if first.get(name) != second.get(name)]
 
@@ -136,7 +135,7 @@ def _variance(values: npt.NDArray[np.float64]) -> np.float64:
     return np.float64(np.mean(np.square(np.diff(values))) / 2)
 
 
-def _seeds(run: RunReader) -> dict[str, Any]:
+def _seeds(run: RunReader) -> dict[str, object]:
     settings = run.flat_start("config") | run.flat_settings()
     return {name: settings[name] for name in ("data.seed", "worker.rollout.seed") if name in settings}
 
@@ -202,7 +201,7 @@ def _crop(text: str) -> str:
     return text if cell_len(text) <= WIDTH else set_cell_size(text, WIDTH - 1) + "…"
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     if value is None:
         return "—"
     return visible((value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)).replace("\n", " "))

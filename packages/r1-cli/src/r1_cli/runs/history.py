@@ -10,6 +10,8 @@ from typing import Any
 
 from r1_cli.config.section import flatten
 
+JsonObject = dict[str, Any]
+
 LOG_FILE, CONFIG_FILE, TRL_FILE = "experiment_log.jsonl", "experiment_config.json", "trainer_state.json"
 
 # TRL's and veRL's names for what r1 has another name for; a * stands for a name that is kept.
@@ -57,7 +59,7 @@ class History:
     name: str
     writer: str  # r1, verl or trl
     steps: list[dict[str, float]]  # each with `step`; training's and validations'
-    config: Mapping[str, Any] = field(default_factory=dict)
+    config: Mapping[str, object] = field(default_factory=dict)
 
     def series(self, name: str) -> list[tuple[int, float]]:
         """Return (step, value) for every finite value."""
@@ -93,9 +95,9 @@ class History:
     def late(self, name: str) -> WindowMean | None:
         return self.window(name, 0.75, 1)
 
-    def setting(self, key: str) -> Any:
+    def setting(self, key: str) -> object:
         """Return a setting by its dotted key; None if unknown."""
-        value: Any = self.config
+        value: object = self.config
         for name in key.split("."):
             value = value.get(name) if isinstance(value, Mapping) else None
         return value
@@ -112,7 +114,7 @@ def spread(values: Sequence[float]) -> float:
 def read_history(path: Path) -> History:
     """Read a run's folder or log, or TRL's `trainer_state.json`. Raises NoHistoryError if it has no step."""
     file = find_log(path)
-    config: dict[str, Any] = {}
+    config: JsonObject = {}
     if file.name == TRL_FILE or file.suffix == ".json":
         writer, steps = "trl", read_trl(file)
     else:
@@ -179,12 +181,12 @@ def renamed(row: Mapping[str, float], names: Mapping[str, str]) -> dict[str, flo
     return {names.get(name, name): value for name, value in row.items()}
 
 
-def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
+def _numbers(row: Mapping[str, object]) -> dict[str, float]:
     flat = flatten(row, separator="/")
     return {name: value for name, value in flat if isinstance(value, int | float) and not isinstance(value, bool)}
 
 
-def _read_json(file: Path) -> dict[str, Any]:
+def _read_json(file: Path) -> JsonObject:
     try:
         found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from r1_cli.config.section import flatten
-from r1_cli.runs.history import CONFIG_FILE, LOG_FILE, History, NoHistoryError, read_history
+from r1_cli.runs.history import CONFIG_FILE, LOG_FILE, History, JsonObject, NoHistoryError, read_history
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -27,6 +27,7 @@ __all__ = [
 ]
 
 Phase = Literal["train", "validation"]
+Row = dict[str, Any]  # of the record, by column: see `schema.COLUMNS`
 
 MANIFEST_FILE = "manifest.json"
 GENERATIONS_FILE = "generations.jsonl"
@@ -48,20 +49,20 @@ class RunReader:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> JsonObject:
         """Return the settings of the last start; {} if missing. Raises ValueError for a damaged file."""
         path = self.path / CONFIG_FILE
-        settings: dict[str, Any] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        settings: JsonObject = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         return settings
 
-    def records(self) -> Iterator[dict[str, Any]]:
+    def records(self) -> Iterator[JsonObject]:
         """Yield the records of r1's log, which may still grow: incomplete lines are skipped."""
         path = self.path / LOG_FILE
         for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
             with suppress(ValueError):
                 yield json.loads(line)
 
-    def starts(self) -> list[dict[str, Any]]:
+    def starts(self) -> list[JsonObject]:
         """Return the starts in the manifest, the first one first; [] without a readable manifest."""
         try:
             found = json.loads((self.path / MANIFEST_FILE).read_text(encoding="utf-8"))["starts"]
@@ -83,11 +84,11 @@ class RunReader:
                 raise
             return History(str(self.path), "r1", [], starts[-1].get("config") or {})
 
-    def flat_settings(self) -> dict[str, Any]:
+    def flat_settings(self) -> JsonObject:
         """Return the settings by dotted keys; {} if unknown."""
         return dict(flatten(self.history_or_start().config)) or self.flat_start("config")
 
-    def flat_start(self, name: str) -> dict[str, Any]:
+    def flat_start(self, name: str) -> JsonObject:
         """Return the entry `name` of the last start by dotted keys; {} if missing."""
         starts = self.starts()
         found = starts[-1].get(name) if starts else None
@@ -104,18 +105,18 @@ class RunReader:
     def recorded_steps(self, phase: Phase = "train") -> list[int]:
         return sorted(int(path.name.split("-")[0]) for path in self.sample_paths(phase))
 
-    def samples(self, step: int, phase: Phase = "train", columns: Sequence[str] | None = None) -> list[dict[str, Any]]:
+    def samples(self, step: int, phase: Phase = "train", columns: Sequence[str] | None = None) -> list[JsonObject]:
         """Return the answers of a step as rows, group by group. `columns` are of `schema.COLUMNS`, None: all.
 
         Raises FileNotFoundError, which names the recorded steps, for a missing step; KeyError for an unknown column.
         """
-        rows: list[dict[str, Any]] = self.sample_table(step, phase, columns).to_pylist()
+        rows: list[Row] = self.sample_table(step, phase, columns).to_pylist()
         for row in rows:
             if "parts" in row:
                 row["parts"] = dict(row["parts"] or ())
         return rows
 
-    def readable_samples(self, step: int, phase: Phase, columns: Sequence[str]) -> list[dict[str, Any]]:
+    def readable_samples(self, step: int, phase: Phase, columns: Sequence[str]) -> list[Row]:
         """Return the answers of a step; [] if its file is damaged or was removed meanwhile."""
         import pyarrow as pa
 

@@ -2,11 +2,10 @@
 
 from collections import Counter
 from statistics import fmean
-from typing import Any
 
 from r1_cli.runs.diagnose.findings import Diagnosis, causes_first
 from r1_cli.runs.diagnose.signatures import diagnose
-from r1_cli.runs.reader import RunReader
+from r1_cli.runs.reader import Row, RunReader
 
 STEPS = 3  # the last ones that are looked at
 LEAST_PROMPTS = 8
@@ -21,7 +20,7 @@ def diagnose_run(run: RunReader) -> list[Diagnosis]:
 def diagnose_answers(run: RunReader) -> list[Diagnosis]:
     """Return the known problems in the recorded answers of the last steps; [] without a record."""
     steps = run.recorded_steps()[-STEPS:]
-    groups: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    groups: dict[tuple[int, int], list[Row]] = {}
     for step in steps:
         for row in run.readable_samples(step, "train", COLUMNS):
             groups.setdefault((step, row["group"]), []).append(row)
@@ -32,7 +31,7 @@ def diagnose_answers(run: RunReader) -> list[Diagnosis]:
     return [one for one in found if one is not None]
 
 
-def repeated_answers(groups: list[list[dict[str, Any]]], where: str) -> Diagnosis | None:
+def repeated_answers(groups: list[list[Row]], where: str) -> Diagnosis | None:
     """The answers of a group are the same text, and not because all are right."""
     several = [group for group in groups if len(group) > 1]
     shares = [Counter(row["answer"] for row in group).most_common(1)[0][1] / len(group) for group in several]
@@ -50,9 +49,9 @@ def repeated_answers(groups: list[list[dict[str, Any]]], where: str) -> Diagnosi
     )
 
 
-def dead_media(groups: list[list[dict[str, Any]]], where: str) -> Diagnosis | None:
+def dead_media(groups: list[list[Row]], where: str) -> Diagnosis | None:
     """The answer to a question does not depend on the picture."""
-    asked: dict[str, list[list[dict[str, Any]]]] = {}
+    asked: dict[str, list[list[Row]]] = {}
     for group in groups:
         if group[0]["media"]:
             asked.setdefault(group[0]["prompt"], []).append(group)

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 from r1_cli.checkpoint.folders import write_json
 from r1_cli.config.root import MASK, SECRET
+from r1_cli.runs.history import JsonObject
 from r1_cli.runs.reader import MANIFEST_FILE, RunReader
 
 log = logging.getLogger("r1")
@@ -33,12 +33,12 @@ SECONDS = 10.0  # that git may take
 @contextmanager
 def record_start(
     folder: Path,
-    config: Mapping[str, Any],
+    config: JsonObject,
     rows: Mapping[str, str],
     devices: Sequence[str],
     step: int,
-    numerics: Mapping[str, Any] | None = None,
-) -> Iterator[dict[str, Any]]:
+    numerics: Mapping[str, object] | None = None,
+) -> Iterator[JsonObject]:
     """Add a start of the run to its manifest; when the block ends, add when and how it did.
 
     The block may set `end` in the yielded start if the run is incomplete.
@@ -77,11 +77,11 @@ def record_start(
             log.warning("%s does not say how the run ended: %s", path, error)
 
 
-def _software() -> dict[str, Any]:
+def _software() -> JsonObject:
     return {"packages": find_versions(), "python": platform.python_version(), "git": find_commit(Path.cwd())}
 
 
-def _host(devices: Sequence[str]) -> dict[str, Any]:
+def _host(devices: Sequence[str]) -> JsonObject:
     return {
         "name": platform.node(),
         "system": platform.platform(),
@@ -111,7 +111,7 @@ def find_versions() -> dict[str, str]:
     return found
 
 
-def find_commit(folder: Path) -> dict[str, Any] | None:
+def find_commit(folder: Path) -> JsonObject | None:
     """Return the commit of the checkout at `folder`, and whether tracked files differ from it; None without one."""
     try:
         commit = _git(folder, "rev-parse", "HEAD").strip()

@@ -1,10 +1,8 @@
 """Choose the recorded answers that a report shows, and embed their pictures."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
-from r1_cli.runs.reader import RunReader
+from r1_cli.runs.reader import Row, RunReader
 
 EACH = 3  # best, typical and worst answers
 MOST_BYTES = 400_000  # of a picture
@@ -12,7 +10,7 @@ MOST_PICTURES = 6  # of an answer
 COLUMNS = ["group", "sample", "prompt", "answer", "ground_truth", "media", "score", "parts", "reason", "failure"]
 
 
-def choose(run: RunReader) -> tuple[int | None, dict[str, list[dict[str, Any]]]]:
+def choose(run: RunReader) -> tuple[int | None, dict[str, list[Row]]]:
     """Return the last recorded step and its best, typical (median) and worst answers, one for each prompt."""
     for step in reversed(run.recorded_steps()):
         if rows := run.readable_samples(step, "train", COLUMNS):
@@ -29,8 +27,8 @@ def choose(run: RunReader) -> tuple[int | None, dict[str, list[dict[str, Any]]]]
     }
 
 
-def _of_different_prompts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    chosen: dict[int, dict[str, Any]] = {}
+def _of_different_prompts(rows: list[Row]) -> list[Row]:
+    chosen: dict[int, Row] = {}
     for row in rows:
         chosen.setdefault(row["group"], row)
         if len(chosen) == EACH:
@@ -38,7 +36,7 @@ def _of_different_prompts(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [*chosen.values()]
 
 
-def pictures_of(run: RunReader, row: Mapping[str, Any]) -> list[str]:
+def pictures_of(run: RunReader, row: Row) -> list[str]:
     """Return a row's first pictures as `data:` URLs; missing and large ones are left out."""
     names = (row["media"] or ())[:MOST_PICTURES]
     return [found for name in names if (found := run.embed_media(name, MOST_BYTES))]

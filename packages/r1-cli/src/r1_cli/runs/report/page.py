@@ -1,13 +1,12 @@
 """The HTML page of a report. All text of models, rows and file names is escaped."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
-from typing import Any
 
 from r1_cli.runs.diagnose.answers import diagnose_run
-from r1_cli.runs.history import History
+from r1_cli.runs.history import History, JsonObject
 from r1_cli.runs.reader import RunReader
 from r1_cli.runs.report.chart import draw, number
 from r1_cli.runs.report.examples import choose, pictures_of
@@ -70,14 +69,14 @@ def write_report(path: Path) -> str:
     )
 
 
-def table(rows: Sequence[Sequence[Any]], head: Sequence[str] = ()) -> str:
+def table(rows: Sequence[Sequence[object]], head: Sequence[str] = ()) -> str:
     """Return a table; cells are escaped."""
     lines = ["<tr>" + "".join(f"<th>{escape(one)}</th>" for one in head) + "</tr>"] if head else []
     lines += ["<tr>" + "".join(f"<td>{escape(str(one))}</td>" for one in row) + "</tr>" for row in rows]
     return f"<table>{''.join(lines)}</table>" if rows else ""
 
 
-def summary(history: History, starts: Sequence[Mapping[str, Any]], validations: Sequence[Measured]) -> Iterator[str]:
+def summary(history: History, starts: Sequence[JsonObject], validations: Sequence[Measured]) -> Iterator[str]:
     last = int(history.steps[-1]["step"])
     told = [f"{last:,} steps"]
     if starts:
@@ -90,7 +89,7 @@ def summary(history: History, starts: Sequence[Mapping[str, Any]], validations: 
     yield f"<p class=lead>{escape(' · '.join(told))}</p>"
 
 
-def what_ran(history: History, starts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def what_ran(history: History, starts: Sequence[JsonObject]) -> Iterator[str]:
     yield "<h2>What ran</h2>"
     yield table([(key, value) for key in SETTINGS if (value := history.setting(key)) is not None])
     if not starts:
@@ -156,7 +155,7 @@ def findings(run: RunReader) -> Iterator[str]:
     yield "" if found else "<p>Nothing of what is known to go wrong.</p>"
 
 
-def faults(history: History, starts: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def faults(history: History, starts: Sequence[JsonObject]) -> Iterator[str]:
     rows = [(f"start {at}, from step {one['from_step']}", one["end"]) for at, one in enumerate(starts, start=1)]
     rows = rows if len(rows) > 1 or any(row[1] != "complete" for row in rows) else []
     for name in [name for prefix in ("reward/failures", "val/failures") for name in history.names(prefix)]:

@@ -3,13 +3,14 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import transformers
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from r1_cli.runs.history import JsonObject
 from r1_cli.runs.track.types import Generation
 from r1_cli.runs.track.view import View, visible
 
@@ -115,7 +116,7 @@ class ConsoleReporter:
             for line in self._response:
                 self._print(line)
 
-    def log_generations(self, step: int, rows: list[dict[str, Any]]) -> None:
+    def log_generations(self, step: int, rows: list[JsonObject]) -> None:
         row = rows[0]
         # A step's generations come before its record, and are read better after it.
         self._response = [

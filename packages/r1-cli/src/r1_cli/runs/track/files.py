@@ -4,10 +4,9 @@ import json
 import math
 import os
 from pathlib import Path
-from typing import Any
 
 from r1_cli.checkpoint.folders import CheckpointError, write_json
-from r1_cli.runs.history import CONFIG_FILE, LOG_FILE
+from r1_cli.runs.history import CONFIG_FILE, LOG_FILE, JsonObject
 from r1_cli.runs.reader import GENERATIONS_FILE, SAMPLES, RunReader
 from r1_cli.runs.track.types import Record, RunInfo
 
@@ -24,10 +23,10 @@ class JsonLines:
         if whole < len(content):
             os.truncate(path, whole)
 
-    def read(self) -> list[dict[str, Any]]:
+    def read(self) -> list[JsonObject]:
         return [json.loads(line) for line in self.path.read_text().splitlines()]
 
-    def append(self, rows: list[dict[str, Any]]) -> None:
+    def append(self, rows: list[JsonObject]) -> None:
         """Write rows to disk (fsync). Raises CheckpointError if it is full; earlier rows stay whole."""
         before = self.path.stat().st_size
         try:
@@ -67,7 +66,7 @@ class FileLogger:
         self._log.append([{"step": step, **values}])
         self._steps.add(step)
 
-    def log_generations(self, step: int, rows: list[dict[str, Any]]) -> None:
+    def log_generations(self, step: int, rows: list[JsonObject]) -> None:
         new = [row for row in ({"step": step, **row} for row in rows) if _key(row) not in self._logged_generations]
         self._generations.append(new)
         self._logged_generations.update(map(_key, new))
@@ -76,7 +75,7 @@ class FileLogger:
         pass
 
 
-def _key(row: dict[str, Any]) -> tuple[int, str, str, int]:
+def _key(row: JsonObject) -> tuple[int, str, str, int]:
     """Return the key of a response; files of older versions have one for each prompt of the validation set."""
     return row["step"], row.get("split", "val"), row["id"], row.get("sample", 0)
 

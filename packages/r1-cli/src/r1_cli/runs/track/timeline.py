@@ -7,7 +7,8 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+
+from r1_cli.runs.history import JsonObject
 
 TIMELINE_FILE = "timeline.json"
 
@@ -26,7 +27,7 @@ class Timeline:
         """Trace `steps` steps into the file `path`; with 0, nothing, at no cost."""
         self._path, self._left = path, steps
         self._origin = time.perf_counter()
-        self._events: list[dict[str, Any]] = []
+        self._events: list[JsonObject] = []
         self._threads: list[str] = ["driver"]  # by their names, as a short-lived one has a new number each time
 
     def record(self, name: str, begin: float, end: float) -> None:

@@ -6,9 +6,9 @@ import logging
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
-from typing import Any
 
 from r1_cli.checkpoint.background import Background
+from r1_cli.runs.history import JsonObject
 from r1_cli.runs.track.files import FileLogger
 from r1_cli.runs.track.types import Console, Generation, Logger, Record, RunInfo
 
@@ -70,7 +70,7 @@ class Tracker:
         for logger in self.loggers:
             logger.close()
 
-    def _write(self, step: int, record: Record, generations: Sequence[Generation], first: list[dict[str, Any]]) -> None:
+    def _write(self, step: int, record: Record, generations: Sequence[Generation], first: list[JsonObject]) -> None:
         """Write one record; nothing after a record that is missing in the run's own files."""
         if self._failure:
             return
@@ -86,7 +86,7 @@ class Tracker:
             if logger not in (self.files, self.console):
                 self._log_to(logger, step, record, first)
 
-    def _log_to(self, logger: Logger, step: int, record: Record, rows: list[dict[str, Any]]) -> None:
+    def _log_to(self, logger: Logger, step: int, record: Record, rows: list[JsonObject]) -> None:
         """Log to one logger; drop it if it fails, so that a service cannot end the run."""
         try:
             if rows:
@@ -97,7 +97,7 @@ class Tracker:
             self.loggers.remove(logger)
 
 
-def _flat(row: dict[str, Any]) -> dict[str, Any]:
+def _flat(row: JsonObject) -> JsonObject:
     return {**row, "parts": json.dumps(row["parts"])}
 
 

@@ -3,7 +3,9 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
+
+from r1_cli.runs.history import JsonObject
 
 Record = dict[str, float]
 
@@ -39,7 +41,7 @@ class RunInfo:
     project: str
     experiment: str
     folder: Path  # the run's checkpoint folder; logs live beside the checkpoints
-    config: dict[str, Any]
+    config: JsonObject
     resumed_from: int  # the step the run goes on from; 0 for a new run
 
 
@@ -47,7 +49,7 @@ class Logger(Protocol):
     """One destination. A logger never ends a run: it reports a failure once and is dropped."""
 
     def log(self, step: int, record: Record) -> None: ...
-    def log_generations(self, step: int, rows: list[dict[str, Any]]) -> None: ...
+    def log_generations(self, step: int, rows: list[JsonObject]) -> None: ...
     def close(self) -> None: ...
 
 

@@ -4,9 +4,9 @@ import json
 import math
 import re
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar, get_args
+from typing import TypeVar, get_args
 
 from r1_cli.runs.history import LOG_FILE
 from r1_cli.runs.reader import MANIFEST_FILE, MEDIA_KINDS, SAMPLES, Phase, RunReader
@@ -21,6 +21,7 @@ QUIET = 600.0  # seconds without a write after which a run without an end may ha
 MEDIA = re.compile(r"[0-9a-f]{32}\.(png|webp)")
 KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", **MEDIA_KINDS}
 
+Query = Mapping[str, str]  # the parameters of a request
 Choice = TypeVar("Choice", bound=str)
 
 
@@ -70,9 +71,10 @@ def names_of(folders: Sequence[Path]) -> list[str]:
     return [str(folder) for folder in folders]
 
 
-def build_app(folders: Sequence[Path], token: str | None, hosts: frozenset[str] | None) -> Any:
+def build_app(folders: Sequence[Path], token: str | None, hosts: frozenset[str] | None) -> Guard:
     """Return the ASGI application; see `Guard` for `token` and `hosts`."""
     from starlette.applications import Starlette
+    from starlette.requests import Request
     from starlette.responses import FileResponse, Response
     from starlette.routing import Route
 
@@ -80,11 +82,11 @@ def build_app(folders: Sequence[Path], token: str | None, hosts: frozenset[str] 
     files = {"/" + str(path.relative_to(STATIC)): path for path in STATIC.rglob("*") if path.suffix in KINDS}
     files["/"] = STATIC / "index.html"
 
-    def page(request: Any) -> Any:
+    def page(request: Request) -> Response:
         path = files[request.url.path]
         return FileResponse(path, media_type=KINDS[path.suffix], headers={"cache-control": "no-cache"})
 
-    def media(request: Any) -> Any:
+    def media(request: Request) -> Response:
         name = request.path_params["name"]
         try:
             folder = _run(runs, request.path_params["run"]).folder
@@ -95,8 +97,8 @@ def build_app(folders: Sequence[Path], token: str | None, hosts: frozenset[str] 
         headers = {"cache-control": "private, max-age=86400, immutable"}
         return FileResponse(path, media_type=KINDS[path.suffix], headers=headers)
 
-    def as_json(answer: Callable[[list[ViewedRun], Any], Any]) -> Callable[[Any], Any]:
-        def endpoint(request: Any) -> Any:
+    def as_json(answer: Callable[[list[ViewedRun], Query], object]) -> Callable[[Request], Response]:
+        def endpoint(request: Request) -> Response:
             try:
                 found, status = answer(runs, request.query_params), 200
             except AskError as error:
@@ -106,50 +108,50 @@ def build_app(folders: Sequence[Path], token: str | None, hosts: frozenset[str] 
 
         return endpoint
 
-    asked = {"runs": _runs, "curves": _curves, "samples": _samples, "group": _group, "same": _same}
-    routes = [Route(f"/api/{name}", as_json(answer)) for name, answer in asked.items()]
+    answers = {"runs": _runs, "curves": _curves, "samples": _samples, "group": _group, "same": _same}
+    routes = [Route(f"/api/{name}", as_json(answer)) for name, answer in answers.items()]
     routes += [Route(path, page) for path in files]
     routes.append(Route("/media/{run}/{name}", media))
     return Guard(Starlette(routes=routes), token, hosts)
 
 
-def _runs(runs: list[ViewedRun], asked: Any) -> Any:
+def _runs(runs: list[ViewedRun], query: Query) -> object:
     return [
         {"name": run.name, **run.status(), **{phase: run.samples[phase].steps() for phase in PHASES}} for run in runs
     ]
 
 
-def _curves(runs: list[ViewedRun], asked: Any) -> Any:
-    return _run(runs, asked.get("run")).curves.read(_number(asked, "after", 0), _number(asked, "times", 0))
+def _curves(runs: list[ViewedRun], query: Query) -> object:
+    return _run(runs, query.get("run")).curves.read(_number(query, "after", 0), _number(query, "times", 0))
 
 
-def _samples(runs: list[ViewedRun], asked: Any) -> Any:
-    filters = [name for name in asked.get("filters", "").split(",") if name]
+def _samples(runs: list[ViewedRun], query: Query) -> object:
+    filters = [name for name in query.get("filters", "").split(",") if name]
     if unknown := sorted({*filters} - {*FILTERS}):
         raise AskError(f"filters has {unknown[0]!r}; there are {', '.join(FILTERS)}")
-    return _of(runs, asked).page(
-        begin=max(_number(asked, "begin", 0), 0),
-        count=min(max(_number(asked, "count", 100), 0), MOST_ROWS),
-        step=_number(asked, "step", 0) if asked.get("step") else None,
-        search=asked.get("search", ""),
+    return _of(runs, query).page(
+        begin=max(_number(query, "begin", 0), 0),
+        count=min(max(_number(query, "count", 100), 0), MOST_ROWS),
+        step=_number(query, "step", 0) if query.get("step") else None,
+        search=query.get("search", ""),
         filters=filters,
-        sort=_choice(asked, "sort", SORTS),
-        down=asked.get("down") == "1",
+        sort=_choice(query, "sort", SORTS),
+        down=query.get("down") == "1",
     )
 
 
-def _group(runs: list[ViewedRun], asked: Any) -> Any:
-    return _of(runs, asked).group(_number(asked, "step", 0), _number(asked, "group", 0))
+def _group(runs: list[ViewedRun], query: Query) -> object:
+    return _of(runs, query).group(_number(query, "step", 0), _number(query, "group", 0))
 
 
-def _same(runs: list[ViewedRun], asked: Any) -> Any:
-    phase = _choice(asked, "phase", PHASES)
-    found = [(number, run.samples[phase].same(asked.get("prompt_id", ""))) for number, run in enumerate(runs)]
+def _same(runs: list[ViewedRun], query: Query) -> object:
+    phase = _choice(query, "phase", PHASES)
+    found = [(number, run.samples[phase].same(query.get("prompt_id", ""))) for number, run in enumerate(runs)]
     return [{"run": number, **one} for number, those in found for one in those]
 
 
-def _of(runs: list[ViewedRun], asked: Any) -> Samples:
-    return _run(runs, asked.get("run")).samples[_choice(asked, "phase", PHASES)]
+def _of(runs: list[ViewedRun], query: Query) -> Samples:
+    return _run(runs, query.get("run")).samples[_choice(query, "phase", PHASES)]
 
 
 def _run(runs: list[ViewedRun], number: str | None) -> ViewedRun:
@@ -158,20 +160,20 @@ def _run(runs: list[ViewedRun], number: str | None) -> ViewedRun:
     return runs[int(number)]
 
 
-def _number(asked: Any, name: str, default: int) -> int:
-    text = asked.get(name, str(default))
+def _number(query: Query, name: str, default: int) -> int:
+    text = query.get(name, str(default))
     if not re.fullmatch(r"-?[0-9]{1,9}", text):
         raise AskError(f"{name} is {text!r}, not a whole number")
     return int(text)
 
 
-def _choice(asked: Any, name: str, choices: tuple[Choice, ...]) -> Choice:
-    if (found := asked.get(name, choices[0])) not in choices:
+def _choice(query: Query, name: str, choices: tuple[Choice, ...]) -> Choice:
+    if (found := query.get(name, choices[0])) not in choices:
         raise AskError(f"{name} is {found!r}; there are {', '.join(choices)}")
     return found
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Replace numbers that JSON does not have by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None

@@ -4,9 +4,17 @@ import json
 import math
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from r1_cli.runs.history import LOG_FILE
+
+
+class Increment(TypedDict):
+    """New steps of a log: the number of the next one, and how often the log was restarted."""
+
+    rows: list[dict[str, float | None]]
+    next: int
+    times: int
 
 
 class Curves:
@@ -17,7 +25,7 @@ class Curves:
         self._file: tuple[int, int] | None = None
         self._times = 0  # that the log was begun anew
 
-    def read(self, after: int = 0, times: int = 0) -> dict[str, Any]:
+    def read(self, after: int = 0, times: int = 0) -> Increment:
         """Return the steps from number `after` on: {"rows", "next", "times"}.
 
         If the log was restarted since the caller's `times`, all steps are returned. Incomplete lines wait; lines that
@@ -54,7 +62,7 @@ def _row(line: bytes) -> dict[str, float | None] | None:
     return {name: _finite(value) for name, value in found.items() if _is_number(value) or value is None}
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 

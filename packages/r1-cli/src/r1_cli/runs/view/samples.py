@@ -3,12 +3,19 @@
 import threading
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
-from r1_cli.runs.reader import Phase, RunReader
+from r1_cli.runs.history import JsonObject
+from r1_cli.runs.reader import Phase, Row, RunReader
 from r1_cli.runs.view.pieces import Pieces
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+Numbers = dict[str, npt.NDArray[Any]]  # by column, one entry for each answer
 
 PREVIEW = 160  # characters of a text in a list
 KEPT_FILES = 8  # whose texts stay in memory
@@ -23,11 +30,11 @@ class Samples:
     def __init__(self, run: RunReader, phase: Phase) -> None:
         self._run, self._phase, self._lock = run, phase, threading.RLock()
         self._pieces = Pieces(run)
-        self._parts: dict[Path, tuple[tuple[int, int], dict[str, Any]]] = {}  # by file: what it was, its numbers
-        self._index: dict[str, Any] = _join([])
+        self._parts: dict[Path, tuple[tuple[int, int], Numbers]] = {}  # by file: what it was, its numbers
+        self._index: Numbers = _join([])
         self._files: list[Path] = []
-        self._texts: OrderedDict[Path, Any] = OrderedDict()
-        self._found: OrderedDict[tuple[Path, str], Any] = OrderedDict()
+        self._texts: OrderedDict[Path, pa.Table] = OrderedDict()
+        self._found: OrderedDict[tuple[Path, str], npt.NDArray[np.bool_]] = OrderedDict()
 
     def steps(self) -> list[int]:
         with self._lock:
@@ -36,7 +43,7 @@ class Samples:
 
     def page(
         self, *, begin: int, count: int, step: int | None, search: str, filters: list[str], sort: str, down: bool
-    ) -> dict[str, Any]:
+    ) -> JsonObject:
         """Return {"total", "rows"}: `count` matching answers from the `begin`-th on, texts shortened.
 
         Args: step: None: all. search: in prompt and answer, ignoring case. filters: of `FILTERS`; all must hold. sort:
@@ -57,7 +64,7 @@ class Samples:
             chosen = chosen[np.argsort(-keys if down else keys, kind="stable")]
             return {"total": len(chosen), "rows": [self._light(place) for place in chosen[begin : begin + count]]}
 
-    def group(self, step: int, group: int) -> list[dict[str, Any]]:
+    def group(self, step: int, group: int) -> list[Row]:
         """Return a prompt's recorded rows at a step, with the text of each token as `pieces`; [] if missing."""
         import pyarrow.compute as pc
         import pyarrow.parquet as pq
@@ -74,7 +81,7 @@ class Samples:
             row["pieces"] = self._pieces.of(row["tokens"])
         return rows
 
-    def same(self, prompt_id: str) -> list[dict[str, Any]]:
+    def same(self, prompt_id: str) -> list[JsonObject]:
         """Return the groups of a prompt: step, group and mean score of each."""
         with self._lock:
             self._read_on()
@@ -86,7 +93,7 @@ class Samples:
                 for s, g in np.unique(pairs, axis=0)
             ]
 
-    def _search(self, text: str, passing: Any) -> None:
+    def _search(self, text: str, passing: npt.NDArray[np.bool_]) -> None:
         import pyarrow.compute as pc
 
         for number, path in enumerate(self._files):
@@ -102,14 +109,14 @@ class Samples:
         while len(self._found) > KEPT_SEARCHES * max(len(self._files), 1):
             self._found.popitem(last=False)
 
-    def _light(self, place: int) -> dict[str, Any]:
+    def _light(self, place: int) -> JsonObject:
         texts, row = self._text(self._files[self._index["file"][place]]), int(self._index["row"][place])
         found = {name: self._index[name][place].item() for name in NUMBERS}
         for name in ("prompt", "answer"):
             found[name] = (texts[name][row].as_py() or "")[-PREVIEW if name == "prompt" else 0 :][:PREVIEW]
         return found
 
-    def _text(self, path: Path) -> Any:
+    def _text(self, path: Path) -> "pa.Table":
         """Return prompts and answers of a file as a table; empty texts if the file is gone."""
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -151,7 +158,7 @@ class Samples:
         self._index = _join([numbers for _, numbers in parts.values()])
 
 
-def _numbers(path: Path) -> dict[str, Any] | None:
+def _numbers(path: Path) -> Numbers | None:
     """Return the numbers of a file's answers; None for an unreadable file."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -176,7 +183,7 @@ def _numbers(path: Path) -> dict[str, Any] | None:
     return found
 
 
-def _join(parts: list[dict[str, Any]]) -> dict[str, Any]:
+def _join(parts: list[Numbers]) -> Numbers:
     names = (*NUMBERS, "prompt_id", "row")
     kinds = {"score": float, "prompt_id": object, "truncated": bool, "failed": bool, "flat": bool}
     index = {name: np.concatenate([np.empty(0, kinds.get(name, int)), *(p[name] for p in parts)]) for name in names}

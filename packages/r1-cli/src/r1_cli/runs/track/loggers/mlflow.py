@@ -3,8 +3,8 @@
 import os
 import posixpath
 import re
-from typing import Any
 
+from r1_cli.runs.history import JsonObject
 from r1_cli.runs.track.types import Record, RunInfo
 
 FORBIDDEN = re.compile(r"[^\w\-./: ]")  # in a metric's name, as MLflow checks it; a letter of any language is allowed
@@ -28,7 +28,7 @@ class MlflowLogger:
         metrics = {metric_name(name): value for name, value in record.items()}
         self._mlflow.log_metrics(metrics, step=step, run_id=self._run_id)
 
-    def log_generations(self, step: int, rows: list[dict[str, Any]]) -> None:
+    def log_generations(self, step: int, rows: list[JsonObject]) -> None:
         columns = {key: [row[key] for row in rows] for key in rows[0]}
         self._mlflow.log_table(columns, f"generations/step_{step}.json", run_id=self._run_id)
 

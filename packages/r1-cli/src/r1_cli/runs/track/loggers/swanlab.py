@@ -1,8 +1,8 @@
 """SwanLab, online with a key and in its offline mode without."""
 
 import os
-from typing import Any
 
+from r1_cli.runs.history import JsonObject
 from r1_cli.runs.track.types import Record, RunInfo
 
 
@@ -23,7 +23,7 @@ class SwanlabLogger:
     def log(self, step: int, record: Record) -> None:
         self._swanlab.log(record, step=step)
 
-    def log_generations(self, step: int, rows: list[dict[str, Any]]) -> None:
+    def log_generations(self, step: int, rows: list[JsonObject]) -> None:
         texts = [self._swanlab.Text("\n".join(f"{k}: {v}" for k, v in row.items())) for row in rows]
         self._swanlab.log({"val/generations": texts}, step=step)
 

@@ -1,7 +1,6 @@
 """TensorBoard scalars and sample texts."""
 
-from typing import Any
-
+from r1_cli.runs.history import JsonObject
 from r1_cli.runs.track.types import Record, RunInfo
 
 
@@ -20,7 +19,7 @@ class TensorBoardLogger:
             self._writer.add_scalar(key, value, step)
         self._writer.flush()
 
-    def log_generations(self, step: int, rows: list[dict[str, Any]]) -> None:
+    def log_generations(self, step: int, rows: list[JsonObject]) -> None:
         for row in rows:
             text = "\n\n".join(f"**{key}**: {value}" for key, value in row.items())
             self._writer.add_text(f"val/generations/{row['id']}", text, step)

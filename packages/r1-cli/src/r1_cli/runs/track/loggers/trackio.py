@@ -1,8 +1,8 @@
 """Trackio, in its local folder (`trackio show`), or in the Space TRACKIO_SPACE_ID."""
 
 import os
-from typing import Any
 
+from r1_cli.runs.history import JsonObject
 from r1_cli.runs.track.types import Record, RunInfo
 
 
@@ -19,7 +19,7 @@ class TrackioLogger:
     def log(self, step: int, record: Record) -> None:
         self._trackio.log(dict(record), step=step)
 
-    def log_generations(self, step: int, rows: list[dict[str, Any]]) -> None:
+    def log_generations(self, step: int, rows: list[JsonObject]) -> None:
         columns = list(rows[0])
         table = self._trackio.Table(columns=columns, data=[[row[column] for column in columns] for row in rows])
         self._trackio.log({"val/generations": table}, step=step)

@@ -5,9 +5,10 @@ import netrc
 import os
 import socket
 import uuid
-from typing import Any, Literal
+from typing import Literal
 from urllib.parse import urlparse
 
+from r1_cli.runs.history import JsonObject
 from r1_cli.runs.track.types import Record, RunInfo
 
 log = logging.getLogger("r1")
@@ -39,7 +40,7 @@ class WandbLogger:
     def log(self, step: int, record: Record) -> None:
         self._run.log(record, step=step)
 
-    def log_generations(self, step: int, rows: list[dict[str, Any]]) -> None:
+    def log_generations(self, step: int, rows: list[JsonObject]) -> None:
         columns = list(rows[0])
         table = self._wandb.Table(columns=columns, data=[[row[c] for c in columns] for row in rows])
         self._run.log({"val/generations": table}, step=step)
