@@ -8,6 +8,7 @@ from typing import Any
 
 from r1_cli.build.rows import OpenSource
 from r1_cli.plan.data_check.findings import TITLES, Report
+from r1_cli.runs.html import render_page
 from r1_data.prefetch import start_rendering
 from r1_data.render import Renderer, to_pil
 from r1_data.types import DataError, Prompt
@@ -17,15 +18,9 @@ THUMBNAIL = 128  # pixels of the longer side
 SAMPLES = 6  # rows shown of each source
 TEXT = 600  # characters of a row's text
 
-HEAD = """<!doctype html><html lang="en"><head><meta charset="utf-8">
-<meta http-equiv="Content-Security-Policy" content="default-src 'none'; img-src data:; style-src 'unsafe-inline'">
-<title>r1 data check</title><style>
-body { font: 15px/1.5 system-ui, sans-serif; max-width: 60em; margin: 2em auto; padding: 0 1em; color: #222 }
-table { border-collapse: collapse } td, th { padding: .2em .8em; text-align: left; border-bottom: 1px solid #ddd }
-td.n { text-align: right } .bar { background: #7aa6da; height: 1em } .error { color: #b00 } .warning { color: #a60 }
-pre { white-space: pre-wrap; background: #f6f6f6; padding: .6em } img { margin: 0 .4em .4em 0 } </style></head><body>
+STYLE = """
+td.n { text-align: right } .bar { background: var(--mark); height: 1em } .error { color: #b00 } .warning { color: #a60 }
 """
-
 
 Render = Callable[[OpenSource, int], Prompt]  # raises DataError, WorkerDied
 
@@ -36,9 +31,9 @@ def write_page(report: Report, renderer: Renderer, workers: Workers | None) -> s
     def render(opened: OpenSource, index: int) -> Prompt:
         return start_rendering(opened.reader(*opened.rows[index]), renderer, workers).result()
 
-    parts = [HEAD, "<h1>r1 data check</h1>", *_sources(report), *_lengths(report), *_findings(report, render)]
+    parts = ["<h1>r1 data check</h1>", *_sources(report), *_lengths(report), *_findings(report, render)]
     parts += _samples(report, render)
-    return "\n".join([*parts, "</body></html>\n"])
+    return render_page("r1 data check", "\n".join(parts), STYLE)
 
 
 def _sources(report: Report) -> Iterator[str]:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from r1_cli.runs.diagnose.answers import diagnose_run
 from r1_cli.runs.history import History, JsonObject
+from r1_cli.runs.html import render_page, table
 from r1_cli.runs.reader import RunReader
 from r1_cli.runs.report.chart import draw, number
 from r1_cli.runs.report.examples import choose, pictures_of
@@ -24,56 +25,19 @@ SETTINGS = (
     "data.train_files", "data.rollout_batch_size", "worker.rollout.n", "data.max_response_length",
     "worker.rollout.temperature", "algorithm.kl_coef", "worker.reward.reward_function", "trainer.max_staleness",
 )  # fmt: skip
-POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"  # whatever gets past, loads and runs nothing
 LONGEST = 4_000  # characters of a text
-STYLE = """
-:root{color-scheme:light dark;--ink:#1b1f24;--soft:#5c6570;--paper:#fff;--card:#f5f6f7;--line:#d5d9de;--mark:#0b5cad}
-@media(prefers-color-scheme:dark){:root{--ink:#e6e9ec;--soft:#9aa4af;--paper:#14171a;--card:#1d2125;--line:#363c43;
---mark:#6cb2ff}}
-body{font:15px/1.5 system-ui,sans-serif;color:var(--ink);background:var(--paper);max-width:1000px;margin:2rem auto;
-padding:0 1rem}
-h1,h2,h3{line-height:1.2}h2{margin-top:2.2rem;border-bottom:1px solid var(--line);padding-bottom:.3rem}
-.lead{font-size:1.05rem;color:var(--soft)}
-table{border-collapse:collapse;margin:.8rem 0;width:100%}
-td,th{text-align:left;vertical-align:top;padding:.25rem .7rem .25rem 0;border-bottom:1px solid var(--line);
-overflow-wrap:anywhere}
-td:first-child{color:var(--soft);min-width:9rem}
-.grid{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,300px),1fr));gap:.8rem}
-figure,article{margin:0;padding:.7rem;background:var(--card);border-radius:8px;min-width:0}
-svg{width:100%;height:auto;display:block}polyline{fill:none;stroke:var(--mark);stroke-width:1.8}
-circle{fill:var(--mark)}.bar{stroke:var(--mark);stroke-width:1.2}.axis{fill:none;stroke:var(--line)}
-svg text{font-size:11px;fill:var(--soft)}
-.share{display:flex;align-items:center;gap:.5rem}.share span{width:9rem;color:var(--soft)}
-.share i{height:.8rem;background:var(--mark);border-radius:2px;min-width:1px}
-pre{white-space:pre-wrap;overflow-wrap:anywhere;font-size:.85rem;max-height:16rem;overflow:auto;margin:.4rem 0}
-.answer{border-left:3px solid var(--mark);padding-left:.6rem}
-img{max-width:100%;max-height:14rem;border-radius:4px;margin-right:.4rem}
-@media print{body{max-width:none;margin:0}figure,article{break-inside:avoid}}
-"""
 
 
 def write_report(path: Path) -> str:
     """Return a run's report as HTML. Raises NoHistoryError without a run."""
     run = RunReader(path)
     history, starts, validations = run.history, run.starts(), measure(run)
-    name = escape(path.resolve().name)
     parts = [
-        f"<h1>{name}</h1>", *summary(history, starts, validations), *what_ran(history, starts),
+        f"<h1>{escape(path.resolve().name)}</h1>", *summary(history, starts, validations), *what_ran(history, starts),
         *curves(history, validations), *time_and_tokens(history), *findings(run), *faults(history, starts),
         *samples(run),
     ]  # fmt: skip
-    return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{name}</title><meta name="viewport" '
-        f'content="width=device-width"><meta http-equiv="Content-Security-Policy" content="{POLICY}">'
-        f"<style>{STYLE}</style></head><body>{''.join(parts)}</body></html>\n"
-    )
-
-
-def table(rows: Sequence[Sequence[object]], head: Sequence[str] = ()) -> str:
-    """Return a table; cells are escaped."""
-    lines = ["<tr>" + "".join(f"<th>{escape(one)}</th>" for one in head) + "</tr>"] if head else []
-    lines += ["<tr>" + "".join(f"<td>{escape(str(one))}</td>" for one in row) + "</tr>" for row in rows]
-    return f"<table>{''.join(lines)}</table>" if rows else ""
+    return render_page(path.resolve().name, "".join(parts))
 
 
 def summary(history: History, starts: Sequence[JsonObject], validations: Sequence[Measured]) -> Iterator[str]:
