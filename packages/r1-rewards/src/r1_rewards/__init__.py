@@ -38,7 +38,6 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> ModuleType | str:
-    """Import a submodule when it is first used, as in `r1_rewards.math`."""
     if name == "__version__":
         return importlib.metadata.version("r1-rewards")
     if name in _MODULES:

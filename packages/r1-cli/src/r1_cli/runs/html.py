@@ -33,8 +33,8 @@ img{max-width:100%;max-height:14rem;border-radius:4px;margin-right:.4rem}
 def render_page(title: str, body: str, style: str = "") -> str:
     """Return a page. `body` is HTML, whose texts are escaped; `style` is added to STYLE."""
     return (
-        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title><meta name="viewport" '
-        f'content="width=device-width"><meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
+        f'<meta name="viewport" content="width=device-width"><meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         f"<style>{STYLE}{style}</style></head><body>{body}</body></html>\n"
     )
 

@@ -97,7 +97,6 @@ def parse_exact(text: str) -> Fraction | None:
 
 
 def _number(text: str, other: str) -> Fraction | None:
-    """Parse a number; a comma is a decimal one if three digits do not follow and `other` has decimals."""
     if _SCIENTIFIC.fullmatch(text):
         text = _SCIENTIFIC.sub(r"\1e\2", text)
     elif _DECIMAL_COMMA.fullmatch(text) and (_DECIMAL_POINT.fullmatch(other) or _DECIMAL_COMMA.fullmatch(other)):

@@ -55,8 +55,6 @@ def _tokens(text: str) -> list[str]:
 
 
 class _Parser:
-    """Recursive descent over tokens; one method for each level of precedence."""
-
     def __init__(self, tokens: list[str]) -> None:
         import sympy
 

@@ -172,7 +172,6 @@ def hashed(response: str) -> str | None:
 
 
 def stated(response: str) -> str | None:
-    """Return the sentence after the last "Answer:", "answer is", or "A:" at a line's start."""
     text = response[-TAIL:]
     last = _last_match(_STATED, text)
     if last is None:
@@ -195,7 +194,6 @@ def _said(response: str) -> str | None:
 
 
 def bare(response: str) -> str | None:
-    """Return the whole response if it is one word or one short line of mathematics."""
     text = response.strip()
     if not text or len(text) > _MAX_BARE or "\n" in text or text.count("$") not in (0, 2):
         return None
@@ -204,7 +202,6 @@ def bare(response: str) -> str | None:
 
 
 def last_formula(response: str) -> str | None:
-    """Return the last formula or number, whichever is last."""
     text = response[-TAIL:]
     last_word = (text.rsplit(None, 1) or [""])[-1].rstrip(".,;")
     if _LATEX_WORD.match(last_word):
@@ -218,7 +215,6 @@ def last_formula(response: str) -> str | None:
 
 
 def formulas(text: str) -> str | None:
-    """Return the formulas at the end of `text` as one list, as in "$1$ and $2$", or the last one."""
     text = text[-TAIL:]
     found = _formulas(text)
     return _joined(text, found) or (found[-1][1] if found else None)

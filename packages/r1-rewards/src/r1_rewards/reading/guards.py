@@ -104,7 +104,6 @@ def _large(text: str) -> bool:
 
 
 def _nested_power_refusal(exponent: str) -> str | None:
-    """Refuse an exponent that is a large power, a sum, a product, or a power of powers."""
     powers = _EXPONENT.findall(exponent)
     if powers and (len(powers) > 1 or _GROWING.search(exponent)):
         return "an exponent with exponents"

@@ -142,7 +142,6 @@ def in_one_notation(left: str, right: str) -> tuple[str, str]:
 
 
 def with_bold_vectors(left: str, right: str) -> tuple[str, str]:
-    r"""Write `\vec{a}` and `\hat{i}` as `\mathbf{a}` and `\mathbf{i}` if the other side does."""
     if (_ARROW.search(left) and _BOLD_LETTER.search(right)) or (_ARROW.search(right) and _BOLD_LETTER.search(left)):
         left, right = (_ARROW.sub(_bold_letter, side) for side in (left, right))
     return left, right
@@ -223,7 +222,6 @@ def _plain_number(character: str) -> str:
 
 
 def _whole_number_or_matrix(text: str) -> str | None:
-    """Rewrite a text that is one number, "1 000", "6.02e23", "2 1/2", "two", or a matrix in brackets."""
     if text.lower() in _NUMBER_WORDS:
         return str(_NUMBER_WORDS.index(text.lower()))
     if match := _PERIOD.fullmatch(text) or _GOES_ON.fullmatch(text):

@@ -111,7 +111,6 @@ def _whole(text: str) -> int | None:
 
 
 def _plain_commas(text: str) -> str:
-    """Drop thousands commas at the ends of numbers, in time linear in the commas."""
     while (shorter := _COMMAS.sub(r"\1\2", text)) != text:
         text = shorter
         if text.count(",") > 50:

@@ -48,7 +48,6 @@ def both_signs(text: str, other: str) -> str:
 
 
 def brackets(text: str) -> str:
-    """Return "(" for a tuple or an open interval, "{" for a set, "" for anything else."""
     found = _BRACKETED.fullmatch(text)
     return (found[1] or found[2]).strip("\\") if found else ""
 

@@ -81,10 +81,7 @@ class ReferenceProbability:
     settings: Settings = field(default_factory=Settings)
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:
-        """Return one score per input, in order.
-
-        Raises ValueError for a base score that is not finite, and what `logprobs` raises.
-        """
+        """Raise ValueError for a base score that is not finite, and what `logprobs` raises."""
         check_inputs(inputs)
         settings, bases = self.settings, [_base_score(*numbered) for numbered in enumerate(inputs)]
         splices = [

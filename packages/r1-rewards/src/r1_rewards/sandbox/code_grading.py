@@ -36,8 +36,6 @@ class Grading:
 
 
 class _Failed(Exception):
-    """The solution's process returned no result."""
-
     def __init__(self, verdict: Verdict) -> None:
         super().__init__(verdict)
         self.verdict = verdict
@@ -244,8 +242,6 @@ def _verdict_from(message: dict[str, Any]) -> Verdict:
 
 
 class _SolutionProcess:
-    """The process that holds the solution: started on the first call, and again after it timed out or died."""
-
     def __init__(self, source: str, sandbox: Sandbox) -> None:
         self._source = source
         self._sandbox = sandbox

@@ -144,7 +144,6 @@ class Endpoint:
                 raise
 
     def close(self) -> None:
-        """Cancel a running `run`, from any thread."""
         for cancel in tuple(self._cancels):
             with contextlib.suppress(RuntimeError):  # its loop has just ended by itself
                 cancel()
@@ -257,7 +256,6 @@ class Endpoint:
 
 
 async def _exchange(client: "httpx.AsyncClient", url: str, content: bytes) -> tuple[int, Mapping[str, str], bytes]:
-    """Post and return status, headers and body. Raises Unusable for more than MAX_REPLY_BYTES."""
     async with client.stream("POST", url, content=content) as response:
         reply = bytearray()
         async for chunk in response.aiter_bytes():

@@ -167,7 +167,6 @@ def read_mark(reply: str, nonce: str, low: float, high: float) -> float:
 
 
 def question_of(item: RewardInput) -> str:
-    """Return the question as text: the messages, with roles if there are several, pictures as `[image]`."""
     texts = [(str(message.get("role")), _text_of(message.get("content"))) for message in item.messages]
     if not texts:
         return item.prompt

@@ -99,7 +99,6 @@ class RewardModelVerifier(OpenVerifier):
         return response
 
     def _logits(self, rows: list[list[int]]) -> list[float]:
-        """Return the logits [B] of rows of token ids, padded on the right."""
         import torch
 
         longest = max(map(len, rows))

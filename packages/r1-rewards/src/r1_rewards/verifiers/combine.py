@@ -59,7 +59,6 @@ def read_parts(parts: Mapping[str, object]) -> dict[str, Part]:
 
 
 def weighted_sum(scores: Mapping[str, Score], parts: Mapping[str, object]) -> Score:
-    """Sum the values times their weights; keep all parts, and the first extracted answer."""
     weights = {name: part.weight for name, part in read_parts(parts).items()}
     overall = sum(weights[name] * found.value for name, found in scores.items())
     kept = {"overall": overall}

@@ -64,7 +64,6 @@ def final_answer(response: str) -> str:
 
 
 def normalise(extracted: str) -> str:
-    """Drop articles, units, blanks and LaTeX wrappers, as Minerva does."""
     text = extracted.split("=")[-1]
     for before, after in _REPLACED:
         text = text.replace(before, after)
@@ -78,7 +77,6 @@ def normalise(extracted: str) -> str:
 
 
 def _without_wrappers(line: str) -> str:
-    r"""Keep a line's first formula and the contents of `\text{x}`, `\boxed{x}` and the like; in linear time."""
     if line.count("$") >= 2:
         line = "$" + line.split("$", 2)[1] + "$"
     for wrapped in _WRAPPED:

@@ -55,7 +55,6 @@ def score(
 
 
 def has_r1(response: str) -> bool:
-    """Whether each of the four tags occurs once, in order, and the response starts with `<think>`."""
     tags = ("<think>", "</think>", "<answer>", "</answer>")
     return response.startswith("<think>") and _once_in_order(response, tags)
 
@@ -98,7 +97,6 @@ def has_box(response: str) -> bool:
 
 
 def unspaced_tags(response: str) -> str:
-    """Return `response` with `< / think >` written as `</think>`."""
     return _SPACED_TAG.sub(r"<\1\2>", response)
 
 

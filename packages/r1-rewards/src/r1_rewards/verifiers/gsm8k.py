@@ -59,7 +59,6 @@ def _number_in(extracted: str) -> Fraction | None:
 
 
 def _in_words(number: str, before: str, behind: str) -> Fraction | None:
-    """Return the value of a number among words: 24 in "2 dozen", None in "not 5"."""
     if in_context(number, before, behind).startswith("not "):
         return None
     value, scale = parse_number(number), _SCALED.match(behind[:20])

@@ -135,7 +135,6 @@ def _packed(text: str) -> str:
 
 
 def _equal_numerals(extracted: str, truth: str) -> bool | None:
-    """Compare two numbers with bases, as "101_2"; None for anything else."""
     left, right = _NUMERAL.fullmatch(extracted), _NUMERAL.fullmatch(truth)
     if left is None or right is None:
         return None

@@ -121,7 +121,6 @@ def _last_quantity(text: str) -> tuple[Fraction, str] | None:
 
 
 def _unit(words: str) -> str:
-    """Return the unit at the start of `words`, all of up to three unknown words, or "" for a longer sentence."""
     plain = words.replace("\\", "").replace("per cent", "%").replace("percent", "%").strip()
     first = plain.split(None, 1)[0].rstrip(".,;:!?)") if plain else ""
     if first.startswith("%") or _unit_key(first) in UNITS:

@@ -41,7 +41,6 @@ def truth_problem(ground_truth: str) -> str | None:
 
 
 def extract_answer(response: str) -> str:
-    """Return the last box, or the text after the last "answer is", "is", "=" and the like."""
     for marker in _AFTER:
         response = _after(response, marker)
     for marker in _BEFORE:

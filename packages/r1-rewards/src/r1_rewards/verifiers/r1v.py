@@ -26,7 +26,6 @@ def truth_problem(ground_truth: str) -> str | None:
 
 
 def answer_body(text: str) -> str | None:
-    """Return the first `<answer>` block, or the whole text if it has neither that nor a `<think>`."""
     start = text.find("<answer>")
     end = text.find("</answer>", start + len("<answer>")) if start >= 0 else -1
     if end >= 0:

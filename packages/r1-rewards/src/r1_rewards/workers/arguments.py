@@ -60,8 +60,6 @@ NOT_SERVED = {
 
 @dataclass(frozen=True, slots=True)
 class Signature:
-    """How to call a function; the parameters in `wants` are filled by name."""
-
     shape: Shape
     wants: tuple[str, ...]
     open_ended: bool  # takes any keyword
@@ -245,7 +243,6 @@ def _check_call(function: Callable[..., object], shape: Shape, keywords: Mapping
 
 
 def _read_verl(score: object) -> object:
-    """Convert veRL's score, a mapping that names the reward `score`; its entries that are no numbers are dropped."""
     if not isinstance(score, Mapping) or "overall" in score or "score" not in score:
         return score
     numbers = {key: value for key, value in score.items() if hasattr(value, "__float__")}

@@ -53,14 +53,12 @@ class Durations:
         self.first = seconds if self.first is None else max(self.first, seconds)
 
     def slow_after(self, *, first: bool) -> float:
-        """Return the seconds after which a sample is watched."""
         usual = self.first if first else self.usual
         if usual is None:
             return self.timeout / 4
         return max(_SLOW_SECONDS, _SLOW_FACTOR * usual)
 
     def job_size(self, waiting: int, workers: int) -> int:
-        """Return how many samples to send to a worker at a time: one until the usual duration is known."""
         if self.usual is None:
             return 1
         return max(1, min(_JOB_SAMPLES, int(_JOB_SECONDS / max(self.usual, 1e-6)), waiting // (2 * workers)))
@@ -103,7 +101,6 @@ class Batch:
         durations: Durations,
         workers: int,
     ) -> None:
-        """`samples` by index. `idle` holds workers to start with, and at the end those that are free."""
         self._server = server
         self._idle = idle
         self._samples = samples

@@ -31,7 +31,6 @@ def send(connection: socket.socket, message: object, deadline: float | None = No
 
 
 def receive(connection: socket.socket, deadline: float | None = None) -> Any:
-    """Return the next JSON value. Raises EOFError if the other side is gone, TimeoutError at the deadline."""
     length = _read_length(_receive_bytes(connection, _LENGTH.size, deadline))
     return json.loads(_receive_bytes(connection, length, deadline))
 
@@ -53,8 +52,6 @@ def unpack(message: dict[str, Any]) -> Outcome:
 
 
 class Sample(TypedDict):
-    """A `RewardInput` as a worker receives it."""
-
     response: str
     response_length: int
     ground_truth: str
@@ -75,8 +72,6 @@ class Job(TypedDict):
 
 
 class Inbox:
-    """The complete messages that have arrived on a socket; a partial one is kept for later."""
-
     def __init__(self, connection: socket.socket) -> None:
         self._connection = connection
         self._data = bytearray()

@@ -39,8 +39,6 @@ WARM_UP = (
 
 @dataclass(frozen=True, slots=True)
 class RewardFunction:
-    """A loaded function; `call` turns samples, as the pool sends them, into raw scores."""
-
     name: str
     batch: bool  # whether the meaning of a score may depend on the batch
     call: Callable[[Sequence[Sample]], object]
@@ -85,7 +83,6 @@ def load_function(spec: RewardSpec, kwargs: Mapping[str, object]) -> RewardFunct
 
 
 def score_samples(function: RewardFunction, samples: Sequence[Sample]) -> list[Outcome] | Failure:
-    """Call the function once; return one outcome per sample, or one failure of the whole call."""
     try:
         scores = function.call(samples)
     except BaseException as error:  # SystemExit too, and the time limits of libraries: any of them fails the call only

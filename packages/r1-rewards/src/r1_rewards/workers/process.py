@@ -46,8 +46,6 @@ class Reward:
 
 
 class Worker:
-    """One process that scores, in its own process group. `kill` is thread-safe."""
-
     def __init__(
         self,
         pid: int,
@@ -174,7 +172,6 @@ class ForkServer:
                 kill_tree(self._process.pid)
 
     def dispose(self) -> None:
-        """Reap the processes that `close` killed; call it from the thread that uses the server."""
         for worker in list(self._living):
             self.reap(worker)
         if self._process is not None:

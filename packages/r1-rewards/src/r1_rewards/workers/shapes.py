@@ -82,7 +82,6 @@ def _text_parameter(
     kwargs: Mapping[str, object],
     where: str,
 ) -> inspect.Parameter | None:
-    """Return the parameter for the response's text; None if the first one is for reward inputs."""
     named = [p for p in parameters.values() if p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]
     if verl := [p for p in named if _is(p.name, VERL_RESPONSES)]:
         return verl[0]
@@ -160,7 +159,6 @@ def _reads_fields(function: Callable[..., object]) -> bool:
 
 
 def _reads_field(code: CodeType) -> bool:
-    """Whether code contains `…["response"]` or `….get("response")`, or the same for ground truth or length."""
     steps = [step for step in dis.get_instructions(code) if step.opname not in ("CACHE", "PUSH_NULL", "EXTENDED_ARG")]
     return any(
         key.argval in ("response", "ground_truth", "response_length")

@@ -88,7 +88,6 @@ def _serve_forks(pool: socket.socket) -> socket.socket | None:
 
 
 def _kill_orphans(kept: set[int]) -> None:
-    """Kill and reap the descendants of ended workers; orphans of living workers are those workers' children."""
     while orphans := [child for child in children(os.getpid()) if child not in kept]:
         for orphan in orphans:
             kill_tree(orphan)

@@ -124,7 +124,6 @@ class _Wire:
     def ask(
         self, do: str, target: dict[str, Any], args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Return the solution's plain value or proxy; raise the built-in exception that it raised."""
         request = {"do": do, "target": target, "args": values.encode(list(args), _send)}
         self.write({"ask": {**request, "kwargs": values.encode(kwargs or {}, _send)}})
         line = self._reader.readline()
@@ -171,7 +170,6 @@ def foreign_names(sources: list[str]) -> dict[str, bool]:
 
 
 def _provide(name: str, is_module: bool, tests: ModuleType, wire: _Wire) -> None:
-    """Define `name` for the tests: the real standard module, which the solution cannot replace, or the solution's."""
     if is_module and name in sys.stdlib_module_names:
         vars(tests)[name] = importlib.import_module(name)
         return

@@ -41,7 +41,6 @@ def confine(limits: values.RunLimits, isolation: set[str], readable: Sequence[st
 
 
 def _limit(limits: values.RunLimits, neighbours: int) -> None:
-    """Set resource limits; `neighbours` are the threads that this user already has, which count as well."""
     seconds = int(limits["cpu_seconds"]) + 1
     bounds = {
         resource.RLIMIT_AS: limits["memory_mib"] * _MEBIBYTE,

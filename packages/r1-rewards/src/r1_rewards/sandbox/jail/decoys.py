@@ -151,8 +151,6 @@ class _DecoyModule(ModuleType):
 
 
 def _fails(sources: list[str], decoy: Decoy | Stub, counts: type[Exception]) -> bool:
-    """Whether the tests raise `counts` against a decoy; with Exception, exiting counts as well."""
-
     def find(name: str) -> Any:
         return Stub(decoy._answer, name) if isinstance(decoy, Stub) else Decoy(decoy._run)
 

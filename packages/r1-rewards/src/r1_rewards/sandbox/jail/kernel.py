@@ -56,7 +56,6 @@ def mount(source: str, target: str, kind: str | None, flags: int, data: str | No
 
 
 def enter_root(folder: str) -> None:
-    """Make the mount point `folder` the root directory, and unmount the old root."""
     os.chdir(folder)
     syscall(_PIVOT_ROOT[MACHINE], b".", b".")
     checked(_libc.umount2(b".", MNT_DETACH), "umount the old root")
@@ -78,7 +77,6 @@ def adopt_orphans() -> None:
 
 
 def set_dumpable(dumpable: bool) -> None:
-    """Set whether processes of the same user may inspect this one."""
     prctl(_PR_SET_DUMPABLE, int(dumpable))
 
 

@@ -94,7 +94,6 @@ def _where(call: tuple[int, int], body: list[tuple[int, int, int, int]]) -> list
 
 
 def _argument(index: int) -> tuple[int, int, int, int]:
-    """Load the low half of an argument; both machines are little-endian."""
     return (_LOAD, 0, 0, _ARGUMENTS + 8 * index)
 
 

@@ -75,8 +75,6 @@ def serve_solution(request: values.Request) -> None:
 
 
 class _Solution:
-    """The solution's names, and the objects that calls returned and that are not plain values."""
-
     def __init__(self, names: dict[str, Any]) -> None:
         self._names = names
         self._handles: list[Any] = []

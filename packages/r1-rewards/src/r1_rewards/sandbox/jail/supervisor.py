@@ -127,7 +127,6 @@ def _become(
 
 
 def _wait(owner: socket.socket, watch: int, launcher: int) -> bool:
-    """Wait for the launcher to end; kill it if the owner says so. Return whether it was killed."""
     killed = False
     while True:
         ready, _, _ = select.select([watch] if killed else [watch, owner], [], [])
@@ -140,7 +139,6 @@ def _wait(owner: socket.socket, watch: int, launcher: int) -> bool:
 
 
 def _reap(launcher: int) -> None:
-    """Kill the rest of the launcher's group and wait for it; orphans are this process's children."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(launcher, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):

@@ -17,8 +17,6 @@ MAX_BYTES = 1 << 28
 
 
 class RunLimits(TypedDict):
-    """The limits of one run, see `execution.Limits`, and the folders it may import from."""
-
     memory_mib: int
     cpu_seconds: float
     files_mib: int
@@ -28,8 +26,6 @@ class RunLimits(TypedDict):
 
 
 class Request(TypedDict):
-    """One run: the harness and its sources, and the protections without which nothing runs."""
-
     mode: str
     source: str
     units: list[str]
@@ -105,7 +101,6 @@ def decode(data: Any, other: Callable[[dict[str, Any]], object], *, text_keys: b
 
 
 def send(connection: socket.socket, message: object) -> None:
-    """Send one length-prefixed JSON value. Raises OSError if the other side is gone."""
     payload = json.dumps(message).encode("ascii")
     connection.sendall(_LENGTH.pack(len(payload)) + payload)
 
