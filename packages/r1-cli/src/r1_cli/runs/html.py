@@ -34,7 +34,8 @@ def render_page(title: str, body: str, style: str = "") -> str:
     """Return a page. `body` is HTML, whose texts are escaped; `style` is added to STYLE."""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
-        f'<meta name="viewport" content="width=device-width"><meta http-equiv="Content-Security-Policy" content="{POLICY}">'
+        '<meta name="viewport" content="width=device-width">'
+        f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">'
         f"<style>{STYLE}{style}</style></head><body>{body}</body></html>\n"
     )
 
