@@ -201,7 +201,7 @@ def test_an_own_loss_that_fails_in_a_step_is_named_with_its_line_and_the_last_st
     result = train(r1, tmp_path / "run", f"worker.actor.loss_type={tmp_path}/mine.py:loss", ok=False)
     assert result.exit_code == 2
     assert "mine.py:loss fails in line 4 (losses = losses / inputs.nothing): AttributeError" in result.stderr
-    assert "leaving after step 0, which is kept in" in " ".join(result.output.split())
+    assert "stopping after step 0, which is saved in" in " ".join(result.output.split())
     assert (tmp_path / "run/global_step_0/trainer.json").is_file()
 
 

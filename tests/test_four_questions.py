@@ -146,7 +146,7 @@ def test_a_model_whose_scores_r1_does_not_know_attends_by_itself_and_all_of_it_l
     plain.set_attn_implementation("eager")
     first, second = settle(learner, dtype=dtype)
     assert words in first
-    assert first.endswith("it attends by its own eager attention")
+    assert first.endswith("it uses its own eager attention")
     assert "micro-batches are padded" in second
     samples = make_samples()
     for annotated, sample in zip(learner.add_logprobs(samples, ["old_logprobs"]), samples, strict=True):

@@ -81,7 +81,7 @@ def test_base_scores_of_a_column_are_those_of_a_run_and_others_are_refused(
     assert record["reward/score_a"] == pytest.approx(first[0]["reward/score_a"], abs=1e-5)
     other = words_of(tmp_path / "other", f"{KWARGS}.aggregation=exp_sum_log_softmax", rows=rows)
     refused = r1(*other, ok=False)
-    assert "came about with aggregation='mean_exp_log_softmax'" in " ".join(refused.output.split())
+    assert "was computed with aggregation='mean_exp_log_softmax'" in " ".join(refused.output.split())
 
 
 class Killed(BaseException):

@@ -110,8 +110,8 @@ def test_a_checkpoint_without_the_optimizer_can_be_gone_on_from(r1: R1, tmp_path
     assert not list(tmp_path.glob("global_step_2/actor/optimizer*"))
     changed = ["trainer.max_steps=3", "trainer.save_model_only=true"]
     output = r1("train", QUICKSTART, *TWO_STEPS, f"trainer.save_checkpoint_path={tmp_path}", *changed).output
-    assert "its moments start at zero" in output
-    assert "another setting than before: trainer.max_steps=3, was 2" in output
+    assert "the moments start at zero" in output
+    assert "setting changed since the last start: trainer.max_steps=3, was 2" in output
     assert [record["step"] for record in read_log(tmp_path)] == [1, 2, 3]
 
 

@@ -117,7 +117,7 @@ def test_a_run_whose_sampling_fails_ahead_ends_at_its_last_checkpoint(
         loop.train(loop.replace(of, async_sampler=async_sampler), start(loop.replace(start()).filter))
     # Groups 1 to 4 were sampled: the checkpoint of step 2 holds those of steps 3 and 4, one of step 3 lacks the fifth.
     assert of.store.steps() == [1, 2]
-    assert "goes on from the last checkpoint" in caplog.text
+    assert "resume from the last checkpoint" in caplog.text
 
 
 def test_a_process_that_dies_is_named_with_its_log(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def test_a_disk_that_is_full_when_a_checkpoint_gets_its_name_is_said_and_the_che
     resource.setrlimit(resource.RLIMIT_FSIZE, (10, before[1]))
     try:
         with pytest.raises(
-            CheckpointError, match=r"checkpoint_tracker.json of step 1 could not be written.*\n.*goes on"
+            CheckpointError, match=r"checkpoint_tracker.json of step 1 could not be written.*\n.*resumes"
         ):
             store.publish(draft)
     finally:
@@ -136,7 +136,7 @@ def test_a_checkpoint_that_cannot_be_written_beside_the_run_is_named_once_and_th
     for ending in (saver.finish, lambda: saver.write(3, fail, {}, apart=True)):
         saver.write(2, fail, {"step": 2}, apart=True)
         saver.publish(lambda: None)
-        with pytest.raises(CheckpointError, match=r"step 2 could not be written to .*No space left.*\n.*goes on from"):
+        with pytest.raises(CheckpointError, match=r"step 2 could not be written to .*No space left.*\n.*resumes from"):
             ending()
         saver.finish()
     saver.write(2, fail, {"step": 2}, apart=True)

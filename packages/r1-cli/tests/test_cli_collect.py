@@ -393,7 +393,7 @@ def test_answers_that_could_not_be_scored_are_replaced_by_other_prompts() -> Non
         def __getitem__(self, row: int) -> Prompt:
             return replace(prompt(row), metadata={"bad": True})
 
-    with pytest.raises(RewardFailure, match="not one response could be scored, to 8 prompts"):
+    with pytest.raises(RewardFailure, match="not one response could be scored to 8 prompts"):
         step(collector(Engine(room=8, rate=1.0), wanted=8, verifier=Dropping(), dataset=Dead()), start(KeepAll()))
 
     class Failing(Equality):

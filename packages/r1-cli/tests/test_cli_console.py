@@ -143,7 +143,7 @@ def test_a_run_that_is_not_complete_or_saved_nothing_says_so(tmp_path: Path) -> 
     assert closing_lines(store, 3, 3, "r1")[1].startswith("nothing was saved: trainer.save_freq")
     save(store, 2, None)
     lines = closing_lines(store, 2, 3, "r1")
-    assert lines[0] == "step 2/3: the run is not complete; to go on, run the same command again"
+    assert lines[0] == "step 2/3: the run is not complete; to resume, run the same command again"
     assert lines[2] == f"next: r1 eval {tmp_path / 'global_step_2'}"
     idle = closing_lines(store, 3, 3, "r1", idle=3)
     assert idle[2].startswith("no step learned anything")

@@ -92,7 +92,7 @@ def test_an_engine_that_loses_prompts_is_found_out() -> None:
         def generate(self, prompts: Sequence[Any], params: SamplingParams) -> Iterator[tuple[int, list[Completion]]]:
             yield from list(super().generate(prompts, params))[1:]
 
-    with pytest.raises(RuntimeError, match="answered 5 of 6 prompts"):
+    with pytest.raises(RuntimeError, match="returned 5 of 6 prompts"):
         sample(sampler(Forgetful(2, 0.5)))
 
 

@@ -144,7 +144,7 @@ def test_a_run_of_failed_rewards_fails_also_if_it_is_shorter_than_the_limit_and_
         loop.train(of, start(KeepAll()))
     assert "no step learned anything: the reward failed on every response of all 2 steps" in str(failure.value)
     assert str(failure.value) not in caplog.text, "the command prints it"
-    assert "leaving after step 2, which is kept in" in caplog.text
+    assert "stopping after step 2, which is saved in" in caplog.text
     sound = Failing()
     sound.sound = 1
     assert loop.train(run(tmp_path / "one", verifier=sound, limit=10, steps=2), start(KeepAll())).failed == 1
@@ -193,7 +193,7 @@ def test_an_own_loss_that_fails_ends_the_run_and_a_whole_step_is_kept(
     with pytest.raises(kind, match=r"mine.py:loss fails in line 7"):
         loop.train(of, start(KeepAll()))
     assert of.store.steps() == kept, "in the middle of a step there is no state to go on from"
-    assert ("leaving after step 2, which is kept in" in caplog.text) == bool(kept)
+    assert ("stopping after step 2, which is saved in" in caplog.text) == bool(kept)
 
 
 @dataclass

@@ -263,7 +263,7 @@ def test_base_scores_go_on_where_they_were_cut(tmp_path: Path) -> None:
 def test_a_model_that_does_not_answer_leaves_no_gap_among_base_scores(tmp_path: Path) -> None:
     query, file = asking(Canned(silent=True)).query, BaseScoreFile(tmp_path / "a.jsonl", TERMS)
     assert query is not None
-    with pytest.raises(RewardFailure, match="none of 2 in 2"):
+    with pytest.raises(RewardFailure, match="no log-probs of 2 in 2"):
         fill_bases(file, [prompt_of(row=1), prompt_of(row=2)], query, read_options({}))
     assert not BaseScoreFile(tmp_path / "a.jsonl", TERMS).rows()
 
@@ -313,7 +313,7 @@ def test_a_column_is_taken_where_it_is_and_asked_for_by_name_where_it_has_to_be(
     assert found({}, scoreA=0.1, scoreA_terms=TERMS.to_json())
     assert not caplog.records
     assert found({}, scoreA=0.1)
-    assert "nothing says how" in caplog.text
+    assert "terms of column scoreA are unknown" in caplog.text
     assert not found({"score_a": "online"}, scoreA=0.1)
     assert found({"strict": "easyr1_rlpr"}), "the fork computes none in a run"
     with pytest.raises(ConfigError, match="`r1 score-a` writes it"):
@@ -325,6 +325,6 @@ def test_a_column_is_taken_where_it_is_and_asked_for_by_name_where_it_has_to_be(
 def test_inputs_of_other_callers_are_refused_with_the_reason() -> None:
     with pytest.raises(RuntimeError, match="needs the tokens"):
         asking(Canned())([RewardInput(TAGGED, "42")])
-    with pytest.raises(RuntimeError, match="before a model was there"):
+    with pytest.raises(RuntimeError, match="before its model is loaded"):
         ReferenceVerifier(read_options({}))(inputs_of(TAGGED))
     assert all(isinstance(one, SampledInput) for one in inputs_of(TAGGED))

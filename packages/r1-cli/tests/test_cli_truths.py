@@ -97,6 +97,6 @@ def test_prompts_whose_truth_is_of_no_use_are_counted_and_one_is_named(caplog: p
         groups = list(sample_groups(of, prompts, SamplingParams(max_tokens=4, n=2), Stopwatch(), silent).values())
         sample_groups(of, prompts, SamplingParams(max_tokens=4, n=2), Stopwatch(), silent)
     assert reward_metrics(groups)["reward/unusable_truths"] == 2.0
-    assert caplog.text.count("can be right: gsm8k can use no response") == 1
+    assert caplog.text.count("can be correct: gsm8k can use no response") == 1
     shown = to_generations(groups[:1], "train")[0]
     assert (shown.extracted, shown.reason) == (shown.response, "another number")

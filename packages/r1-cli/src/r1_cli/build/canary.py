@@ -56,7 +56,7 @@ def _find_noise(learner: Policy, probes: Probes, precision: torch.dtype) -> floa
     try:
         return widest_gap(learner.compute_eager_logprobs(shown, precision), learner.compute_eager_logprobs(shown))
     except REFUSALS as refusal:
-        log.warning("the canary takes the usual tolerance, the model's own attention fails: %s", refusal)
+        log.warning("the canary uses the default tolerance, as the model's own attention fails: %s", refusal)
         return math.nan
 
 
@@ -109,10 +109,10 @@ def picture_probes(
     try:
         prompts = tuple(renderer.render(draw_example(text, picture)) for text, picture in asked)
     except DataError as error:
-        log.warning("the weights' canary goes without a picture, a stale vision tower would not be seen: %s", error)
+        log.warning("the canary has no picture, so a stale vision tower would not be noticed: %s", error)
         return None
     if (longest := max(len(prompt.token_ids) for prompt in prompts)) > data.max_prompt_length:
-        message = "the weights' canary goes without a picture: it takes %d tokens, data.max_prompt_length is %d"
+        message = "the canary has no picture: it takes %d tokens, data.max_prompt_length is %d"
         log.warning(message, longest, data.max_prompt_length)
         return None
     length = min(response, data.max_response_length)

@@ -27,7 +27,7 @@ from r1_rollout.types import PromptLike
 
 log = logging.getLogger("r1")
 
-# What other tokens of the same number may change, in any precision: the same kernels round in the same way.
+# Tolerance for other tokens of the same number, in any precision: the same kernels round in the same way.
 NEIGHBOUR = TOLERANCE[torch.float32]
 
 
@@ -54,7 +54,7 @@ class LayoutCheck:
         """
         self._learner, self._probes = learner, probes
         self.samples = list(map(_to_sample, probes.prompts, probes.responses))
-        self._other = _to_sample(fresh.prompts[1], fresh.responses[1])  # in the place of the long text
+        self._other = _to_sample(fresh.prompts[1], fresh.responses[1])  # replaces the long text
         self._answers = _split_answers(fresh)
         self._expected = learner.compute_eager_logprobs(self.samples)
         # A model that names no layers shows no noise.
@@ -87,7 +87,7 @@ class LayoutCheck:
     def _check_together(self, *, padding_free: bool, what: str, leaks: str) -> str | None:
         first, long, *media = self.samples
         try:
-            # The long one begins within the row, and the short one stands once more behind it.
+            # The long one starts within the row, and the short one follows it once more.
             found = self._compute([first, long, *media, first], padding_free=padding_free)
             changed = self._compute([first, self._other, *media, first], padding_free=padding_free)
         except REFUSALS as error:
@@ -177,7 +177,7 @@ def choose_layout(
 
     def attend_by_itself(fault: str) -> None:
         _require_unshared(config, trained, f"{name} {fault}")
-        log.warning("%s %s: it attends by its own eager attention", name, fault)
+        log.warning("%s %s: it uses its own eager attention", name, fault)
         for one in trained.values():
             one.set_layout("padded", own_attention=True)
 

@@ -29,7 +29,7 @@ from r1_data.render import Renderer
 log = logging.getLogger("r1")
 
 Pass = Literal["update", "experience"]
-OF_MODELS = (RuntimeError, ValueError, TypeError, IndexError)  # what one raises that cannot read its inputs
+OF_MODELS = (RuntimeError, ValueError, TypeError, IndexError)  # raised by a model that cannot read its inputs
 PASSES: tuple[Pass, ...] = ("update", "experience")
 LABELS = {"update": "updates", "experience": "log-probs"}
 # Computes samples in micro-batches of a limit, with a gradient or without, and forgets it.
@@ -154,7 +154,7 @@ class SizeChooser:
             return self.profile_pass(samples, limit, kind == "update")
         except Exception as error:
             full = is_out_of_memory(error)
-            if not full and type(error) not in OF_MODELS:  # a user's own loss, or a rank that is gone, says so itself
+            if not full and type(error) not in OF_MODELS:  # a user's loss or a lost rank has its own error
                 raise
             # Ranks that did not run out of memory wait for the one that did, and have ended by now.
             alone, chooses = self.config.trainer.devices == 1, is_auto(self.config, self.owner, kind)

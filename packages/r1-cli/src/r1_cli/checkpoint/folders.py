@@ -136,7 +136,7 @@ class CheckpointStore:
     def _not_written(self, what: str, error: Exception) -> CheckpointError:
         latest = self.latest()
         message = f"{what} could not be written to {self.root}: {error}"
-        message += f"\n  make room, then run the same command again: it goes on from {latest}" if latest else ""
+        message += f"\n  free disk space, then run the same command again: it resumes from {latest}" if latest else ""
         return CheckpointError(message)
 
     def best(self) -> int | None:
@@ -147,7 +147,7 @@ class CheckpointStore:
     def _score(self, step: int) -> float | None:
         try:
             score: float | None = read_state(self.path(step)).get("val_reward_score")
-        except ValueError:  # damaged, and older than what the run goes on from
+        except ValueError:  # damaged, and older than what the run resumes from
             return None
         return score
 

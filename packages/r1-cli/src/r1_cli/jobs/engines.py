@@ -109,7 +109,7 @@ def open_engine(
         ModelError: an engine cannot run this kind of model.
     """
     if config.worker.actor.model.lora.used:
-        log.info("the engine has a copy of the base of its own: %s", config.why_copied(on_gpu=hardware.on_gpu))
+        log.info("the engine has its own copy of the base: %s", config.why_copied(on_gpu=hardware.on_gpu))
     if engines is None:
         return build_engine(config, hardware, model, lambda: load_engine_weights(config, hardware, model), stack)
     rollout = config.worker.rollout
@@ -132,7 +132,7 @@ def open_engine_on_base(
     Raises:
         ModelError: the engine cannot run this kind of model.
     """
-    log.info("the engine samples from the learner's own base: one copy of it is in memory")
+    log.info("the engine shares the learner's base: one copy of it is in memory")
     trusted = config.worker.actor.model.trust_remote_code
     share = partial(share_weights, learner.model, model.config, trust_remote_code=trusted)
     return build_engine(config, hardware, model, share, stack, read_only=True)

@@ -30,7 +30,7 @@ def closing_lines(store: CheckpointStore, step: int, total_steps: int, command: 
         "the run is complete" if step >= total_steps else "the run is not complete"
     )
     latest, best = store.latest(), store.best()
-    lines = [done if step >= total_steps else f"{done}; to go on, run the same command again"]
+    lines = [done if step >= total_steps else f"{done}; to resume, run the same command again"]
     if latest is None:
         return [*lines, NOTHING_SAVED.replace("will be", "was").replace("ends", "ended")]
     lines.append(f"checkpoint: {latest}")
@@ -42,9 +42,7 @@ def closing_lines(store: CheckpointStore, step: int, total_steps: int, command: 
     run = shlex.quote(str(store.root))
     after = [f"eval {folder}", f"merge {folder} --output my-model", f"view {run}", f"report {run}"]
     if 0 < step <= idle:
-        lines.append(
-            "no step learned anything: in none did the rewards of a group differ; the weights are as they were"
-        )
+        lines.append("no step learned anything: the rewards of each group were equal, so the weights have not changed")
         after = [f"diagnose {run}", f"view {run}"]
     return [*lines, f"next: {command} {after[0]}", *(f"      {command} {words}" for words in after[1:])]
 

@@ -32,7 +32,7 @@ def load_start(
         return begin
     state = read_state(start)
     if state["model_only"]:
-        log.warning("%s was saved without the optimizer (save_model_only): its moments start at zero", start)
+        log.warning("%s was saved without the optimizer (save_model_only): the moments start at zero", start)
     try:
         if critic is not None:
             learner.offload()
@@ -40,7 +40,7 @@ def load_start(
         learner.load(start / "actor", model_only=state["model_only"])
     except (FileNotFoundError, ValueError) as error:
         raise CheckpointError(f"{start} cannot be resumed from: {error}") from error
-    log.info("going on from %s", start)
+    log.info("resuming from %s", start)
     at = begin.resume(state)
     return replace(at, stream=replace(at.stream, carried_over=load_groups(start, prompts.__getitem__)))
 
@@ -51,7 +51,7 @@ def load_critic(critic: ValueModel, start: Path, *, model_only: bool) -> None:
     if folder.is_dir():
         critic.load(folder, model_only=model_only)
     else:
-        log.warning("%s has no critic: it begins as the model of worker.critic.model.model_path", start)
+        log.warning("%s has no critic: it starts from worker.critic.model.model_path", start)
     critic.offload()
 
 
@@ -76,7 +76,7 @@ def report_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
     old, new = dict(flatten(before)), dict(flatten(now))
     for key in new:
         if key in old and old[key] != new[key]:
-            log.warning("going on with another setting than before: %s=%s, was %s", key, new[key], old[key])
+            log.warning("setting changed since the last start: %s=%s, was %s", key, new[key], old[key])
 
 
 def record_rows(folder: Path, named: Sequence[tuple[str, PromptDataset]], *, resumed: bool) -> None:
@@ -85,11 +85,11 @@ def record_rows(folder: Path, named: Sequence[tuple[str, PromptDataset]], *, res
     lines = [f"{name}: {reason}\n" for name, rows in named for reason in rows.left_out()]
     if lines:
         (folder / LEFT_OUT).write_text("".join(lines), encoding="utf-8")
-        log.warning("all %d rows that are left out stand in %s", len(lines), folder / LEFT_OUT)
+        log.warning("all %d rows that are left out are listed in %s", len(lines), folder / LEFT_OUT)
     path, digests = folder / DIGESTS, {name: rows.digest for name, rows in named}
     if resumed and path.is_file():
         before = json.loads(path.read_text(encoding="utf-8"))
         for name, digest in digests.items():
             if before.get(name, digest) != digest:
-                log.warning("going on with other rows than before: %s has changed since the run was begun", name)
+                log.warning("the rows of %s have changed since the run started", name)
     path.write_text(json.dumps(digests, indent=1), encoding="utf-8")

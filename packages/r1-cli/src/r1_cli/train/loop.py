@@ -36,7 +36,7 @@ from r1_rollout.types import Generator
 # Errors that end a run between two steps, after its last step is saved.
 FAILED = (RewardFailure, RolloutError, AdvantageError, OwnCodeError)
 
-LOST = "the same command goes on from the last checkpoint, not from the last step"
+LOST = "run the same command again to resume from the last checkpoint, as the last step is lost"
 
 log = logging.getLogger("r1")
 
@@ -106,9 +106,9 @@ def stop_early(run: Run, at: Position, reason: Exception) -> None:
         lost = True
     run.saver.finish_or_warn()
     if lost:
-        log.warning("%sleaving after step %d; %s (%s)", why, at.step, LOST, run.store.latest() or "there is none")
+        log.warning("%sstopping after step %d; %s (%s)", why, at.step, LOST, run.store.latest() or "there is none")
         return
-    log.warning("%sleaving after step %d, which is kept in %s", why, at.step, run.store.path(at.step))
+    log.warning("%sstopping after step %d, which is saved in %s", why, at.step, run.store.path(at.step))
     if at.step not in run.store.steps():
         write_checkpoint(run, at, {})
         run.saver.publish(partial(flush, run))
@@ -196,7 +196,7 @@ def update_policy(
     except OwnCodeError as error:
         if not before + len(taken):
             raise
-        raise BrokenStepError(f"{error}\n  {before + len(taken)} updates of its step were taken: {LOST}") from error
+        raise BrokenStepError(f"{error}\n  {before + len(taken)} updates of the step were done: {LOST}") from error
     return samples, taken
 
 

@@ -92,7 +92,7 @@ class Recorder:
     def _make_room(self, newest: Path) -> None:
         """Delete the oldest steps, a tenth at a time, and media that no remaining step shows."""
         if not self._dropped:
-            log.warning("the record is as large as trainer.record_gb lets it be: its oldest steps leave it")
+            log.warning("the record has reached trainer.record_gb: its oldest steps are deleted")
             self._dropped = True
         sizes = {path: path.stat().st_size for path in self._files()}
         steps = [path for path in sorted(self._samples.glob("*.parquet")) if path != newest]

@@ -20,8 +20,8 @@ from r1_rewards.reference.shaping import aggregate
 from r1_rewards.reference.splice import Context, Splice, splice_alone
 from r1_rewards.types import RewardFailure
 
-TERMS_COLUMN = "scoreA_terms"  # how a row's base score came about, as JSON
-AT_ONCE = 64  # prompts that a model is asked about, between two writes
+TERMS_COLUMN = "scoreA_terms"  # the terms of a row's base score, as JSON
+AT_ONCE = 64  # prompts between two writes
 
 log = logging.getLogger("r1")
 
@@ -86,7 +86,7 @@ class BaseScoreFile:
             path.write_text(terms.to_json() + "\n", encoding="utf-8")
             return
         whole = path.read_bytes()
-        kept = whole[: whole.rfind(b"\n") + 1]  # a line that a kill has cut is found again
+        kept = whole[: whole.rfind(b"\n") + 1]  # a line that a kill truncated is computed again
         if len(kept) < len(whole):
             path.write_bytes(kept)
         first, *lines = kept.decode("utf-8").splitlines() or [""]
@@ -120,7 +120,7 @@ def fill_bases(file: BaseScoreFile, prompts: Iterable[Prompt], query: ModelQuery
         file.add({key_of(prompt): score for prompt, score in zip(share, scores, strict=True)})
     if odd:
         log.warning(
-            "%d rows have no base score: their reference is empty or too long, or its log-probs no numbers", odd
+            "%d rows have no base score: their reference is empty or too long, or its log-probs are not finite", odd
         )
 
 
@@ -140,8 +140,8 @@ def base_scores(prompts: Sequence[Prompt], query: ModelQuery, options: Options) 
     )
     if silent := sum(not row for row in found):
         raise RewardFailure(
-            f"the model that is asked for log-probs gave none of {silent} in {len(found)} reference answers; base "
-            "scores that were found are kept: see that it answers, and run the same command again"
+            f"the model returned no log-probs of {silent} in {len(found)} reference answers. Scores found so far are "
+            "saved: make sure that the model answers, and run the same command again"
         )
     rows = iter(found)
     return [_base(one, next(rows), options) if one else None for one in alone]

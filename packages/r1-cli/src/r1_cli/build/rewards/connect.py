@@ -31,16 +31,16 @@ from r1_rollout.types import Generator, Reading, Replaying
 FUNCTION = "worker.reward.reward_function"
 KWARGS = "worker.reward.reward_function_kwargs"
 MODEL = f"{KWARGS}.model"
-FOLDER = "score_a"  # of a run, in which its base scores are kept
-SEEN = 64  # prompts to a bar's step while base scores are computed
+FOLDER = "score_a"  # in the run folder, for base scores
+SEEN = 64  # prompts rendered at once
 
 log = logging.getLogger("r1")
 
 Find = Callable[[Options], Reading]
-Rows = tuple[str, Dataset]  # the prompts of a source, and its name
+Rows = tuple[str, Dataset]  # name and prompts of a source
 
 
-# --- whom ------------------------------------------------------------------------------------------------------------
+# --- the model that a reward reads ------------------------------------------------------------------------------------
 
 
 def connect_models(config: RunConfig, model: ModelFiles, verifiers: Sequence[ReferenceVerifier], find: Find) -> None:
@@ -78,7 +78,7 @@ def in_training(
     def find(options: Options) -> Reading:
         if config.trainer.max_staleness and options.model in (POLICY, REFERENCE):
             message = (
-                "asks the learner, which computes other things while groups are judged; set 0, or name a folder in "
+                "must be 0 if a reward reads the learner, which trains while groups are scored; or name a folder in "
             )
             raise ConfigError(
                 [Problem("trainer.max_staleness", f"{message}{MODEL}", str(config.trainer.max_staleness))]
@@ -105,7 +105,7 @@ def in_evaluation(config: RunConfig, hardware: Hardware, model: ModelFiles, engi
             return open_reward_model(config, hardware, model, options)
         if isinstance(engine, Replaying):
             return ReplayReading(engine)
-        message = f"{type(engine).__name__} tells no log-probs of given responses"
+        message = f"{type(engine).__name__} cannot compute log-probs of given responses"
         raise ConfigError([Problem(FUNCTION, message, options.model)])
 
     return find
@@ -152,7 +152,7 @@ def padded_batching(config: RunConfig) -> Batching:
     return replace(build_batching(config, config.worker.actor), padding_free=False, share_prompts=False)
 
 
-# --- what is subtracted ----------------------------------------------------------------------------------------------
+# --- base scores -------------------------------------------------------------------------------------------------------
 
 
 def connect_base_scores(
@@ -185,7 +185,7 @@ def connect_base_scores(
             if resumed:
                 require_complete(file, online)
             query = own.query
-            if own.options.model == POLICY:  # its engine sleeps
+            if own.options.model == POLICY:  # its engine is not active
                 query = replace(query, reading=find(own.options))
             query = replace(query, temperature=terms.temperature)
             fill_bases(file, iterate_prompts(online, progress), query, own.options)
@@ -215,14 +215,14 @@ def has_column(name: str, dataset: Dataset, options: Options, terms: ScoreTerms)
         if options.score_a == "column":
             message = f"the rows of {name} have no column {BASE_COLUMN}: `r1 score-a` writes it, or set online"
             raise ConfigError([Problem(f"{KWARGS}.score_a", message, options.score_a)])
-        return options.strict is not None  # the fork computes none in a run: what no row brings is 0
+        return options.strict is not None  # RLPR computes none in a run: a missing score is 0
     written = columns.get(TERMS_COLUMN)
     if written is None:
         log.warning(
-            "%s: nothing says how the scores of column %s came about; they are taken as they are", name, BASE_COLUMN
+            "%s: the terms of column %s are unknown; its scores are used as they are", name, BASE_COLUMN
         )
     elif different := terms.problem(str(written)):
-        message = f"the column {BASE_COLUMN} of {name} came about with {different}; write it anew with `r1 score-a`, "
+        message = f"the column {BASE_COLUMN} of {name} was computed with {different}; write it again with `r1 score-a`, "
         raise ConfigError([Problem(f"{KWARGS}.score_a", message + "or set online", options.score_a)])
     return True
 

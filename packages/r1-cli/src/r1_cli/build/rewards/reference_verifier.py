@@ -15,7 +15,7 @@ from r1_rewards.verifiers import repetition
 from r1_rewards.errors import FailureRule
 from r1_rollout.types import Reading
 
-REPEATED = 10  # words of a run, and how often it may stand in a response
+REPEATED = 10  # words of a repeated n-gram, and how often it may occur
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class ModelQuery:
     temperature: float
     longest: int  # tokens of prompt and response that the model knows
     longest_response: int  # tokens
-    rule: FailureRule  # what becomes of responses about which nobody could be asked
+    rule: FailureRule  # what happens to responses that the model could not read
 
 
 @dataclass(slots=True)
@@ -50,10 +50,10 @@ class ReferenceVerifier:
     def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:
         """Raises RuntimeError if `query` is not set."""
         if self.query is None:
-            raise RuntimeError("reference_probability was asked for scores before a model was there")
+            raise RuntimeError("reference_probability cannot score before its model is loaded")
         sampled = [item for item in inputs if isinstance(item, SampledInput) and item.rendered and item.completion]
         if len(sampled) < len(inputs):
-            raise RuntimeError("reference_probability needs the tokens of responses, which this caller has not")
+            raise RuntimeError("reference_probability needs the tokens of responses, which this call lacks")
         spliced = [self._splice(item, self.query) for item in sampled]
         found = self._ask(sampled, spliced, self.query)
         scores = [self._judge(*one) for one in zip(sampled, spliced, found, strict=True)]
@@ -141,5 +141,5 @@ REASONS: dict[Cause, str] = {
     "reference": "the reference answer is empty",
     "length": "the response with the reference answer is longer than the model takes",
     "number": "the reference answer's log-probs are not finite",
-    "silence": "the model that is asked for log-probs gave none",
+    "silence": "the model returned no log-probs",
 }

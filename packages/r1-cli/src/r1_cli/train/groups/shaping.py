@@ -5,8 +5,9 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 import torch
+from torch import Tensor
 
-from r1_cli.train.groups.group import Group
+from r1_cli.train.groups.group import Group, by_sample
 from r1_core.reward_normalization import RewardNormalizer
 from r1_core.soft_overlong import overlong_punishment
 
@@ -46,26 +47,26 @@ class Shaping:
 
     def apply(self, groups: Sequence[Group], normalizer: RewardNormalizer) -> tuple[list[Group], RewardNormalizer]:
         """Return the groups with shaped rewards, and the updated normalizer."""
-        if self.normalize:
-            rewards = [reward for group in groups for reward in group.rewards]
-            normalizer = normalizer.observe(torch.tensor(rewards, dtype=torch.float64))
         if not self.normalize and self.clip is None:
             return list(groups), normalizer
-        finished = []
-        for group in groups:
-            shaped = group.with_rewards(self._shape(group.rewards, normalizer))
-            if group.baseline is not None:
-                shaped = replace(shaped, baseline=self._shape([group.baseline], normalizer)[0])
-            finished.append(shaped)
-        return finished, normalizer
-
-    def _shape(self, rewards: Sequence[float], normalizer: RewardNormalizer) -> list[float]:
-        shaped = torch.tensor(rewards, dtype=torch.float64)
+        rewards, _ = by_sample([group.rewards for group in groups])
         if self.normalize:
-            shaped = normalizer(shaped)
-        if self.clip is not None:
-            shaped = shaped.clamp(*self.clip)
-        return shaped.tolist()
+            normalizer = normalizer.observe(rewards)
+        shaped = self._shape(rewards, normalizer).split([len(group.responses) for group in groups])
+        greedy = [group.baseline for group in groups if group.baseline is not None]
+        baselines = iter(self._shape(torch.tensor(greedy, dtype=torch.float64), normalizer).tolist())
+        return [
+            replace(
+                group.with_rewards(own.tolist()),
+                baseline=None if group.baseline is None else next(baselines),
+            )
+            for group, own in zip(groups, shaped, strict=True)
+        ], normalizer
+
+    def _shape(self, rewards: Tensor, normalizer: RewardNormalizer) -> Tensor:
+        if self.normalize:
+            rewards = normalizer(rewards)
+        return rewards if self.clip is None else rewards.clamp(*self.clip)
 
     def metrics(self, groups: Sequence[Group]) -> dict[str, float]:
         return self.overlong.metrics(groups) if self.overlong else {}

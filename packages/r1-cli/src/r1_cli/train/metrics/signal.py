@@ -32,10 +32,9 @@ def require_signal(idle: int, limit: int) -> None:
     """Raise NothingToLearn after `limit` steps in a row without signal; never if it is below 1."""
     if 0 < limit <= idle:
         raise NothingToLearn(
-            f"{idle} steps in a row had nothing to learn from, see the warnings above: look at the reward (r1 reward "
-            "test: is it constant? is its sign right?), at what r1 diagnose says of the run and at generations.jsonl, "
-            "make the task easier (or harder, if all is right) or the groups larger; trainer.max_idle_steps=-1 goes on "
-            "regardless"
+            f"{idle} steps in a row had nothing to learn from, see the warnings above. Test the reward with r1 reward "
+            "test (is it constant? is its sign right?), run r1 diagnose, read generations.jsonl. Make the task easier "
+            "(or harder, if all is correct) or the groups larger. trainer.max_idle_steps=-1 switches this check off"
         )
 
 
@@ -44,7 +43,7 @@ def require_rewards(failed: int, steps: int, limit: int) -> None:
     if 0 < steps <= failed and limit > 0:
         raise NothingToLearn(
             f"no step learned anything: the reward failed on every response of all {steps} steps, see the warnings "
-            "above; the weights are those that the run began with. Try the reward by itself: r1 reward test"
+            "above; the weights have not changed. Test the reward by itself: r1 reward test"
         )
 
 

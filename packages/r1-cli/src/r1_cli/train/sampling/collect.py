@@ -177,7 +177,7 @@ class DynamicSampling:
         chosen = (state.kept or state.latest)[:wanted]
         if not chosen and state.unscored:
             raise RewardFailure(
-                f"not one response could be scored, to {state.unscored} prompts in turn, and all have been dropped"
+                f"not one response could be scored to {state.unscored} prompts in a row; all were dropped"
             )
         if not chosen:
             first, last = at.stream.cursor, state.stream.cursor - 1

@@ -95,7 +95,7 @@ def sample_groups(
                         drain_rule.observe(index, wait_for_group, sampler.generator)
         order = sorted(sampled.inputs)
         if len(order) < len(prompts) and (drain_rule is None or drain_rule.missing > 0):
-            raise RuntimeError(f"the engine has answered {len(order)} of {len(prompts)} prompts and says it is done")
+            raise RuntimeError(f"the engine returned {len(order)} of {len(prompts)} prompts")
         with watch("reward"):
             together = [index for index in order if not sampler.per_sample(prompts[index].source)]
             scores = score_together(sampler.verifier, together, sampled.inputs)

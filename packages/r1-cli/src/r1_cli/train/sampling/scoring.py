@@ -35,7 +35,7 @@ def report_failures(scored: Iterable[tuple[Sequence[RewardInput], Sequence[Score
             log.warning(
                 "the reward failed on %d of %d responses (%s): %s\n"
                 "  first such response: %.300r (ground truth %.100r)\n"
-                "  such responses %s; later ones are counted in reward/failures",
+                "  such responses %s; later ones are only counted, in reward/failures",
                 counts[error.cause], len(pairs), error.cause, error.message, item.response, item.ground_truth,
                 "get worker.reward.failure_score" if score.keep else "leave their groups",
             )  # fmt: skip
@@ -47,8 +47,8 @@ def report_unusable_ground_truths(groups: Iterable[Group], shown: set[str]) -> N
         if group.truth_problem and "truth" not in shown:
             shown.add("truth")
             log.warning(
-                "no response to %s can be right: %s\n  `r1 data check` names all such rows; later ones are counted in "
-                "reward/unusable_truths",
+                "no response to %s can be correct: %s\n  `r1 data check` names all such rows; later ones "
+                "are only counted, in reward/unusable_truths",
                 group.prompt.id, group.truth_problem,
             )  # fmt: skip
 

@@ -19,9 +19,9 @@ from r1_rollout.types import Checksummed, Drainable, Generator, Groups, PromptLi
 from r1_rollout.weight_source import WeightSource
 
 log = logging.getLogger("r1")
-_UNPROVEN = (
-    "the engine keeps %d of %d weights in a layout of its own, %s first: their bytes are not compared with the "
-    "learner's; log-probs are, and where the engine shows these weights, they must change as the learner's do"
+_UNCOMPARED = (
+    "the engine keeps %d of %d weights in a layout of its own, %s first: not their bytes but log-probs are "
+    "compared with the learner's, and if the engine shows these weights, they must change as the learner's do"
 )
 
 
@@ -94,8 +94,8 @@ class CheckedGenerator:
         """
         with self.engine.active(source):
             if not self._agrees(source, expected):
-                seen = f"the engine's log-probs of fixed sequences differ from the learner's by {self.gap:.3g} of them"
-                found = "not looked for, as the learner has gone on; trainer.max_staleness=0 names it"
+                seen = f"log-probs of engine and learner on fixed sequences differ by {self.gap:.3g} of their size"
+                found = "not searched, as the learner has other weights by now; trainer.max_staleness=0 names it"
                 raise StaleWeights("the weights", found, version=source.version, seen=seen, gap=self.gap)
             yield
 
@@ -137,8 +137,8 @@ class CheckedGenerator:
         self._same_bytes = found is not None and not found.differing and not found.unread
         if expected.pictures and (accepted or self._same_bytes):
             self._require_pictures(expected.pictures)
-        if accepted and expected.sums and found is not None and (unproven := self._bytes.take(found, expected.sums)):
-            log.warning(_UNPROVEN, len(unproven), len(expected.sums), unproven[0])
+        if accepted and expected.sums and found is not None and (uncompared := self._bytes.take(found, expected.sums)):
+            log.warning(_UNCOMPARED, len(uncompared), len(expected.sums), uncompared[0])
         if accepted and expected.opening and self.canary.opening:
             accepted = self._opens(self.canary.opening, expected.opening)
         self._started |= accepted
@@ -160,7 +160,9 @@ class CheckedGenerator:
 
     def _fault(self, version: int) -> StaleWeights:
         log.error(
-            "version %d: engine and learner differ by %.3g of their log-probs; looking for the cause", version, self.gap
+            "version %d: log-probs of engine and learner differ by %.3g of their size; searching the cause",
+            version,
+            self.gap,
         )
         return find_fault(self.canary, self.engine, self.reference, version, self.gap, same_bytes=self._same_bytes)
 
@@ -182,13 +184,13 @@ def add_weight_check(sampler: Sampler, learner: Policy, canary: Canary) -> Sampl
     if not isinstance(sampler.generator, Replaying):
         raise EngineError(
             f"worker.rollout.canary=true: {type(sampler.generator).__name__} has no logprobs_of, which the canary asks "
-            "after every sync; set false to sample without that proof"
+            "after every sync; set false to sample without the weight check"
         )
     engine = cast(Engine, sampler.generator)
     if isinstance(engine, EnginePool) and canary.opening is not None:
         engine.tolerance = canary.opening.tolerance  # learned from the model's rounding noise, not its precision alone
-    proven = CheckedDrainable if isinstance(engine, Drainable) else CheckedGenerator
-    return replace(sampler, generator=proven(engine, LearnerReference(learner), canary))
+    checked = CheckedDrainable if isinstance(engine, Drainable) else CheckedGenerator
+    return replace(sampler, generator=checked(engine, LearnerReference(learner), canary))
 
 
 def canary_metrics(generator: Generator) -> dict[str, float]:
