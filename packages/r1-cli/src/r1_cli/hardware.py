@@ -28,7 +28,7 @@ PEAK_FLOPS = {
     "A10": 125e12,
 }
 
-# Where containers of both versions of Linux' control groups say what memory they may take, and what they do.
+# Files with the memory limit and usage of a container, for both versions of Linux control groups.
 CONTAINER_MEMORY = tuple(
     (Path("/sys/fs/cgroup", limit), Path("/sys/fs/cgroup", used))
     for limit, used in (
@@ -59,16 +59,16 @@ class Hardware:
 
         return torch.device(self.kind)
 
-    def engine_dtype(self, asked: str) -> "torch.dtype":
+    def engine_dtype(self, requested: str) -> "torch.dtype":
         """Return the engine's precision: float32 on CPUs, which are slower in half precision."""
-        return dtype(asked if self.on_gpu else "fp32")
+        return dtype(requested if self.on_gpu else "fp32")
 
-    def computing_dtype(self, kept: str, asked: str) -> "torch.dtype":
+    def computing_dtype(self, kept: str, requested: str) -> "torch.dtype":
         """Return the precision of the learner's matrix products for weights kept in `kept`.
 
         It is never finer than the weights; half precision is for GPUs.
         """
-        return dtype(asked if self.on_gpu and kept == "fp32" else kept)
+        return dtype(requested if self.on_gpu and kept == "fp32" else kept)
 
 
 def find_hardware() -> Hardware:
@@ -88,9 +88,9 @@ def find_card() -> int | None:
         return None
     query = [tool, "--query-gpu=memory.total", "--format=csv,noheader,nounits"]
     try:
-        said = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
-        return min(int(line) << 20 for line in said.split())
-    except (OSError, ValueError, subprocess.SubprocessError):  # a driver that does not work, or none behind the tool
+        output = subprocess.run(query, capture_output=True, text=True, timeout=20, check=True).stdout
+        return min(int(line) << 20 for line in output.split())
+    except (OSError, ValueError, subprocess.SubprocessError):  # no working driver
         return None
 
 
@@ -102,9 +102,9 @@ def free_memory() -> int:
     for limit, used in CONTAINER_MEMORY:
         try:
             numbers = dict(line.split() for line in limit.with_name("memory.stat").read_text().splitlines())
-            files = int(numbers["active_file"]) + int(numbers["inactive_file"])  # which make room
+            files = int(numbers["active_file"]) + int(numbers["inactive_file"])  # reclaimable page cache
             free = min(free, int(limit.read_text()) - int(used.read_text()) + files)
-        except (OSError, ValueError, KeyError):  # there is no such container, or no limit ("max")
+        except (OSError, ValueError, KeyError):  # no such container, or no limit ("max")
             continue
     return max(free, 0)
 

@@ -17,11 +17,7 @@ from r1_rollout.lora import Adapter
 
 
 def open_adapters(config: RunConfig) -> Adapters | None:
-    """Return what `worker.actor.model.lora` adds to the policy; None if all weights are trained.
-
-    Raises:
-        ModelError: the adapter to start from cannot be read.
-    """
+    """Return the adapters of `worker.actor.model.lora`, or None. Raises ModelError if one cannot be read."""
     lora = config.worker.actor.model.lora
     try:
         return Adapters(Form.of(lora)) if lora.used else None

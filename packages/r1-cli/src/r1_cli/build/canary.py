@@ -84,13 +84,11 @@ def build_probes(
 
 
 def _find_reach(model: ModelFiles) -> int:
-    """Return the maximum number of tokens that every layer sees at once."""
     window = model.config.get_text_config().to_dict().get("sliding_window")
     return min(find_max_positions(model) or sys.maxsize, window or sys.maxsize)
 
 
 def find_max_positions(model: ModelFiles) -> int | None:
-    """Return the number of positions that the text model knows; None if its configuration does not say."""
     found: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
     return found
 

@@ -58,7 +58,6 @@ def build_critic(
 
 
 def build_critic_offload(config: RunConfig, hardware: Hardware) -> Offload:
-    """Return what leaves the GPU while actor or engine compute."""
     critic = config.worker.critic
     leaves = hardware.on_gpu and not critic.fsdp.enable_cpu_offload
     return Offload(

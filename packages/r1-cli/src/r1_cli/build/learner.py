@@ -44,7 +44,7 @@ def single_rank(hardware: Hardware) -> Iterator[Parallel]:
     try:
         yield parallel
     finally:
-        if dist.is_initialized():  # an engine in this process may have ended it, too
+        if dist.is_initialized():  # an engine in this process may have destroyed it
             dist.destroy_process_group()
 
 
@@ -68,7 +68,7 @@ def build_learner(
         models.enable_gradient_checkpointing(policy, on_host=actor.model.enable_activation_offload)
     reference = policy if adapters is not None and not config.algorithm.disable_kl else None
     if reference is None and not config.algorithm.disable_kl:
-        # Never trained, so it needs no more digits than it computes with.
+        # Never trained, so its computing precision is enough.
         reference = load_weights(config, model, computing, hardware.device, parallel, reference_shard)
     optimizer = build_policy_optimizer(config, policy)
     if parallel.rank == 0:
@@ -104,7 +104,6 @@ def build_offload(config: RunConfig, hardware: Hardware) -> Offload:
 
 
 def build_shards(config: RunConfig, hardware: Hardware) -> tuple[Shard, Shard]:
-    """Return how the policy and the reference are sharded."""
     ref = config.worker.ref.fsdp
     policy = build_shard(config.worker.actor, hardware)
     return policy, replace(policy, reshard=ref.enable_full_shard, offload=ref.enable_cpu_offload and hardware.on_gpu)
@@ -116,7 +115,7 @@ def build_shard(owner: UpdateConfig, hardware: Hardware) -> Shard:
         param_dtype=hardware.computing_dtype(owner.kept_dtype, fsdp.mp_param_dtype),
         reduce_dtype=dtype(fsdp.mp_reduce_dtype),
         reshard=fsdp.enable_full_shard,
-        # Processors keep everything in their memory as it is.
+        # CPUs have no other memory to offload to.
         offload=fsdp.enable_cpu_offload and hardware.on_gpu,
     )
 

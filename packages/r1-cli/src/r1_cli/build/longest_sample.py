@@ -25,7 +25,7 @@ from r1_rollout.probes import spread_tokens
 
 log = logging.getLogger("r1")
 
-SHRINKING = 8  # attempts at a picture that a prompt has room for
+SHRINKING = 8  # attempts at a picture that fits in a prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,7 @@ class LongestSample:
                     break
                 if first:
                     shared = self._sample(group + index // self.answers, prompt, length)
-                made.append(replace(shared, token_ids=shared.token_ids.clone()))  # by which ranks know a sample
+                made.append(replace(shared, token_ids=shared.token_ids.clone()))  # ranks identify a sample by it
         return made
 
     def _sample(self, group: int, prompt: int, length: int) -> Sample:

@@ -8,13 +8,13 @@ import torch
 
 from r1_core.learner.profiling import PassProfile
 
-TIME_LIMIT = 1.5  # seconds that trials on processors may take in all, each but the first of them foreseen
-TURNS = 8  # of each size that may be the best, as far as patience lasts
-SHORTEST = 256  # tokens of the sequence that is tried first
-NEAR = 1.05  # about as good as the best is what takes so much longer at most
-WORSE = 1.3  # what takes so much longer in its first turn is not given another
-HOPELESS = 1.6  # behind two sizes that take so much longer nothing better is looked for
-MARGIN = 0.9  # of a GPU's memory: how much of it is lost to fragments differs from step to step
+TIME_LIMIT = 1.5  # seconds for all passes on CPUs, estimated before each pass but the first
+TURNS = 8  # passes of each size that may be the best, within the time limit
+SHORTEST = 256  # tokens of the first sequence
+NEAR = 1.05  # as good as the best: at most this factor slower
+WORSE = 1.3  # sizes slower by this factor are not measured again
+HOPELESS = 1.6  # two sizes slower by this factor end the search
+MARGIN = 0.9  # of a GPU's memory, as fragmentation differs from step to step
 TRIALS = 5  # at most, on a GPU
 
 

@@ -236,7 +236,6 @@ def _set_layout(config: RunConfig, owner: Owner, trained: Trainable, faults: Fau
 
 
 def _require_unshared(config: RunConfig, owners: Sequence[Owner] | dict[Owner, Trainable], fault: str) -> None:
-    """Raise ConfigError if ranks are to share packed rows, which are wrong."""
     for owner in owners:
         if (size := config.sequence_ranks(owner)) > 1:
             message = f"shares packed rows, and {fault} on ranks that share it: set 1"

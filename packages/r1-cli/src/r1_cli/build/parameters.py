@@ -16,12 +16,7 @@ log = logging.getLogger("r1")
 
 
 def freeze(settings: ModelConfig, model: nn.Module, owner: Owner = "actor") -> None:
-    """Freeze what the owner's settings name.
-
-    Raises:
-        ModelError: there is no vision tower to freeze.
-        ConfigError: a pattern matches nothing.
-    """
+    """Freeze what the owner's settings name. Raises ModelError or ConfigError if there is nothing to freeze."""
     if settings.freeze_vision_tower:
         freeze_vision(model, f"worker.{owner}.model.freeze_vision_tower")
     params = dict(model.named_parameters())
@@ -35,11 +30,7 @@ def freeze(settings: ModelConfig, model: nn.Module, owner: Owner = "actor") -> N
 
 
 def build_policy_optimizer(config: RunConfig, policy: nn.Module) -> torch.optim.Optimizer:
-    """Build the optimizer with the rates of `worker.actor.optim.groups`.
-
-    Raises:
-        ConfigError: a group has no parameter, or nothing is left to train.
-    """
+    """Build the optimizer with the rates of `optim.groups`. Raises ConfigError if a group has no parameter."""
     optim = config.worker.actor.optim
     groups = [RateGroup(one.name or one.pattern, one.pattern, one.lr, one.weight_decay) for one in optim.groups]
     try:

@@ -104,7 +104,6 @@ class SizeChooser:
         return owner_settings(self.config, self.owner)
 
     def choose(self, kept: Mapping[str, int]) -> dict[Pass, int]:
-        """Return the size for each kind of pass, and log it."""
         begun, choices = perf_counter(), dict[Pass, SizeChoice]()
         for kind in PASSES:
             key = key_of(self.owner, kind)
@@ -163,15 +162,15 @@ class SizeChooser:
             raise ConfigError([self.problem(kind, size, length, error, full=full)]) from error
 
     def problem(self, kind: Pass, size: int, length: int, error: Exception, *, full: bool) -> Problem:
-        said = (str(error).splitlines() or [type(error).__name__])[0]
+        first_line = (str(error).splitlines() or [type(error).__name__])[0]
         if not full and length <= SHORTEST:
             key = f"worker.{self.owner}.model.model_path"
-            return Problem(key, f"fails in a profiling pass of {length} tokens: {said}", self.section.model.model_path)
+            return Problem(key, f"fails in a profiling pass of {length} tokens: {first_line}", self.section.model.model_path)
         if size > 1:
             message = f"{size} sequences of {length:,} tokens do not fit into the device's memory: set a smaller number"
             auto = "" if is_auto(self.config, self.owner, kind) else ", or auto"
             return Problem(key_of(self.owner, kind), message + auto, str(size))
-        what = "does not fit into the device's memory" if full else f"cannot be computed ({said})"
+        what = "does not fit into the device's memory" if full else f"cannot be computed ({first_line})"
         more = f", or set worker.{self.owner}.model.enable_gradient_checkpointing=true" if full else ""
         message = f"a sequence of {length:,} tokens, which it allows with data.max_prompt_length, {what}: lower one"
         return Problem("data.max_response_length", message + more, str(self.config.data.max_response_length))

@@ -20,15 +20,12 @@ SEEN = 64  # rows whose columns decide which format a source has
 
 @dataclass(frozen=True, slots=True)
 class OpenSource:
-    """An open source with its row format."""
-
     source: Source
     rows: Sequence[tuple[str, dict[str, Any]]]
     detected: Detected
 
     @property
     def reader(self) -> RowReader:
-        """What turns a row into an example. Each row names its media, as some have none."""
         _, _, images, videos = self.source.columns
         template = self.source.format_prompt
         return RowReader(

@@ -22,7 +22,7 @@ class Background:
 
     def do(self, work: Callable[[], Result]) -> Future[Result]:
         future: Future[Result] = Future()
-        # Libraries keep in context variables what the thread that opened them has.
+        # Some libraries keep the state of the opening thread in context variables.
         self._waiting.put(partial(copy_context().run, _do, work, future))
         if self._thread is None:
             self._thread = Thread(target=self._run, name=self._name, daemon=True)
@@ -38,11 +38,11 @@ class Background:
     def _run(self) -> None:
         while (work := self._waiting.get()) is not None:
             work()
-            del work  # and what it holds, before the next one comes
+            del work  # frees what it holds before waiting
 
 
 def _do(work: Callable[[], Result], future: Future[Result]) -> None:
     try:
         future.set_result(work())
-    except BaseException as error:  # is for whoever asks
+    except BaseException as error:  # the future raises it
         future.set_exception(error)

@@ -44,7 +44,7 @@ class CheckpointStore:
         return [step for step in self._named() if (self.path(step) / STATE_FILE).is_file()]
 
     def damaged(self) -> dict[Path, str]:
-        """Return the checkpoints that cannot be resumed from, newest first, and what is wrong with each.
+        """Return the checkpoints that cannot be resumed from, newest first, with the reason.
 
         Those before the newest complete one matter only with a `limit`, which would count them.
         """
@@ -60,7 +60,6 @@ class CheckpointStore:
         return found
 
     def foreign(self) -> list[int]:
-        """Return the steps of checkpoints that another trainer wrote, oldest first."""
         steps = [step for step in self._named() if not (self.path(step) / STATE_FILE).is_file()]
         return [step for step in steps if not any(self.path(step).glob("*/learner.json"))]
 
@@ -114,11 +113,7 @@ class CheckpointStore:
         return Draft(step, folder)
 
     def publish(self, draft: Draft) -> Path:
-        """Rename the partial checkpoint, update the tracker file, and delete old checkpoints.
-
-        Raises:
-            CheckpointError: the tracker file could not be written.
-        """
+        """Rename the partial checkpoint, update the tracker file, delete old checkpoints. Raises CheckpointError."""
         final = self.path(draft.step)
         try:
             if final.exists():  # the same step, reached again after a resume from an older checkpoint
@@ -140,7 +135,6 @@ class CheckpointStore:
         return CheckpointError(message)
 
     def best(self) -> int | None:
-        """Return the step with the best validation score, the latest of equals."""
         scored = [(score, step) for step in self.steps() if (score := self._score(step)) is not None]
         return max(scored)[1] if scored else None
 
@@ -201,7 +195,6 @@ def find_damage(checkpoint: Path) -> str | None:
 
 
 def find_cut(path: Path) -> str | None:
-    """Return what is wrong with a safetensors file by its header and size; None if nothing."""
     size = path.stat().st_size
     with path.open("rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
@@ -218,11 +211,7 @@ def find_cut(path: Path) -> str | None:
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """Return the trainer's state of a checkpoint folder.
-
-    Raises:
-        FileNotFoundError: the folder is not a complete checkpoint.
-    """
+    """Return the trainer's state. Raises FileNotFoundError if the folder is not a complete checkpoint."""
     path = checkpoint / STATE_FILE
     if not path.is_file():
         held = ", ".join(sorted(p.name for p in checkpoint.iterdir())[:8]) if checkpoint.is_dir() else "no such folder"

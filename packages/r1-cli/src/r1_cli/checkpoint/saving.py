@@ -14,7 +14,7 @@ from r1_cli.checkpoint.folders import CheckpointStore, Draft
 log = logging.getLogger("r1")
 
 Result = TypeVar("Result")
-Ended = Callable[[str, float, float], None]  # is told of what was done its name, and when it began and ended
+Ended = Callable[[str, float, float], None]  # called with name, begin and end of each stage
 
 
 class Saver:
@@ -24,7 +24,7 @@ class Saver:
         self._store, self._ended = store, ended
         self._thread = Background("r1-saving", room=2)
         self._draft: Future[Draft] | None = None
-        self._under_way: Future[Any] | None = None
+        self._pending: Future[Any] | None = None
 
     def write(self, step: int, save: Callable[[Path], None], state: dict[str, Any], *, apart: bool) -> None:
         """Write a checkpoint that `publish` renames later; see `CheckpointStore.write`.
@@ -42,7 +42,7 @@ class Saver:
         else:
             self._draft = Future()
             self._draft.set_result(work())
-        self._under_way = self._draft
+        self._pending = self._draft
 
     def publish(self, recorded: Callable[[], None]) -> None:
         """Publish the checkpoint once it is written and `recorded`, which waits for the run's records, has returned."""
@@ -54,11 +54,10 @@ class Saver:
             recorded()
             self._store.publish(written)
 
-        self._under_way = self._thread.do(partial(self._timed, "publish", work))
+        self._pending = self._thread.do(partial(self._timed, "publish", work))
 
     def check(self) -> None:
-        """Raise the error of the current checkpoint if it has failed."""
-        if self._under_way is not None and self._under_way.done():
+        if self._pending is not None and self._pending.done():
             self.finish()
 
     def finish(self) -> None:
@@ -68,9 +67,9 @@ class Saver:
             CheckpointError: it could not be written.
             Exception: groups that it should hold could not be sampled.
         """
-        under_way, self._under_way = self._under_way, None
-        if under_way is not None:
-            under_way.result()
+        pending, self._pending = self._pending, None
+        if pending is not None:
+            pending.result()
 
     def finish_or_warn(self) -> None:
         """Wait for the current checkpoint and log its error, if the run ends for another reason."""

@@ -46,13 +46,10 @@ class Unseen:
 
 @dataclass(frozen=True, slots=True)
 class Proof:
-    """The folders that a node must see."""
-
     token: Token
     listings: tuple[Listing, ...]
 
     def find_unseen(self) -> list[Unseen]:
-        """Return the folders that this node does not see as the driver does."""
         unseen = []
         if why := find_token(self.token):
             unseen.append(Unseen(self.token.key, self.token.folder, why))
@@ -92,7 +89,6 @@ def list_files(folder: Path) -> tuple[tuple[str, int], ...]:
 
 
 def find_token(token: Token) -> str | None:
-    """Return what is wrong with the output folder, or None."""
     folder = Path(token.folder)
     try:
         if (folder / token.name).read_text() != token.word:
@@ -112,7 +108,6 @@ def find_token(token: Token) -> str | None:
 
 
 def compare_files(listing: Listing) -> str | None:
-    """Return how an input folder differs from the driver's, or None."""
     folder = Path(listing.folder)
     if not folder.is_dir():
         return "is no folder there, set one that all nodes see, or copy it to the same place on each"

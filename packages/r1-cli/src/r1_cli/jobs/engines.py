@@ -36,11 +36,7 @@ log = logging.getLogger("r1")
 def start_engines(
     config: RunConfig, hardware: Hardware, places: Sequence[EnginePlacement], stack: ExitStack
 ) -> "ActorGroup | None":
-    """Start the processes of engines that have placements, which import while this process reads the data.
-
-    Raises:
-        ClusterError: a process does not start.
-    """
+    """Start the processes of engines that have placements, which import in the background. Raises ClusterError."""
     if not places:
         return None
     from r1_cli.cluster.actors import ActorGroup, ActorPlacement
@@ -67,7 +63,7 @@ def start_engines(
 def start_engine_process(config: RunConfig, stack: ExitStack) -> OwnProcess | None:
     """Start the process of an engine that samples while the learner computes; None if the run does not need one.
 
-    Servers and engines with placements are separate anyhow. On CPUs, each process gets half the threads.
+    On CPUs, learner and engine each get half the threads.
 
     Raises:
         ConfigError: several devices train, and engines are to sample on the same ones.
@@ -86,7 +82,6 @@ def start_engine_process(config: RunConfig, stack: ExitStack) -> OwnProcess | No
 
 
 def open_engine_in_process(config: RunConfig, hardware: Hardware, process: OwnProcess) -> Generator:
-    """Open the engine in `process`. Raises as `open_engine` does."""
     process.make(EngineHost, partial(build_hosted, config, hardware))
     dtype = hardware.engine_dtype(config.worker.rollout.dtype)
     # All prompts go to the one engine at once, which bounds by itself what decodes together: so nothing that it
@@ -124,14 +119,7 @@ def open_engine(
 def open_engine_on_base(
     learner: Any, config: RunConfig, hardware: Hardware, model: ModelFiles, stack: ExitStack
 ) -> Generator:
-    """Open an engine that shares the base under the learner's adapter (see `RunConfig.why_copied`).
-
-    Args:
-        learner: in this process; its weights stay on the device.
-
-    Raises:
-        ModelError: the engine cannot run this kind of model.
-    """
+    """Open an engine that shares the base under the learner's adapter. Raises as `open_engine`."""
     log.info("the engine shares the learner's base: one copy of it is in memory")
     trusted = config.worker.actor.model.trust_remote_code
     share = partial(share_weights, learner.model, model.config, trust_remote_code=trusted)
@@ -143,7 +131,6 @@ def own_hardware(hardware: Hardware, place: EnginePlacement) -> Hardware:
 
 
 def build_hosted(config: RunConfig, hardware: Hardware, stack: ExitStack) -> Engine:
-    """Build an engine in its own process."""
     if not hardware.on_gpu:  # vLLM would bind each engine to the same processors, all that there are
         os.environ.setdefault("VLLM_CPU_OMP_THREADS_BIND", "nobind")
     model = open_model(config)

@@ -76,7 +76,6 @@ def evaluate_model(model: str, config: RunConfig, json_path: Path | None = None)
 
 
 def with_all_weights(config: RunConfig) -> RunConfig:
-    """Return the configuration without an adapter: the evaluated model has merged weights, however it was trained."""
     actor = config.worker.actor
     model = actor.model.model_copy(update={"lora": LoraConfig()})
     worker = config.worker.model_copy(update={"actor": actor.model_copy(update={"model": model})})

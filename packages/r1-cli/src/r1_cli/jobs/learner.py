@@ -33,8 +33,7 @@ log = logging.getLogger("r1")
 def resolve_devices(config: RunConfig, provenance: Provenance, hardware: Hardware) -> RunConfig:
     """Return the configuration with one device if there are no GPUs and the user sets no number of ranks.
 
-    Raises:
-        ConfigError: a setting for one device is used with several.
+    Raises ConfigError if a setting for one device is used with several.
     """
     if hardware.on_gpu or config.trainer.nnodes > 1 or provenance.is_set("trainer.n_gpus_per_node"):
         if config.trainer.devices > 1:
@@ -45,11 +44,7 @@ def resolve_devices(config: RunConfig, provenance: Provenance, hardware: Hardwar
 
 @contextmanager
 def open_placement(config: RunConfig, hardware: Hardware) -> Iterator[Placement]:
-    """Connect to the run's cluster and place ranks and engines; with one device, place nothing.
-
-    Raises:
-        ConfigError, ClusterError: as `cluster.connect.open_cluster` does.
-    """
+    """Connect to the run's cluster and place ranks and engines. Raises as `cluster.ray_cluster.open_cluster`."""
     trainer, rollout = config.trainer, config.worker.rollout
     if not config.on_cluster:
         yield Placement()
@@ -120,8 +115,8 @@ def prepare_learner(
     Engines are opened before it is called, while the devices are empty. It raises ModelError if a model cannot be
     loaded, and ClusterError if a rank has died.
     """
-    if said := describe_router(model.config):
-        log.info("%s", said)
+    if router := describe_router(model.config):
+        log.info("%s", router)
     if ranks is not None:
         return partial(load_ranked, config, hardware, schedule, placements, ranks)
     quantized = config.worker.actor.model.quantization is not None
@@ -132,7 +127,6 @@ def prepare_learner(
 def load_here(
     config: RunConfig, hardware: Hardware, model: ModelFiles, schedule: Schedule, parallel: Parallel
 ) -> tuple[Policy, ValueModel | None]:
-    """Load learner and critic in this process, and offload each."""
     learner = build_learner(config, hardware, model, schedule, parallel)
     if not config.has_critic:
         return learner, None
@@ -145,7 +139,6 @@ def load_here(
 def load_ranked(
     config: RunConfig, hardware: Hardware, schedule: Schedule, placements: Sequence[RankPlacement], ranks: "ActorGroup"
 ) -> tuple[Policy, ValueModel | None]:
-    """Load the learner and critic shards on the ranks."""
     from r1_cli.cluster.rank import Rank, build_critic_beside, build_policy
     from r1_cli.cluster.rank_client import RankClient, RankedCritic, RankedPolicy
 
@@ -179,11 +172,7 @@ def _refuse_quantized(config: RunConfig) -> None:
 
 
 def require_shared_folders(config: RunConfig, ranks: Any, placements: Sequence[RankPlacement]) -> None:
-    """Raise ConfigError if a node does not see the folders of the run as this process does.
-
-    Args:
-        ranks: actors at the placements that hold nothing yet.
-    """
+    """Raise ConfigError if a node does not see the folders of the run as this process does."""
     trainer, owners = config.trainer, ("actor", "critic") if config.has_critic else ("actor",)
     models = {f"worker.{owner}.model.model_path": getattr(config.worker, owner).model.model_path for owner in owners}
     read = {key: Path(path) for key, path in models.items() if path}

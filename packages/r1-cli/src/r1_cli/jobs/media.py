@@ -21,7 +21,6 @@ from r1_data.render import Renderer
 def open_media(
     config: RunConfig, hardware: Hardware, renderer: Renderer, placements: Sequence[RankPlacement], stack: ExitStack
 ) -> RenderPool | None:
-    """Return what renders rows with media on the nodes; None without placements. Its actors start later."""
     if not placements:
         return None
     from r1_cli.cluster.actors import ActorGroup, ActorPlacement
@@ -55,7 +54,6 @@ def inputs_dtype(config: RunConfig, hardware: Hardware) -> torch.dtype:
 
 
 def start_media(media: RenderPool | None, *prompts: Mixture) -> None:
-    """Start the actors if a row has media."""
     if media is not None and any(part.has_media for mixture in prompts for part in mixture.parts):
         media.begin()
 
@@ -63,11 +61,7 @@ def start_media(media: RenderPool | None, *prompts: Mixture) -> None:
 def require_store_for_batch(
     config: RunConfig, hardware: Hardware, placements: Sequence[RankPlacement], prompts: Mixture
 ) -> None:
-    """Check that a step's batch fits in the object store of every node.
-
-    Raises:
-        ConfigError: names the nodes that have too little, and what to set.
-    """
+    """Raise ConfigError, with what to set, if a step's batch does not fit in the object store of a node."""
     if not placements:
         return
     data, width = config.data, inputs_dtype(config, hardware).itemsize
@@ -79,5 +73,4 @@ def require_store_for_batch(
 
 
 def machines_of(own: Node, placements: Sequence[RankPlacement]) -> list[Node]:
-    """Return the nodes of the driver and the ranks, each once."""
     return list({node.id: node for node in (own, *(placement.node for placement in placements))}.values())

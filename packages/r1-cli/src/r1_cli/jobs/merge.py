@@ -86,7 +86,6 @@ def _join_shards(actor: Path, shards: list[Path], folder: Path) -> torch.dtype:
 
 
 def _base_of(actor: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the base's tensors of a model that peft has wrapped, under the base's names."""
     if not (actor / "lora_adapter" / CONFIG_FILE).is_file():
         raise ModelError(f"{actor} holds an adapter's shards, and {actor / 'lora_adapter' / CONFIG_FILE} is missing")
     names = {name: name.removeprefix("base_model.model.") for name in tensors if ".lora_" not in name}
@@ -94,7 +93,6 @@ def _base_of(actor: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _write(model: PreTrainedModel, assets: Path, output: Path) -> None:
-    """Write a model and its files; `output` is complete or absent."""
     draft = output.with_name(f".draft_{output.name}")
     shutil.rmtree(draft, ignore_errors=True)
     try:
@@ -109,7 +107,6 @@ def _write(model: PreTrainedModel, assets: Path, output: Path) -> None:
 
 @contextmanager
 def _saving() -> Iterator[None]:
-    """Turn safetensors' own error for a failed write into an OSError."""
     try:
         yield
     except SafetensorError as error:

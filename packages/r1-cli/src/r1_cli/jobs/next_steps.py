@@ -20,12 +20,7 @@ def print_next_steps(console: Console, store: CheckpointStore, at: Position, tot
 
 
 def closing_lines(store: CheckpointStore, step: int, total_steps: int, command: str, idle: int = 0) -> list[str]:
-    """Return what a run prints at its end.
-
-    Args:
-        command: how the user calls `r1`.
-        idle: latest steps in a row without signal.
-    """
+    """Return the lines. `command` is how the user calls `r1`; `idle` counts the latest steps without signal."""
     done = f"step {step}/{total_steps}: " + (
         "the run is complete" if step >= total_steps else "the run is not complete"
     )
@@ -48,12 +43,7 @@ def closing_lines(store: CheckpointStore, step: int, total_steps: int, command: 
 
 
 def typed_command(program: str, environment: Mapping[str, str]) -> str:
-    """Return how the user calls `r1`.
-
-    Args:
-        program: `sys.argv[0]` of this run.
-        environment: of this run, in which `uv run` sets a variable.
-    """
+    """Return how the user calls `r1`; `program` is `sys.argv[0]`, and `uv run` sets a variable."""
     if "UV_RUN_RECURSION_DEPTH" in environment:
         return "uv run r1"
     if Path(program).name != "r1":

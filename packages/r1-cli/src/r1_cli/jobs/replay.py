@@ -20,8 +20,6 @@ class NoReplayError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Replay:
-    """How to repeat a step."""
-
     step: int
     start: int  # the step of the checkpoint that it goes on from; 0: the model as it came
     config: dict[str, Any]
@@ -70,8 +68,6 @@ OF_THE_CLOCK = ("timing_", "perf/")
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """What a step and its repetition have in common."""
-
     answers: int | None  # that were compared; None: the run has no record of the step
     metrics: int | None  # that were compared; None: the run has no log of the step
     differences: list[str]  # in the order in which a step makes what differs
@@ -84,7 +80,6 @@ class Comparison:
 
 
 def compare_step(run: Path, again: Path, step: int) -> Comparison:
-    """Compare a step of the folder `run` with its repetition in the folder `again`."""
     differences: list[str] = []
     answers = None
     if step in RunReader(run).recorded_steps():
@@ -125,7 +120,6 @@ def read_metrics(run: Path, step: int) -> dict[str, Any]:
 
 
 def list_changes(run: Path, again: Path) -> list[str]:
-    """Return changes of packages, commit and rows since the run's last start."""
     starts = RunReader(run).starts()[-1:], RunReader(again).starts()[-1:]
     if not all(starts):
         return []
@@ -166,11 +160,7 @@ OF_THE_UPDATE = ("actor/", "critic/vf", "critic/grad", "critic/lr")
 
 
 def show_group(run: Path, step: int, group: int) -> Iterator[str]:
-    """Yield the lines about a group.
-
-    Raises:
-        NoReplayError: the step has no such group; says how many it has.
-    """
+    """Yield the lines about a group. Raises NoReplayError if the step has no such group."""
     rows = RunReader(run).samples(step)
     ours = [row for row in rows if row["group"] == group]
     if not ours:

@@ -23,11 +23,7 @@ LEFT_OUT, DIGESTS = "left_out_rows.txt", "rows.json"
 def load_start(
     learner: Policy, critic: ValueModel | None, prompts: Dataset, start: Path | None, begin: Position
 ) -> Position:
-    """Load the checkpoint, if there is one, into learner and critic; return the position to resume from.
-
-    Raises:
-        CheckpointError: a file is missing, or the checkpoint is of another model.
-    """
+    """Load the checkpoint, if any; return the position to resume from. Raises CheckpointError if it does not fit."""
     if start is None:
         return begin
     state = read_state(start)
@@ -46,7 +42,6 @@ def load_start(
 
 
 def load_critic(critic: ValueModel, start: Path, *, model_only: bool) -> None:
-    """Load and offload the critic; warn if the checkpoint has none."""
     folder = start / "critic"
     if folder.is_dir():
         critic.load(folder, model_only=model_only)
@@ -72,7 +67,6 @@ def find_previous_sizes(
 
 
 def report_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
-    """Warn of settings that differ from those of the last start."""
     old, new = dict(flatten(before)), dict(flatten(now))
     for key in new:
         if key in old and old[key] != new[key]:

@@ -96,7 +96,6 @@ def options_of(config: RunConfig) -> Options:
 
 
 def open_reading(config: RunConfig, hardware: Hardware, files: ModelFiles, options: Options) -> Reading:
-    """Return the model to read: the policy at the start of a run, or the reward's own."""
     if options.model not in (POLICY, REFERENCE):
         return open_reward_model(config, hardware, files, options)
     actor = config.worker.actor

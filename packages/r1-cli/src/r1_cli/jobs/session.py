@@ -74,11 +74,7 @@ class Session:
     threads: int  # of torch, before an engine process gets half of them
 
     def open_folder(self, config: RunConfig) -> RunFolder:
-        """Lock the run's folder and find the checkpoint to resume from.
-
-        Raises:
-            ConfigError: another run has the folder, or nothing in it can be resumed.
-        """
+        """Lock the run's folder and find the checkpoint to resume from. Raises ConfigError if neither can be done."""
         store = CheckpointStore(config.trainer.checkpoint_folder, limit=max(config.trainer.save_limit, 0) or None)
         self.stack.enter_context(hold_folder(store.root))
         start = find_start(config, store)
@@ -87,7 +83,7 @@ class Session:
         return RunFolder(store, start)
 
     def reserve_devices(self, config: RunConfig, folder: RunFolder) -> tuple[RunConfig, Devices]:
-        """Read the model's files, place ranks and engines, and start their processes, which import in the background.
+        """Read the model's files, place ranks and engines, and start their processes.
 
         Returns:
             The configuration with the number of devices, and what was reserved.
@@ -119,11 +115,7 @@ class Session:
         return Reports(console, timeline)
 
     def open_data(self, config: RunConfig, devices: Devices, reports: Reports) -> Data:
-        """Open rewards and sources, and check every row.
-
-        Raises:
-            DataError, RewardSpecError: rows or rewards cannot be used.
-        """
+        """Open rewards and sources, and check every row. Raises DataError or RewardSpecError if one is unusable."""
         sources, val_sources = training_sources(config.data), validation_sources(config.data)
         verifier = open_verifier(config, [*sources, *val_sources], self.stack)
         opened, val_opened = open_sources(sources), open_sources(val_sources)
@@ -138,11 +130,7 @@ class Session:
         return Data(training, validation, verifier, renderer, media)
 
     def show_plan(self, config: RunConfig, devices: Devices, data: Data) -> Plan:
-        """Print what the run will do, and start to render its first rows.
-
-        Raises:
-            ConfigError: the rows do not fill one batch, or a batch does not fit on a node.
-        """
+        """Print what the run will do. Raises ConfigError if rows do not fill a batch, or a node cannot hold one."""
         training, validation = data.training.prompts, data.validation.prompts
         plan = make_plan(config, [len(part) for part in training.parts], len(validation) if validation.parts else None)
         announce(self.console, config, self.provenance, plan, devices.placement)
@@ -165,12 +153,7 @@ class Session:
         return stream
 
     def load_models(self, config: RunConfig, devices: Devices, schedule: Schedule) -> Models:
-        """Load the learner, the critic and the engine.
-
-        Raises:
-            ModelError: one cannot be loaded, or the engine cannot run this kind of model.
-            ClusterError: a rank or an engine has died.
-        """
+        """Load the learner, the critic and the engine. Raises ModelError or ClusterError."""
         model, hardware, placement = devices.model, devices.hardware, devices.placement
         load_learner = prepare_learner(config, hardware, model, schedule, placement.ranks, devices.ranks, self.stack)
         if config.shares_base(on_gpu=hardware.on_gpu):
@@ -186,10 +169,7 @@ class Session:
     def check_models(
         self, config: RunConfig, folder: RunFolder, devices: Devices, data: Data, models: Models
     ) -> tuple[RunConfig, dict[str, int]]:
-        """Choose correct batch layouts and micro-batch sizes that fit.
-
-        Returns:
-            The configuration with numbers in place of `auto`, and the chosen sizes by key.
+        """Choose correct batch layouts and micro-batch sizes that fit; return the configuration and the sizes by key.
 
         Raises:
             ConfigError: a setting needs a layout that is wrong for the model, or a size does not fit into memory.
@@ -208,11 +188,7 @@ class Session:
     def resume(
         self, config: RunConfig, folder: RunFolder, data: Data, models: Models, micro_batches: Mapping[str, int]
     ) -> Position:
-        """Load the checkpoint to resume from, if there is one, and return the position.
-
-        Raises:
-            CheckpointError: a file is missing, or the checkpoint is of another model.
-        """
+        """Load the checkpoint, if there is one, and return the position. Raises CheckpointError if it does not fit."""
         begin = algorithm.build_start(config)
         at = load_start(models.learner, models.critic, data.training.prompts, folder.start, begin)
         return replace(at, micro_batches=micro_batches)
@@ -220,7 +196,6 @@ class Session:
     def open_logs(
         self, config: RunConfig, folder: RunFolder, devices: Devices, data: Data, reports: Reports, at: Position
     ) -> Logs:
-        """Open loggers and recorder, add this start to the manifest, and warn of settings that changed."""
         trainer, path, resumed = config.trainer, folder.path, folder.start is not None
         info = RunInfo(trainer.project_name, trainer.experiment_name, path, printable(config), at.step)
         named = [*data.training.named(), *data.validation.named(" (validation)")]
@@ -277,7 +252,6 @@ class Session:
         sampler: Sampler,
         at: Position,
     ) -> Sampling:
-        """Build what samples for training and validation; with `max_staleness`, in a thread of its own."""
         training, validation = build_sampling(config)
         trainer, progress = config.trainer, reports.console.progress
         sets = build_validation(data.validation.prompts, data.validation.sources, validation)
@@ -308,7 +282,6 @@ class Session:
         schedule: Schedule,
         sampling: Sampling,
     ) -> loop.Run:
-        """Build the run and handle signals from now on."""
         assets = cache(partial(read_assets, devices.model, devices.critic_config))
         if config.trainer.save_freq > 0:
             assets()  # now, while no step waits for it
@@ -361,7 +334,6 @@ def build_collector(
 
 
 def build_schedule(config: RunConfig, plan: Plan, until: int | None = None) -> Schedule:
-    """Return the schedule of a run whose number of rows is known. `until` is the step to end after, if set."""
     trainer, actor, critic = config.trainer, config.worker.actor, config.worker.critic
     return Schedule(
         total_steps=plan.total_steps or 0,

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """The folder of a run, locked for this process."""
+    """The run's folder, locked for this process."""
 
     store: CheckpointStore
     start: Path | None  # the checkpoint to resume from; None: a new run
@@ -49,7 +49,7 @@ class RunFolder:
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """The model's files, what it will run on, and the processes that have begun to start there."""
+    """The model's files and the processes that will run it."""
 
     model: ModelFiles
     critic_config: PretrainedConfig | None  # None without a critic
@@ -69,33 +69,25 @@ class Devices:
 
 @dataclass(frozen=True, slots=True)
 class Reports:
-    """Where a run reports to while it starts and runs."""
-
     console: ConsoleReporter
     timeline: Timeline
 
     def begin(self, config: RunConfig, step: int, total_steps: int) -> None:
-        """Show how far the run is from now on."""
         self.console.begin(step, total_steps, f"{config.trainer.project_name} / {config.trainer.experiment_name}")
 
 
 @dataclass(frozen=True, slots=True)
 class DataSplit:
-    """The sources of training or of validation."""
-
     sources: Sequence[Source]
     opened: Sequence[OpenSource]
     prompts: Mixture  # a part a source
 
     def named(self, suffix: str = "") -> list[tuple[str, PromptDataset]]:
-        """Return the prompts of each source under its name."""
         return [(f"{source.name}{suffix}", part) for source, part in zip(self.sources, self.prompts.parts, strict=True)]
 
 
 @dataclass(frozen=True, slots=True)
 class Data:
-    """Checked prompts, and what renders and judges them."""
-
     training: DataSplit
     validation: DataSplit  # empty without validation rows
     verifier: DispatchingVerifier
@@ -117,8 +109,6 @@ class Data:
 
 @dataclass(frozen=True, slots=True)
 class Models:
-    """What trains and what samples."""
-
     learner: Policy
     critic: ValueModel | None
     engine: Generator
@@ -126,8 +116,6 @@ class Models:
 
 @dataclass(frozen=True, slots=True)
 class Logs:
-    """Where steps are written to."""
-
     tracker: Tracker
     recorder: Recorder
     manifest_entry: dict[str, Any]  # of this start; its `end` says how the run ended
@@ -135,8 +123,6 @@ class Logs:
 
 @dataclass(frozen=True, slots=True)
 class Sampling:
-    """What gives steps their groups, and what measures the policy."""
-
     engine: Generator
     collector: DynamicSampling
     async_sampler: AsyncSampler | None  # samples later steps while the learner computes

@@ -42,13 +42,11 @@ log = logging.getLogger("r1")
 
 
 class BrokenStepError(Exception):
-    """A step failed after some of its updates, so that no checkpoint of it can be written."""
+    """A step failed after some of its updates: no checkpoint of it can be written."""
 
 
 @dataclass(frozen=True, slots=True)
 class Run:
-    """Everything that the loop calls."""
-
     learner: Policy
     engine: Generator
     collector: Collector

@@ -78,7 +78,6 @@ class Recorder:
             self._ended("record", begin, time.perf_counter())
 
     def _count(self, written: Path) -> int:
-        """Return the bytes of the record. Only the first call looks at every file."""
         if self._taken is None:
             self._taken = sum(path.stat().st_size for path in self._files())
         else:
@@ -116,39 +115,39 @@ def to_table(
     """Return one row per response, group after group.
 
     Args:
-        samples: the trained samples, one per response in the same order; none in a validation.
+        samples: the trained samples in the same order; none in a validation.
         media: gives the files of a prompt's pictures and videos.
     """
     answers = [(place, index, group) for place, group in enumerate(groups) for index in range(len(group.responses))]
     files = {place: media(group.prompt) for place, group in enumerate(groups)}
-    said = [group.responses[index] for _, index, group in answers]
+    responses = [group.responses[index] for _, index, group in answers]
     prompts = [group.prompt for _, _, group in answers]
     columns: dict[str, Any] = {
-        "step": [step] * len(said),
-        "phase": [phase] * len(said),
+        "step": [step] * len(responses),
+        "phase": [phase] * len(responses),
         "group": [place for place, _, _ in answers],
         "sample": [index for _, index, _ in answers],
         "prompt_id": [clean(prompt.id) for prompt in prompts],
         "source": [clean(group.data_source) for _, _, group in answers],
         "prompt": [clean(prompt.text) for prompt in prompts],
-        "answer": [clean(one.text) for one in said],
+        "answer": [clean(one.text) for one in responses],
         "ground_truth": [clean(prompt.ground_truth) for prompt in prompts],
         "media": [files[place] for place, _, _ in answers],
         "prompt_tokens": _lists([np.asarray(prompt.token_ids, np.int32) for prompt in prompts], np.int32),
-        "tokens": _lists([one.completion.token_ids for one in said], np.int32),
-        "rollout_logprobs": _lists([one.completion.logprobs for one in said], np.float32),
-        "score": [one.score.value for one in said],
-        "reward": [one.reward for one in said],
-        "parts": [[(clean(name), float(value)) for name, value in one.score.parts.items()] for one in said],
-        "extracted": [None if one.score.extracted is None else clean(one.score.extracted) for one in said],
+        "tokens": _lists([one.completion.token_ids for one in responses], np.int32),
+        "rollout_logprobs": _lists([one.completion.logprobs for one in responses], np.float32),
+        "score": [one.score.value for one in responses],
+        "reward": [one.reward for one in responses],
+        "parts": [[(clean(name), float(value)) for name, value in one.score.parts.items()] for one in responses],
+        "extracted": [None if one.score.extracted is None else clean(one.score.extracted) for one in responses],
         "reason": [
             clean(group.responses[index].score.reason or group.truth_problem or "") for _, index, group in answers
         ],
-        "failure": [clean(f"{e.cause}: {e.message}") if (e := one.score.error) else None for one in said],
-        "finish_reason": [one.completion.finish_reason for one in said],
-        "weight_version": [one.completion.weight_version for one in said],
+        "failure": [clean(f"{e.cause}: {e.message}") if (e := one.score.error) else None for one in responses],
+        "finish_reason": [one.completion.finish_reason for one in responses],
+        "weight_version": [one.completion.weight_version for one in responses],
     }
-    lengths = [len(one.completion.token_ids) for one in said]
+    lengths = [len(one.completion.token_ids) for one in responses]
     for name in OF_THE_LEARNER:
         columns[name] = _of_samples(samples, name, lengths)
     arrays = [

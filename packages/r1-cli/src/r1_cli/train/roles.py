@@ -143,13 +143,10 @@ class Collector(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """How groups become an update of the policy."""
-
     compute_advantages: AdvantageComputer
     objective: Objective
     needs: frozenset[str]  # fields known before the update, in words of `r1_core.needs`
 
     @property
     def kl_penalty(self) -> str | None:
-        """The KL estimator of the loss or the reward; None without a KL penalty."""
         return self.objective.kl_penalty or self.compute_advantages.kl_penalty

@@ -51,7 +51,6 @@ def weights_backend(config: "RunConfig", hardware: "Hardware") -> Literal["ipc",
 
 
 def vllm_options(setup: EngineSetup) -> "EngineOptions":
-    """Return vLLM's options from `worker.rollout`."""
     from r1_cli.models.files import locate
     from r1_rollout.vllm.options import EngineOptions
 
@@ -66,7 +65,7 @@ def vllm_options(setup: EngineSetup) -> "EngineOptions":
         tokenizer=locate(settings.tokenizer_path or "", "worker.actor.model.tokenizer_path") or None,
         hf_overrides=dict(settings.override_config),
         trust_remote_code=settings.trust_remote_code,
-        # An adapter's base is read from its files: servers do so when the first adapter comes.
+        # The base of an adapter is read from its files; servers read it with the first adapter.
         dummy_weights=not lora_rank or rollout.servers.used,
         starts_asleep=True,
         lora_rank=lora_rank,

@@ -68,7 +68,6 @@ def terms_of(options: Options, model: str, temperature: float) -> ScoreTerms:
 
 
 def context_of(options: Options) -> Context:
-    """Return the text before the reference: an answer tag, or what RLPR's own tool writes."""
     return "suffix" if options.rule == "strict" else "tagged"
 
 
@@ -125,10 +124,7 @@ def fill_bases(file: BaseScoreFile, prompts: Iterable[Prompt], query: ModelQuery
 
 
 def base_scores(prompts: Sequence[Prompt], query: ModelQuery, options: Options) -> list[float | None]:
-    """Return the base score of each prompt; None if its reference is empty or too long, or log-probs are not finite.
-
-    Raises RewardFailure if the model returns no log-probs.
-    """
+    """Return the base score of each prompt, or None. Raises RewardFailure if the model returns no log-probs."""
     alone = [_alone(prompt, query, options) for prompt in prompts]
     given = [(prompt, one) for prompt, one in zip(prompts, alone, strict=True) if one]
     found = (

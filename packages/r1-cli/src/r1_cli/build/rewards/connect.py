@@ -98,8 +98,6 @@ def in_training(
 
 
 def in_evaluation(config: RunConfig, hardware: Hardware, model: ModelFiles, engine: Generator) -> Find:
-    """Return how an evaluation finds the model that a reward reads: the evaluated one."""
-
     def find(options: Options) -> Reading:
         if options.model not in (POLICY, REFERENCE):
             return open_reward_model(config, hardware, model, options)
@@ -142,7 +140,6 @@ def connect_references(
     *,
     resumed: bool,
 ) -> None:
-    """Connect the verifiers of a run to their models and base scores."""
     connect_models(config, model, verifier.asking, find(engine))
     connect_base_scores(config, verifier, rows, folders, find(None), progress, resumed=resumed)
 
@@ -203,11 +200,7 @@ def base_of(file: BaseScoreFile | None, prompt: Prompt) -> float | None:
 
 
 def has_column(name: str, dataset: Dataset, options: Options, terms: ScoreTerms) -> bool:
-    """Whether base scores come from a column of the rows.
-
-    Raises:
-        ConfigError: the column is required and missing, or has other terms.
-    """
+    """Whether base scores come from a column. Raises ConfigError if it is required and missing, or has other terms."""
     if options.score_a == "online":
         return False
     columns = dataset[0].metadata
@@ -228,11 +221,7 @@ def has_column(name: str, dataset: Dataset, options: Options, terms: ScoreTerms)
 
 
 def open_base_scores(folders: Sequence[Path], terms: ScoreTerms, *, resumed: bool) -> BaseScoreFile:
-    """Open the file of these terms in the first folder that has it.
-
-    Raises:
-        ConfigError: the run is resumed and no folder has it: the policy has been trained since.
-    """
+    """Open the file of these terms in the first folder that has it. Raises ConfigError if a resumed run has none."""
     name = f"{hashlib.blake2b(terms.to_json().encode(), digest_size=6).hexdigest()}.jsonl"
     paths = [folder / FOLDER / name for folder in folders]
     found = next((path for path in paths if path.is_file()), None)
@@ -246,7 +235,7 @@ def open_base_scores(folders: Sequence[Path], terms: ScoreTerms, *, resumed: boo
 
 
 def require_complete(file: BaseScoreFile, datasets: Sequence[Dataset]) -> None:
-    """Raise ConfigError if the rows have changed since the run started: the model before its first step is gone."""
+    """Raise ConfigError if the rows have changed since the run started."""
     for dataset in datasets:
         for index in (0, len(dataset) - 1):
             if key_of(dataset[index]) not in file:

@@ -20,8 +20,6 @@ if TYPE_CHECKING:
 
 
 class DispatchingVerifier:
-    """Sends each response to the verifier of its source."""
-
     def __init__(
         self,
         default: Verifier | None,

@@ -129,7 +129,6 @@ def open_frozen(
 def require_same_tokens(
     path: str, key: str, policy: ModelFiles, *, vision_language: bool, trust_remote_code: bool
 ) -> None:
-    """Raise ModelError if the tokenizer of `path` maps a token of the policy to another id."""
     try:
         tokenizer, _ = models.load_tokenizer(path, vision_language=vision_language, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:

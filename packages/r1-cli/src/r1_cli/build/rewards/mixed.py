@@ -41,7 +41,6 @@ def _add(total: Score, found: Score, name: str, weight: float) -> Score:
 
 
 def split_parts(kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Part]]:
-    """Return the parts of a sum that run in workers, and those that read a model's log-probs."""
     written = kwargs.get("parts", {})
     asking = {name: part for name, part in read_parts(written).items() if part.reward in MODEL_REWARDS}
     return {name: setting for name, setting in written.items() if name not in asking}, asking

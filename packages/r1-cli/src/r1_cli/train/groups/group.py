@@ -69,7 +69,6 @@ class Group:
         return replace(self, responses=[replace(response, reward=reward) for response, reward in pairs])
 
     def without_failures(self) -> "Group":
-        """Return the group without the responses that the failure policy drops."""
         kept = [response for response in self.responses if response.score.keep]
         if len(kept) == len(self.responses):
             return self
@@ -143,7 +142,7 @@ def passes(group_filter: GroupFilter, values: Sequence[Sequence[float]]) -> list
 
 
 def by_sample(values: Sequence[Sequence[float]]) -> tuple[Tensor, Tensor]:
-    """Return the values of all groups and the group each belongs to: float64 [N] and int64 [N]."""
+    """Return the values of all groups and their group numbers: float64 [N] and int64 [N]."""
     lengths = torch.tensor([len(group) for group in values], dtype=torch.int64)
     flat = torch.tensor([value for group in values for value in group], dtype=torch.float64)
     return flat, torch.arange(len(values)).repeat_interleave(lengths)

@@ -21,7 +21,6 @@ class OverlongBuffer:
     factor: float  # penalty of a response that fills the buffer
 
     def penalties(self, group: Group) -> list[float]:
-        """Return what is added to each response's reward: 0 or less."""
         lengths = torch.tensor([len(completion.token_ids) for completion in group.completions])
         return overlong_punishment(lengths, self.max_length, self.buffer, self.factor).tolist()
 

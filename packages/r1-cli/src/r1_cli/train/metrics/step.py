@@ -66,7 +66,6 @@ def reward_metrics(groups: Sequence[Group], prefix: str = "reward/", suffix: str
 
 
 def by_source(groups: Sequence[Group]) -> dict[str, list[Group]]:
-    """Return the groups by data source; {} if all are from one source."""
     shares: dict[str, list[Group]] = defaultdict(list)
     for group in groups:
         shares[group.data_source].append(group)

@@ -26,8 +26,6 @@ class ValidationSet:
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """Measures a policy on the validation sets."""
-
     sampler: Sampler
     sets: Sequence[ValidationSet]
     batch_size: int  # prompts sampled at once; -1: all
@@ -84,7 +82,6 @@ def to_generations(groups: Sequence[Group], split: Literal["train", "val"]) -> l
 
 
 def mean_score(groups: Sequence[Group]) -> float:
-    """Return the mean over prompts of the mean score of their responses."""
     return fmean(fmean(score.value for score in group.scores) for group in groups)
 
 
@@ -105,8 +102,7 @@ def summarise(groups: Sequence[Group]) -> dict[str, float]:
     """Return accuracy, avg@n, pass@k and maj@n for k = 1, 2, 4, … and all n samples a prompt.
 
     `accuracy` is the share of correct first responses, `pass@k` the unbiased estimate of arXiv 2107.03374, and `maj@n`
-    counts a prompt if its most frequent final answer is correct. If prompts have different numbers of responses, the
-    first n of each count, with n the smallest number. Raises ValueError without groups.
+    counts a prompt if its most frequent final answer is correct. n is the smallest number of responses of a prompt.
     """
     if not groups:
         raise ValueError("no responses to summarise")
@@ -123,7 +119,6 @@ def summarise(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def pass_at_k(n: int, correct: int, k: int) -> float:
-    """Return the probability that k of n responses, `correct` of them correct, contain a correct one."""
     return 1.0 - comb(n - correct, k) / comb(n, k)
 
 

@@ -25,8 +25,6 @@ log = logging.getLogger("r1")
 
 @dataclass(slots=True)
 class SamplingState:
-    """The sampling rounds of one step so far."""
-
     stream: StreamPosition
     kept: list[Group]  # groups that passed the filter, carried-over ones first
     groups: list[Group] = field(default_factory=list)  # sampled and scored in this step, kept or not
@@ -165,7 +163,6 @@ class DynamicSampling:
         return compared
 
     def _require_part(self, groups: Sequence[Group]) -> None:
-        """Raise ConfigError if scores have parts, but not the one that the filter reads."""
         parts = {name for group in groups for score in group.scores for name in score.parts}
         if parts and self.filter_key not in {*parts, "overall"}:
             message = f"the reward function reports no such part, only {', '.join(sorted(parts))}"

@@ -115,7 +115,6 @@ class SampledPrompts:
         self.inputs: dict[int, list[RewardInput]] = {}
 
     def add(self, index: int, completions: list[Completion]) -> None:
-        """Add a prompt's completions and decode them."""
         sampler = self._sampler
         self._completions[index] = completions
         self.inputs[index] = to_reward_inputs(
@@ -123,7 +122,6 @@ class SampledPrompts:
         )
 
     def to_group(self, index: int, scores: Sequence[Score]) -> Group:
-        """Return a prompt's group, with the reason if none was correct because none can be."""
         prompt, problem = self._prompts[index], None
         if not any(score.parts.get("accuracy", score.value) > 0 for score in scores if not score.error):
             problem = self._sampler.truth_problem(prompt.source, prompt.ground_truth, prompt.metadata)

@@ -17,7 +17,6 @@ log = logging.getLogger("r1")
 def score_together(
     verifier: Verifier, order: Sequence[int], inputs: dict[int, list[RewardInput]]
 ) -> dict[int, list[Score]]:
-    """Score in one call; return the scores by prompt index."""
     if not order:
         return {}
     scores = iter(verifier([item for index in order for item in inputs[index]]))
@@ -109,7 +108,6 @@ class ScoringThread:
                 self._changed.notify_all()
 
     def _take(self) -> dict[int, list[RewardInput]]:
-        """Wait for queued inputs and return them all; {} at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._closed)
             batch, self._waiting = self._waiting, {}

@@ -39,7 +39,6 @@ class LearnerReference:
 
     @contextmanager
     def zeroed(self, rows: ParameterRows) -> Iterator[None]:
-        """Set these rows of the learner's weights to zero inside the block."""
         self.learner.zero_weights(rows)
         try:
             yield
@@ -49,8 +48,6 @@ class LearnerReference:
 
 @dataclass(frozen=True, slots=True)
 class ExpectedWeights:
-    """What the learner expects of the engine after a sync."""
-
     logprobs: list[list[float]]  # of the probes
     sums: Mapping[str, Expected] | None  # of the weights; None if the engine has no checksums
     pictures: list[list[float]] | None  # log-probs of two pictures; first sync only
