@@ -40,7 +40,6 @@ class Canary:
     opening: "Canary | None" = None  # compared at the first sync, too
 
     def gap(self, engine: Replaying, expected: Sequence[Sequence[float]]) -> float:
-        """Return the gap between the active engine and the learner's log-probs of the probes."""
         return widest_gap(probe_logprobs(engine, self.probes, self.temperature), expected)
 
     def tells_pictures_apart(self, engine: Replaying, expected: Sequence[Sequence[float]]) -> bool:

@@ -63,7 +63,6 @@ class Directory:
         self._cores = {core(name): (name, tensor) for name, tensor in own.items() if cores[core(name)] == 1}
 
     def find(self, name: str, rows: int) -> Place | None:
-        """Return the place of the tensor `name` with `rows` rows, or None if the engine has none of that name."""
         if found := self._lookup(name):
             return Place(*found)
         for fused, parts in FUSED.items():

@@ -21,7 +21,6 @@ class PrivateFolder:
     """
 
     def __init__(self, prefix: str, parent: Path | None = None) -> None:
-        """Make it in `parent`, by default the machine's folder for temporary files."""
         place = Path(parent or tempfile.gettempdir())
         _remove_abandoned(place, prefix)
         self.path = Path(tempfile.mkdtemp(prefix=prefix, dir=place))
@@ -29,7 +28,6 @@ class PrivateFolder:
         fcntl.flock(self._lock, fcntl.LOCK_EX)
 
     def remove(self) -> None:
-        """Remove the folder with its contents. Doing so twice is allowed."""
         deadline = time.monotonic() + _ENDING
         shutil.rmtree(self.path, ignore_errors=True)
         while self.path.exists() and time.monotonic() < deadline:

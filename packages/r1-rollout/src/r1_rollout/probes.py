@@ -35,8 +35,6 @@ class ProbePrompt:
 
 @dataclass(frozen=True, slots=True)
 class Probes:
-    """Prompts, and the response to each whose log-probs are compared."""
-
     prompts: tuple[PromptLike, ...]
     responses: tuple[list[int], ...]
 

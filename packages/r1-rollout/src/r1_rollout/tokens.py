@@ -29,7 +29,6 @@ def end_token_ids(
 def read_end_token_ids(
     path: str, trust_remote_code: bool = False, tokenizer: "PreTrainedTokenizerBase | None" = None
 ) -> frozenset[int]:
-    """Return `end_token_ids` of the model in a Hugging Face folder, or of a hub name."""
     from transformers import AutoConfig, GenerationConfig
 
     config = AutoConfig.from_pretrained(path, trust_remote_code=trust_remote_code)
@@ -49,7 +48,6 @@ def media_token_ids(config: "PreTrainedConfig", tokenizer: "PreTrainedTokenizerB
 
 
 def setting(config: Any, name: str, default: Any = None) -> Any:
-    """Return a setting of a Hugging Face configuration or tokenizer, or the default if that has none."""
     return getattr(config, name, default)
 
 

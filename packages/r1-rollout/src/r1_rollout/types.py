@@ -129,8 +129,6 @@ class Completion:
 
 
 class Groups(Protocol):
-    """Groups as they finish: an iterator of (index of the prompt, its completions)."""
-
     def __iter__(self) -> "Iterator[tuple[int, list[Completion]]]": ...
 
     def __next__(self) -> tuple[int, list[Completion]]: ...

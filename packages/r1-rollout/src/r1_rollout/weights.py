@@ -16,7 +16,6 @@ Weights: TypeAlias = Iterable[tuple[str, Tensor]] | Adapter
 
 
 def dtype_named(name: str) -> torch.dtype:
-    """Return the dtype of a name such as `bfloat16`."""
     dtype: torch.dtype = getattr(torch, name)
     return dtype
 
@@ -91,7 +90,6 @@ class WeightStore:
         self.version = version
 
     def tensors(self) -> dict[str, Tensor]:
-        """Return the synced tensors by name, with the factors of the adapter that is loaded."""
         return {**self._model.state_dict(), **self._adapter.factors}
 
     def require_newer(self, version: int) -> None:

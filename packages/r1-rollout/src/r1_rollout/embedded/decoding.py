@@ -135,7 +135,6 @@ class Decoding:
             self._arrange(rows, cache)
 
     def _admit(self, rows: Rows, cache: GroupCache) -> Tensor:
-        """Prefill prompts; return the logits [new rows, vocabulary]."""
         strategy, entering = self._strategy, []
         for _ in range(min((self._capacity - len(rows)) // strategy.samples, len(self._waiting))):
             index = self._waiting.popleft()
@@ -161,7 +160,6 @@ class Decoding:
         self._slots.append(index)
 
     def _decode(self, rows: Rows, cache: GroupCache) -> Tensor:
-        """Return the next logits [rows, vocabulary] of all rows."""
         axes = len(rotary_axes(self._prompts[rows.owners[0][0]].position_ids))
         before = rows.ages - 1  # tokens in the cache
         cache.aim(before)

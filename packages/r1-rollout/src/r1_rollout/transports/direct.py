@@ -33,7 +33,6 @@ class Workers(Protocol):
 
 
 def describe(bucket: Bucket) -> JsonObject:
-    """Return names, dtypes and shapes of a bucket, as vLLM's weight transfer reads them."""
     return {
         "names": [name for name, _ in bucket],
         "dtype_names": [str(tensor.dtype).removeprefix("torch.") for _, tensor in bucket],
@@ -49,12 +48,10 @@ class Link:
         self._workers, self._group, self._seconds = workers, group, seconds
 
     def open(self) -> None:
-        """Let the workers join the group."""
         info = self._group.init_info
         self._together(lambda: self._workers.init_weight_transfer_engine(info), self._group.connect)
 
     def send(self, bucket: Bucket) -> None:
-        """Send a bucket; returns when every worker has loaded it."""
         tensors = [tensor for _, tensor in bucket]
         self._together(lambda: self._workers.update_weights(describe(bucket)), lambda: self._group.send(tensors))
 
@@ -176,7 +173,6 @@ class UntilError:
         self._try(self._workers.finish_weight_update)
 
     def raise_error(self) -> None:
-        """Raise the first error, if there was one."""
         if self._error is not None:
             raise self._error
 

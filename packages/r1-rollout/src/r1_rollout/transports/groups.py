@@ -160,7 +160,6 @@ class TcpReceiver:
     """A worker's end of a `TcpGroup`, with what a weight transfer engine of vLLM uses of a communicator."""
 
     def __init__(self, address: str, port: int, secret: str, seconds: float) -> None:
-        """Join the group. Raises OSError if the sender cannot be reached."""
         try:
             self._socket = socket.create_connection((address, port), timeout=seconds)
             self._socket.sendall(secret.encode())

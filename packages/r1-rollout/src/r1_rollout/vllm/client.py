@@ -115,7 +115,6 @@ def ask(endpoint: Endpoint, method: str, path: str, body: Mapping[str, Json] | N
 
 
 def tell(endpoint: Endpoint, path: str, body: Mapping[str, Json], *, timeout: float) -> None:
-    """Post a request whose answer is a status only. Raises as `ask`."""
     with _open(endpoint, "POST", path, body, timeout, Call()):
         pass
 

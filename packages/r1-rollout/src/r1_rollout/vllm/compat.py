@@ -58,7 +58,6 @@ def running_workers() -> set[BaseProcess]:
 
 
 def end_workers(workers: Iterable[BaseProcess]) -> None:
-    """Kill those that do not end by themselves."""
     deadline = time.monotonic() + PATIENCE
     for worker in workers:
         worker.join(max(0.0, deadline - time.monotonic()))

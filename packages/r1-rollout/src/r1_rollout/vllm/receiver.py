@@ -43,7 +43,6 @@ class WeightReceiver:
         return {"version": version, "tensors": tensors}
 
     def r1_begin(self) -> JsonObject:
-        """Expect full weights over vLLM's weight transfer; return its backend."""
         worker: Any = self
         self.r1_open()
         worker.shutdown_weight_transfer_engine()  # leaves the group of a push that broke off

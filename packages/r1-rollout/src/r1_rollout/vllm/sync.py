@@ -163,7 +163,6 @@ def _begin_anew(method: Any, layer: nn.Module) -> None:
 
 
 def push(llm: "LLM", weights: Iterable[tuple[str, Tensor]], dtype: torch.dtype) -> None:
-    """Send `weights` to workers in other processes of this machine through a private folder."""
     with PrivateFolder("r1-weights-") as place:
         folder = place / "shards"
         write_shards(weights, folder, BUCKET, dtype)
@@ -242,7 +241,6 @@ def receive(llm: "LLM", calls: Iterable[TransferCall], came: Shapes, first: Shap
 
 
 def describe(bucket: list[tuple[str, Tensor]], devices: list[torch.device], copies: list[list[Tensor]]) -> JsonObject:
-    """Return names, dtypes, shapes and one IPC handle for each GPU of a bucket, as the backend `ipc` reads them."""
     from torch.multiprocessing.reductions import reduce_tensor
 
     names = [str(torch.cuda.get_device_properties(device).uuid) for device in devices]

@@ -129,7 +129,6 @@ class HttpLink:
 
     @contextmanager
     def _named_faults(self) -> Iterator[None]:
-        """Raise every error as a ServerFault that names the server."""
         try:
             with require_settings(self._name):
                 yield

@@ -183,7 +183,6 @@ def _pool_servers(
     banned_token_ids: Collection[int],
     broadcast: Backend | None,
 ) -> list[PooledServer]:
-    """Make the members of a pool. Raises ValueError as `ServerPool`."""
     if not servers:
         raise ValueError("a pool needs at least one server: one to start, or the address of one")
     if both := sorted({*end_token_ids} & {*banned_token_ids}):

@@ -226,7 +226,6 @@ class PooledServer:
         return merged(found)
 
     def warn_if_open(self) -> None:
-        """Log a warning if others can replace the server's weights, or read its traffic."""
         if self.backend is not None and self.endpoint.remote:
             log.warning("%s: weights are sent over the network in the clear; use a private one or a tunnel", self.name)
         if self.endpoint.exposed:

@@ -27,8 +27,7 @@ _NAN = -9999.0  # what vLLM writes for a log-prob that is not a number
 _CHUNK = 32  # tokens of a sample per event of the stream
 
 
-class Unsendable(ServerError, ValueError):
-    """A prompt that no request to a server can carry."""
+class Unsendable(ServerError, ValueError): ...
 
 
 def generate_body(prompt: PromptLike, params: SamplingParams, end_token_ids: Collection[int]) -> JsonObject:

@@ -110,7 +110,6 @@ class LocalServer:
 
     @property
     def pid(self) -> int | None:
-        """The watchdog's process id, and the server's process group."""
         return self._process.pid if self._process else None
 
     def start(self, cancelled: Callable[[], bool] = lambda: False) -> None:

@@ -58,8 +58,6 @@ class DirectTransport(FolderTransport):
 
 @dataclass(frozen=True, slots=True)
 class AdapterTransport:
-    """Writes an adapter where its factors are, then lets every server load it over its base weights."""
-
     target: PushedWeights  # with a folder that does not exist yet
 
     def send(self, source: WeightSource, members: Sequence[PooledServer]) -> Sequence[Exception | None]:
