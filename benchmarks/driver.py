@@ -98,7 +98,7 @@ class WorkerGroup(Store):
         super().__init__()
         self.response, self.found = response, np.full(sequences * response, -0.5, np.float32)
 
-    def ask(self, verb: str, *args: Any, label: str = "") -> Any:
+    def call(self, verb: str, *args: Any, label: str = "") -> Any:
         if label == "policy.add_logprobs":
             _, _, (rows, _), arguments, *_ = args
             return NewFields({name: self.found[: len(rows) * self.response] for name in arguments["needs"]})
@@ -106,10 +106,10 @@ class WorkerGroup(Store):
         return metrics.get(label)
 
     @property
-    def putter(self) -> Any:
+    def remote_put(self) -> Any:
         return self.put
 
-    def ask_all(self, verb: str, *args: Any, label: str = "") -> list[Any]:
+    def call_all(self, verb: str, *args: Any, label: str = "") -> list[Any]:
         return [LearnerInfo(1, 6.0, "cpu", None, None)] * 8
 
     def close(self) -> None: ...
@@ -118,7 +118,7 @@ class WorkerGroup(Store):
 class Engines(Store):
     """Engines that take whatever comes."""
 
-    def ask(self, verb: str, *args: Any) -> EngineInfo:
+    def call(self, verb: str, *args: Any) -> EngineInfo:
         return EngineInfo(("float32",), True)
 
 

@@ -153,11 +153,11 @@ def actors(count: int, folder: Path) -> Iterator[tuple[ActorGroup, Any]]:
 def time_verbs(folder: Path) -> float:
     """Return the median milliseconds of a verb that does nothing."""
     with actors(MANY, folder) as (idle, placements):
-        idle.make(Idle, [() for _ in placements])
+        idle.create(Idle, [() for _ in placements])
         times = []
         for _ in range(CALLS):
             start = time.perf_counter()
-            idle.ask("nothing")
+            idle.call("nothing")
             times.append(time.perf_counter() - start)
     return 1000 * statistics.median(times)
 
@@ -165,8 +165,8 @@ def time_verbs(folder: Path) -> float:
 def time_steps(rounds: int, folder: Path) -> dict[str, float]:
     """Return the best seconds of a step, in actors and in plain processes."""
     with actors(2, folder) as (ranks, placements):
-        ranks.make(Rank, [(build, placement.rank, len(placements)) for placement in placements])
-        ranks.ask("join", ranks.ask_first("open_store", placements[0].node.address))
+        ranks.create(Rank, [(build, placement.rank, len(placements)) for placement in placements])
+        ranks.call("join", ranks.call_first("open_store", placements[0].node.address))
         learner = RankedPolicy(RankClient(ranks))
         with plain_ranks() as pipes:
             pairs = [(take_step(learner), take_plain_step(pipes)) for _ in range(rounds + 1)][1:]

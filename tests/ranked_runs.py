@@ -42,24 +42,24 @@ class Together:
     What crosses is pickled, as it would be on its way to other processes.
     """
 
-    putter = Value
+    remote_put = Value
 
     beside: dist.ProcessGroup
 
-    def make(self, maker: Callable[..., Any], each: list[tuple[Any, ...]]) -> None:
+    def create(self, maker: Callable[..., Any], each: list[tuple[Any, ...]]) -> None:
         self.rank = maker(*each[dist.get_rank()])
 
-    def ask(self, verb: str, *args: Any, label: str = "") -> Any:
-        return self.ask_all(verb, *args)[0]
+    def call(self, verb: str, *args: Any, label: str = "") -> Any:
+        return self.call_all(verb, *args)[0]
 
-    def ask_first(self, verb: str, *args: Any) -> Any:
+    def call_first(self, verb: str, *args: Any) -> Any:
         return of_first(getattr(self.rank, verb)(*args) if dist.get_rank() == 0 else None, self.group())
 
     def group(self) -> dist.ProcessGroup | None:
         """Whom to ask: checkpoints are written by a thread, whose asking must not meet that of the next step."""
         return None if threading.current_thread() is threading.main_thread() else self.beside
 
-    def ask_all(self, verb: str, *args: Any, label: str = "") -> list[Any]:
+    def call_all(self, verb: str, *args: Any, label: str = "") -> list[Any]:
         # They write one checkpoint together, where the first driver wants it; each driver goes on in its own folder.
         group = self.group()
 

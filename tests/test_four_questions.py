@@ -17,7 +17,7 @@ from r1_cli.build.packing import Faults, choose_layout, find_faults
 from r1_cli.config import ConfigError, load_config
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
-from r1_cli.models.load import ModelError, compute_our_way, load_model
+from r1_cli.models.load import ModelError, configure_modules, load_model
 from r1_core.learner import Learner
 from r1_core.learner.learner import Loss
 from r1_core.types import LossInputs, LossOutput, Sample
@@ -68,7 +68,7 @@ def make_plain(family: str, dtype: torch.dtype = torch.float32, **more: Any) -> 
 
 def make_learner(family: str, dtype: torch.dtype = torch.float32, **more: Any) -> Learner:
     model = make_plain(family, dtype, **more)
-    compute_our_way(model, dtype, torch.device("cpu"))
+    configure_modules(model, dtype, torch.device("cpu"))
     return learner_of(model)
 
 

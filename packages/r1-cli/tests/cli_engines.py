@@ -38,7 +38,7 @@ class OneHost:
     dies_in: str = ""  # the verb
     turn: Any = field(default_factory=threading.Lock)
 
-    def ask(self, verb: str, *args: Any, **kwargs: Any) -> Any:
+    def call(self, verb: str, *args: Any, **kwargs: Any) -> Any:
         sent = pickle.dumps((args, kwargs), protocol=5)
         with self.turn:
             self.asked.append(verb)
@@ -47,19 +47,19 @@ class OneHost:
             arrived, named = pickle.loads(sent)
             return pickle.loads(pickle.dumps(getattr(self.host, verb)(*arrived, **named), protocol=5))
 
-    def ask_all(self, verb: str, *args: Any, **kwargs: Any) -> list[Any]:
-        return [self.ask(verb, *args, **kwargs)]
+    def call_all(self, verb: str, *args: Any, **kwargs: Any) -> list[Any]:
+        return [self.call(verb, *args, **kwargs)]
 
     def put(self, value: Any) -> Stored:
         return Stored.put(value)
 
     @property
-    def caller(self) -> Any:
+    def remote_caller(self) -> Any:
         HOSTS[id(self)] = self
         return partial(ask_host, id(self))
 
     @property
-    def putter(self) -> Any:
+    def remote_put(self) -> Any:
         return Stored.put
 
     def close(self) -> None:
@@ -70,7 +70,7 @@ HOSTS: dict[int, OneHost] = {}  # that were asked from elsewhere
 
 
 def ask_host(number: int, verb: str, *args: Any) -> Any:
-    return HOSTS[number].ask(verb, *args)
+    return HOSTS[number].call(verb, *args)
 
 
 def hosts(count: int, **options: Any) -> list[OneHost]:

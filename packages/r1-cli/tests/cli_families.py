@@ -8,7 +8,7 @@ import transformers as hf
 from torch import Tensor
 
 from r1_cli.models.attention import attend_packed
-from r1_cli.models.experts import settle_experts
+from r1_cli.models.experts import configure_experts
 from r1_cli.train.groups.group import extend_positions
 from r1_core.types import Sample
 from r1_data.positions import position_ids_of
@@ -83,7 +83,7 @@ def build(name: str, *, packed: bool, seed: int = 0, heads: int = 4) -> Any:
         for parameter in model.parameters():
             if parameter.ndim > 1:
                 parameter.mul_(5)
-    settle_experts(model.double(), torch.float64, torch.device("cpu"))
+    configure_experts(model.double(), torch.float64, torch.device("cpu"))
     return model
 
 

@@ -77,24 +77,24 @@ class OneRank:
     rank: Rank
     asked: list[tuple[str, int]] = field(default_factory=list)  # verbs, and how many bytes went to and fro with each
     stored: list[Stored] = field(default_factory=list)
-    putter: Any = Stored.put
+    remote_put: Any = Stored.put
 
-    def ask(self, verb: str, *args: Any, label: str = "") -> Any:
+    def call(self, verb: str, *args: Any, label: str = "") -> Any:
         sent = pickle.dumps(args, protocol=5)
         answer = pickle.dumps(getattr(self.rank, verb)(*pickle.loads(sent)), protocol=5)
         self.asked.append((label or verb, len(sent) + len(answer)))
         return pickle.loads(answer)
 
-    def ask_all(self, verb: str, *args: Any, label: str = "") -> list[Any]:
-        return [self.ask(verb, *args, label=label)]
+    def call_all(self, verb: str, *args: Any, label: str = "") -> list[Any]:
+        return [self.call(verb, *args, label=label)]
 
     def put(self, value: Any) -> Stored:
         self.stored.append(Stored.put(value))
         return self.stored[-1]
 
     @property
-    def caller(self) -> Any:
-        return self.ask
+    def remote_caller(self) -> Any:
+        return self.call
 
     def close(self) -> None:
         self.rank.close()
@@ -103,15 +103,15 @@ class OneRank:
 class Together:
     """A `WorkerGroup` that this process is one of: all make the same calls, and all get rank 0's results."""
 
-    putter = Stored.put
+    remote_put = Stored.put
 
     def __init__(self, rank: Rank) -> None:
         self.rank = rank
 
-    def ask(self, verb: str, *args: Any, label: str = "") -> Any:
-        return self.ask_all(verb, *args)[0]
+    def call(self, verb: str, *args: Any, label: str = "") -> Any:
+        return self.call_all(verb, *args)[0]
 
-    def ask_all(self, verb: str, *args: Any, label: str = "") -> list[Any]:
+    def call_all(self, verb: str, *args: Any, label: str = "") -> list[Any]:
         answers: list[Any] = [None] * dist.get_world_size()
         dist.all_gather_object(answers, getattr(self.rank, verb)(*crossed(args)))
         return answers

@@ -28,7 +28,7 @@ from r1_cli.jobs.merge import merge
 from r1_cli.models.adapters import AdapterError, Adapters, Form
 from r1_cli.models.load import ModelError, load_model
 from r1_cli.models.load import load_config as read_files
-from r1_cli.models.shared import share_weights
+from r1_cli.models.shared_weights import share_weights
 from r1_cli.train.sampling.weight_check import CheckedGenerator, LearnerReference
 from r1_cli.train.trainable import weights_of
 from r1_core.learner.offload import Offload, distinct_storages
@@ -226,7 +226,7 @@ def test_factors_in_float32_train_on_a_base_in_half_precision(folders: Any) -> N
 def test_a_pattern_that_means_nothing_is_refused_with_near_names(changed: Any, said: str) -> None:
     form = replace(Form(4, 8, "all-linear", ".*visual.*"), **changed)
     with pytest.raises(AdapterError, match=re.escape(said)):
-        Adapters(form).put_on(qwen2())
+        Adapters(form).inject(qwen2())
 
 
 @pytest.mark.parametrize(
@@ -264,5 +264,5 @@ def test_patterns_choose_where_the_adapter_is() -> None:
         ({"exclude_modules": ["up_proj"]}, {"q_proj", "k_proj", "v_proj", "o_proj", *MLP} - {"up_proj"}),
     ):
         adapters, model = Adapters(replace(Form(4, 8, "all-linear", ".*visual.*"), **changed)), qwen2()
-        adapters.put_on(model)
+        adapters.inject(model)
         assert set(adapters.form_for_engines.target_modules) == kinds

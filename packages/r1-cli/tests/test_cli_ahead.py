@@ -123,16 +123,16 @@ def test_a_run_whose_sampling_fails_ahead_ends_at_its_last_checkpoint(
 def test_a_process_that_dies_is_named_with_its_log(tmp_path: Path) -> None:
     process = OwnProcess("engine-0", tmp_path / "engine-0.log", threads=1)
     try:
-        process.make(dict, [("x", 3)])
-        assert process.ask("get", "x") == 3
+        process.create(dict, [("x", 3)])
+        assert process.call("get", "x") == 3
         with pytest.raises(KeyError) as caught:
-            process.ask("pop", "y")
+            process.call("pop", "y")
         assert "engine-0" in caught.value.__notes__[0]
         assert process.pid
         os.kill(process.pid, signal.SIGTERM)  # is for the driver to take
-        assert process.ask("get", "x") == 3
+        assert process.call("get", "x") == 3
         os.kill(process.pid, signal.SIGKILL)
         with pytest.raises(ClusterError, match=r"engine-0, process \d+, died in get .*\n.*engine-0.log"):
-            process.ask("get", "x")
+            process.call("get", "x")
     finally:
         process.close()

@@ -162,7 +162,7 @@ def test_what_is_decided_by_names_is_what_the_learner_decides_by_the_model(name:
     blocks = [sum(weight.numel() for weight in block.parameters()) for block in find_blocks(model)]
     assert sizes.block_sizes == (max(blocks), sizes.parameters - sum(blocks))
     if section.lora.used:
-        Adapters(Form.of(section.lora)).put_on(model)
+        Adapters(Form.of(section.lora)).inject(model)
         trained = [weight for key, weight in model.named_parameters() if ".lora_" in key]
     else:
         freeze(section, model)

@@ -10,7 +10,7 @@ import torch
 from r1_cli.config import load_config
 from r1_cli.hardware import Hardware
 from r1_cli.jobs.learner import prepare_learner
-from r1_cli.models.experts import count_experts, describe_router, has_grouped_product, settle_experts
+from r1_cli.models.experts import configure_experts, count_experts, describe_router, has_grouped_product
 from r1_cli.models.files import ModelFiles
 
 CPU = torch.device("cpu")
@@ -21,7 +21,7 @@ def test_experts_are_computed_at_once_where_torch_has_it_for_the_precision_and_g
     found = {}
     for dtype in (torch.float64, torch.float32, torch.bfloat16):
         model = families.make_model("qwen3_moe", scale=1.0).to(dtype)
-        settle_experts(model, dtype, CPU)
+        configure_experts(model, dtype, CPU)
         chosen = model.config._experts_implementation
         assert chosen == ("grouped_mm" if has_grouped_product(dtype, CPU) else "eager")
         found[chosen] = model(input_ids=torch.arange(12)[None]).logits.float()
@@ -33,7 +33,7 @@ def test_experts_are_computed_at_once_where_torch_has_it_for_the_precision_and_g
 def test_statistics_of_the_router_are_not_kept(family: str) -> None:
     model = families.make_model(family)
     model.config.get_text_config().output_router_logits = True
-    settle_experts(model, torch.float32, CPU)
+    configure_experts(model, torch.float32, CPU)
     assert model(input_ids=torch.arange(12)[None]).router_logits is None
 
 

@@ -74,21 +74,21 @@ class Recorded:
     """Actors that are not started."""
 
     made: ClassVar = []
-    warmed: ClassVar = ()
+    preloaded: ClassVar = ()
 
     def __init__(self, places, patience=None):
         self.places = places
 
-    def warm(self, *modules):
-        Recorded.warmed = modules
+    def preload(self, *modules):
+        Recorded.preloaded = modules
 
-    def make(self, maker, each):
+    def create(self, maker, each):
         Recorded.made = [(place, arguments[0].args[1]) for place, arguments in zip(self.places, each, strict=True)]
 
-    def apart(self):
+    def split(self):
         return [self for _ in self.places]
 
-    def ask(self, verb):
+    def call(self, verb):
         return EngineInfo(("bfloat16",), keeps_layout=False)
 
     def put(self, value):
@@ -107,7 +107,7 @@ def test_engines_share_the_gpus_of_their_nodes_ranks_and_get_weights_by_ipc(monk
     placements = place_engines(ClusterNodes((Node("a", "10.0.0.1", gpus), Node("b", "10.0.0.2", gpus))), 2)
     with ExitStack() as stack:
         started = start_engines(config, Hardware("cuda", gpus), placements, stack)
-        assert Recorded.warmed == ("r1_cli.jobs.engines",)
+        assert Recorded.preloaded == ("r1_cli.jobs.engines",)
         engines = open_engine(config, Hardware("cuda", gpus), None, placements, started, stack)
     found = [(place.name, place.node.id, place.devices, own.gpus) for place, own in Recorded.made]
     assert found == [
@@ -121,7 +121,7 @@ def test_processes_import_what_they_take_once_they_have_shown_that_they_see_the_
     pytest.importorskip("ray")
     order = []
     monkeypatch.setattr("r1_cli.cluster.actors.ActorGroup", Recorded)
-    monkeypatch.setattr(Recorded, "warm", lambda self, *modules: order.append(modules))
+    monkeypatch.setattr(Recorded, "preload", lambda self, *modules: order.append(modules))
     monkeypatch.setattr(learner_job, "require_shared_folders", lambda config, ranks, placements: order.append("seen"))
     words = ["trainer.n_gpus_per_node=2", "worker.rollout.name=embedded"]
     config, _ = load_config([*BASE, *words])

@@ -15,8 +15,8 @@ from torch.distributed.tensor import DTensor
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from r1_cli.models import load as models
-from r1_cli.models import parts
-from r1_cli.models.patches import PatchEmbedding, multiply_patches
+from r1_cli.models import sharded_loading
+from r1_cli.models.load import PatchEmbedding, replace_patch_convolutions
 from r1_core.learner.parallel import Parallel, full_tensor
 from r1_data.positions import position_ids_of
 from r1_rollout import tokens
@@ -109,7 +109,7 @@ def test_a_convolution_over_more_than_one_patch_stays_one() -> None:
     padded = torch.nn.Conv3d(3, 4, (2, 3, 3), padding=1)
     pictures = torch.randn(2, 3, 2, 6, 9)
     expected = plain(pictures), padded(pictures)
-    multiply_patches(torch.nn.ModuleList([plain, padded]))
+    replace_patch_convolutions(torch.nn.ModuleList([plain, padded]))
     assert [type(plain), type(padded)] == [PatchEmbedding, torch.nn.Conv3d]
     assert torch.equal(plain(pictures), expected[0])
     assert torch.equal(padded(pictures), expected[1])
@@ -186,7 +186,7 @@ def test_one_rank_reads_all_rows_and_shards_them(config, model, alone) -> None: 
 
 
 def test_an_older_transformers_is_named_before_anything_is_read(config, monkeypatch) -> None:  # type: ignore[no-untyped-def]
-    monkeypatch.setattr(parts, "NEEDED", (99, 0))
+    monkeypatch.setattr(sharded_loading, "NEEDED", (99, 0))
     pair = Parallel(0, 2, cast(Any, "a mesh"))
     with pytest.raises(models.ModelError, match=r"takes transformers 99\.0 or newer, and this is 5\."):
         models.load_model("nowhere", config=config, dtype=torch.float32, device=CPU, parallel=pair)
@@ -200,7 +200,7 @@ def test_an_older_transformers_is_named_before_anything_is_read(config, monkeypa
 def test_families_whose_loader_mixes_rows_are_known(kind, mixes) -> None:  # type: ignore[no-untyped-def]
     with torch.device("meta"):
         empty = transformers.AutoModelForCausalLM.from_config(transformers.AutoConfig.for_model(kind, **TINY))
-    found = parts.mixes_rows(empty)
+    found = sharded_loading.find_row_mixing(empty)
     assert found is None if mixes is None else re.match(mixes, str(found))
 
 

@@ -152,7 +152,7 @@ def test_a_batch_crosses_once_and_a_field_once() -> None:
     for minibatch in (samples[:3], samples[3:], samples[:3], samples[3:]):
         learner.forward_backward(minibatch, KL)
         learner.optim_step()
-    assert Counter(verb for verb, _ in crossing.asked)["take"] == 1
+    assert Counter(verb for verb, _ in crossing.asked)["load_batch"] == 1
     tokens = sum(len(sample.token_ids) for sample in samples)
     trained = sum(sample.response_length for sample in samples)
     # Columns, the engine's log-probs, and the advantages of either minibatch.
@@ -204,7 +204,7 @@ def test_samples_with_other_tokens_masks_positions_or_pictures_are_another_batch
         start=2,
     ):
         learner.add_logprobs([changed], ["old_logprobs"])
-        assert Counter(verb for verb, _ in crossing.asked)["take"] == count
+        assert Counter(verb for verb, _ in crossing.asked)["load_batch"] == count
 
 
 def test_a_sample_twice_with_other_fields_counts_twice() -> None:
@@ -297,9 +297,9 @@ def test_a_task_on_the_weights_runs_on_the_first_rank_alone_and_all_gather_to_th
             yield name, tensor
 
     rank.learner.weights = watched
-    assert crossing.ask("run_with_weights", count_first) > 0
+    assert crossing.call("run_with_weights", count_first) > 0
     rank._rank = 1
-    assert crossing.ask("run_with_weights", count_first) is None
+    assert crossing.call("run_with_weights", count_first) is None
     assert {*gathered.values()} == {2}
     assert len(gathered) == len(dict(own()))
 
@@ -321,7 +321,7 @@ def test_a_new_method_of_a_learner_is_called_on_ranks_by_its_declaration_alone(m
     monkeypatch.setattr(Learner, "longest", longest, raising=False)
     samples = step_samples("text")
     assert far.longest(samples, scale=2.0) == 2 * max(len(sample.token_ids) for sample in samples)
-    assert [label for label, _ in crossing.asked] == ["take", "policy.longest"]
+    assert [label for label, _ in crossing.asked] == ["load_batch", "policy.longest"]
     with pytest.raises(AttributeError, match="the policy on the ranks has no method shortest"):
         _ = far.shortest
 

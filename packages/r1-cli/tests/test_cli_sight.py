@@ -90,10 +90,10 @@ def test_a_folder_that_a_node_cannot_write_to_is_named(
 class Nodes:
     """Actors on two nodes, the second of which has other disks."""
 
-    def make(self, maker: Any, each: list[tuple[Any, ...]]) -> None:
+    def create(self, maker: Any, each: list[tuple[Any, ...]]) -> None:
         self.held = [maker(*arguments) for arguments in each]
 
-    def ask_all(self, verb: str) -> list[Any]:
+    def call_all(self, verb: str) -> list[Any]:
         own, other = self.held
         own_disk = replace(other.token, folder="/nowhere/run")
         return [getattr(own, verb)(), getattr(replace(other, token=own_disk), verb)()]

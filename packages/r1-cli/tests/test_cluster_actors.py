@@ -62,7 +62,7 @@ def two_toys(node, logs, name, **options):
     actors = ActorGroup(
         [ActorPlacement(f"{name}-{i}", node, (), logs / f"{name}-{i}.log", 2) for i in range(2)], **options
     )
-    actors.make(Toy, [(0,), (1,)])
+    actors.create(Toy, [(0,), (1,)])
     yield actors
     left = [psutil.Process(pid) for pid in actors.pids if psutil.pid_exists(pid)]
     actors.close()
@@ -97,13 +97,13 @@ def test_a_private_cluster_listens_on_loopback_only(node, others):
 
 @pytest.mark.slow
 def test_actors_answer_by_rank_under_their_names_in_the_drivers_folder(toys, logs):
-    found = toys.ask_all("about")
+    found = toys.call_all("about")
     assert [one["rank"] for one in found] == [0, 1]
     assert [one["pid"] for one in found] == toys.pids
     assert {one["folder"] for one in found} == {os.getcwd()}
     assert [one["title"] for one in found] == ["ray::learner-0.about", "ray::learner-1.about"]
     assert {one["threads"] for one in found} == {os.environ["OMP_NUM_THREADS"]}
-    assert toys.ask("about")["rank"] == 0
+    assert toys.call("about")["rank"] == 0
     for rank in (0, 1):
         log = (logs / f"learner-{rank}.log").read_text()
         assert f"toy {rank} is made" in log
@@ -113,21 +113,21 @@ def test_actors_answer_by_rank_under_their_names_in_the_drivers_folder(toys, log
 @pytest.mark.slow
 def test_a_value_that_is_put_is_read_in_place_by_every_actor(toys):
     column = toys.put({"x": np.ones(300_000, np.float32)})
-    assert toys.ask_all("total", column) == [(300_000.0, False)] * 2
+    assert toys.call_all("total", column) == [(300_000.0, False)] * 2
 
 
 @pytest.mark.slow
 def test_an_error_of_all_is_raised_as_what_it_was_and_they_work_on(toys):
     with pytest.raises(KeyError, match="lost") as error:
-        toys.ask("fail", None, KeyError, "lost")
+        toys.call("fail", None, KeyError, "lost")
     assert "learner-0 on 127.0.0.1" in error.value.__notes__[0]
-    assert toys.ask_all("about")[1]["rank"] == 1
+    assert toys.call_all("about")[1]["rank"] == 1
 
 
 @pytest.mark.slow
 def test_an_error_of_one_is_raised_as_what_it_was_with_its_log_and_ends_those_that_wait_for_it(doomed):
     with pytest.raises(ValueError, match="no such row") as error:
-        doomed.ask("fail", 1, ValueError, "no such row")
+        doomed.call("fail", 1, ValueError, "no such row")
     assert str(error.value) == "no such row"
     (note,) = error.value.__notes__
     assert f"{doomed.places[1].name} on 127.0.0.1 in fail" in note
@@ -135,20 +135,20 @@ def test_an_error_of_one_is_raised_as_what_it_was_with_its_log_and_ends_those_th
     assert str(doomed.places[1].log) in note
     assert "ValueError: no such row" in doomed.places[1].log.read_text()
     with pytest.raises(ClusterError, match="have ended: no such row"):
-        doomed.ask("about")
+        doomed.call("about")
 
 
 @pytest.mark.slow
 def test_an_error_that_cannot_travel_is_told_as_a_runtime_error(toys):
     with pytest.raises(RuntimeError, match="Unpicklable: one and two"):
-        toys.ask("fail", None, Unpicklable, "one", "two")
+        toys.call("fail", None, Unpicklable, "one", "two")
 
 
 @pytest.mark.slow
 def test_a_death_is_named_before_the_error_that_it_causes_elsewhere(doomed, monkeypatch):
     monkeypatch.setattr("r1_cli.cluster.actors.SETTLING", LONG)
     with pytest.raises(ClusterError, match=f"{doomed.places[1].name} on 127.0.0.1 died in leave") as error:
-        doomed.ask("leave", 1)
+        doomed.call("leave", 1)
     assert "toy 1 is made" in str(error.value)
     assert str(doomed.places[1].log) in str(error.value)
 
@@ -159,9 +159,9 @@ def test_an_actor_that_is_stopped_while_the_others_answer_is_named_and_ends_the_
         with pytest.raises(
             ClusterError, match=r"stopped-1 did not answer stop within 1 seconds of the others: hung or"
         ):
-            actors.ask("stop", 1)
+            actors.call("stop", 1)
         with pytest.raises(ClusterError, match="stopped-0 and those beside it have ended"):
-            actors.ask("about")
+            actors.call("about")
 
 
 @pytest.mark.slow
@@ -178,28 +178,28 @@ def test_a_process_that_dies_at_its_start_is_started_once_more(node, tmp_path, m
 
     monkeypatch.setattr(module, "ActorProcess", DiesAtFirst)
     with two_toys(node, tmp_path, "late") as actors:
-        assert [one["rank"] for one in actors.ask_all("about")] == [0, 1]
+        assert [one["rank"] for one in actors.call_all("about")] == [0, 1]
     (told,) = [record.message for record in caplog.records if "Starting it again" in record.message]
     assert re.search(r"late-\d on 127\.0\.0\.1 died in start", told)
 
 
 @pytest.mark.slow
 def test_a_value_that_is_lost_is_told_by_who_had_it(doomed):
-    first, second = doomed.apart()
-    value = first.ask("put_down", doomed.putter)
-    assert second.ask("total", value) == (499999500000.0, False)
-    other = first.ask("put_down", doomed.putter)
+    first, second = doomed.split()
+    value = first.call("put_down", doomed.remote_put)
+    assert second.call("total", value) == (499999500000.0, False)
+    other = first.call("put_down", doomed.remote_put)
     first.close()
 
     def lost() -> bool:  # Ray takes a moment to see it
         with suppress(ClusterError):
-            second.ask("total", other)
+            second.call("total", other)
             return False
         return True
 
     assert eventually(lost)
     with pytest.raises(ClusterError, match=rf"{re.escape(str(doomed.places[0]))} is gone, and with it what was to be"):
-        second.ask("total", other)
+        second.call("total", other)
 
 
 @pytest.mark.slow

@@ -285,8 +285,8 @@ def test_two_buckets_are_alive_at_most(monkeypatch: pytest.MonkeyPatch) -> None:
         references.append(put(value))
         return references[-1]
 
-    asked.putter = counted
-    asked.ask = lambda verb, *args, label="": getattr(asked.rank, verb)(*args)  # type: ignore[method-assign]
+    asked.remote_put = counted
+    asked.call = lambda verb, *args, label="": getattr(asked.rank, verb)(*args)  # type: ignore[method-assign]
     with engines.active(weights_of(learner, 2)):
         assert len(references) > 2
         expected = expected_checksums({n: t.float() for n, t in asked.rank.learner.weights()}.items(), ["float32"])

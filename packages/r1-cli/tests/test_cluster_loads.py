@@ -52,7 +52,7 @@ class Devices:
     def __init__(self, peaks: list[int]) -> None:
         self._peaks = peaks
 
-    def ask_all(self, verb: str, *args: Any, label: str) -> list[LearnerInfo]:
+    def call_all(self, verb: str, *args: Any, label: str) -> list[LearnerInfo]:
         return [LearnerInfo(7, 6e9, "NVIDIA H200", peak, peak + GIGABYTE, tokens=(7, 5)) for peak in self._peaks]
 
 

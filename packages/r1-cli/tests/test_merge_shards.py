@@ -18,7 +18,7 @@ from torch.serialization import get_safe_globals
 from r1_cli.jobs.merge import merge
 from r1_cli.main import main
 from r1_cli.models.load import ModelError
-from r1_cli.models.sharded import ShardError, read_shards
+from r1_cli.models.verl_shards import ShardError, read_shards
 
 
 @pytest.fixture(scope="module")

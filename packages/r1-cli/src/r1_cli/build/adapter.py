@@ -8,7 +8,7 @@ from torch import nn
 
 from r1_cli.config import RunConfig
 from r1_cli.models.adapters import CONFIG_FILE, AdapterError, Adapters, Form, factor_names
-from r1_cli.models.bases import Base
+from r1_cli.models.frozen_base import Base
 from r1_cli.models.load import ModelError
 from r1_core.learner import Learner
 from r1_core.learner.checkpoint import Adaptation

@@ -7,7 +7,7 @@ from r1_cli.build.parameters import freeze
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware, dtype
 from r1_cli.models import load as models
-from r1_cli.models.files import ModelFiles, locate, open_critic_config
+from r1_cli.models.files import ModelFiles, resolve_model_path, open_critic_config
 from r1_cli.train.roles import Schedule
 from r1_core.learner.critic import Critic
 from r1_core.learner.offload import Offload
@@ -22,7 +22,7 @@ def build_critic(
     critic = config.worker.critic
     parallel = parallel.with_sequence_size(config.sequence_ranks("critic"), timedelta(seconds=config.trainer.collective_timeout))
     model = models.load_model(
-        locate(critic.model.model_path or "", "worker.critic.model.model_path"),
+        resolve_model_path(critic.model.model_path or "", "worker.critic.model.model_path"),
         config=open_critic_config(config, actor),
         dtype=dtype(critic.kept_dtype),
         device=hardware.device,

@@ -72,17 +72,17 @@ class ActorProcess:
             os.environ["TMPDIR"], tempfile.tempdir = place.node.scratch, None  # what a killed process leaves there goes
         return os.getpid()
 
-    def warm(self, modules: Sequence[str]) -> None:
+    def preload(self, modules: Sequence[str]) -> None:
         """Import modules; what fails here fails again where they are needed, and is told there."""
         with suppress(Exception):
             for module in modules:
                 import_module(module)
 
-    def make(self, maker: Callable[..., object], *args: object, **kwargs: object) -> None:
+    def create(self, maker: Callable[..., object], *args: object, **kwargs: object) -> None:
         """Make what this process holds from now on."""
         self.held = _call(maker, args, kwargs)
 
-    def ask(self, wanted: bool, verb: str, *args: object) -> object:
+    def call(self, wanted: bool, verb: str, *args: object) -> object:
         """Call a method of it; return what that returns, if it is wanted."""
         answer = _call(getattr(self.held, verb), args, {})
         return answer if wanted else None
@@ -181,22 +181,22 @@ class ActorGroup:
         begun = [one.begin.remote(place, os.getcwd(), environment) for one, place in starts]
         return self._collect(begun, "start", STARTING)
 
-    def warm(self, *modules: str) -> None:
+    def preload(self, *modules: str) -> None:
         """Let each import what it will need while nobody waits for it; returns at once."""
         for one in self._handles:
-            one.warm.remote(modules)
+            one.preload.remote(modules)
 
-    def make(self, maker: Callable[..., object], each: Sequence[tuple[object, ...]]) -> None:
-        """Let each make what it holds, by `maker` with arguments of its own. Raises as `ask_all` does."""
+    def create(self, maker: Callable[..., object], each: Sequence[tuple[object, ...]]) -> None:
+        """Let each make what it holds, by `maker` with arguments of its own. Raises as `call_all` does."""
         with self._turn:
-            calls = [one.make.remote(maker, *own) for one, own in zip(self._handles, each, strict=True)]
+            calls = [one.create.remote(maker, *own) for one, own in zip(self._handles, each, strict=True)]
         self._collect(calls, "start")
 
-    def ask(self, verb: str, *args: object, label: str = "") -> Any:
-        """Call a method of what each holds; return the first one's answer. Raises as `ask_all` does."""
+    def call(self, verb: str, *args: object, label: str = "") -> Any:
+        """Call a method of what each holds; return the first one's answer. Raises as `call_all` does."""
         return self._call([index == 0 for index in range(len(self.places))], verb, args, label)[0]
 
-    def ask_all(self, verb: str, *args: object, label: str = "") -> list[Any]:
+    def call_all(self, verb: str, *args: object, label: str = "") -> list[Any]:
         """Call a method of what each holds; return what all of them answer.
 
         If some fail and others do not answer, all are ended: they wait in a collective for one that will not come.
@@ -207,15 +207,15 @@ class ActorGroup:
         """
         return self._call([True] * len(self.places), verb, args, label)
 
-    def ask_first(self, verb: str, *args: object) -> Any:
-        """Call a method of what the first one holds, and of no other. Raises as `ask_all` does."""
-        return self._collect([self._handles[0].ask.remote(True, verb, *args)], verb)[0]
+    def call_first(self, verb: str, *args: object) -> Any:
+        """Call a method of what the first one holds, and of no other. Raises as `call_all` does."""
+        return self._collect([self._handles[0].call.remote(True, verb, *args)], verb)[0]
 
     def put(self, value: object) -> "RayReference":
         """Put a value down once a machine, where its actors read it in place."""
         return put(value)
 
-    def apart(self) -> "list[ActorGroup]":
+    def split(self) -> "list[ActorGroup]":
         """Return each actor by itself: an error of one ends no other."""
         return [self._alone(index) for index in range(len(self.places))]
 
@@ -226,12 +226,12 @@ class ActorGroup:
         return one
 
     @property
-    def putter(self) -> Callable[[object], "RayReference"]:
+    def remote_put(self) -> Callable[[object], "RayReference"]:
         """What puts a value down in an actor, as `put` does here."""
         return put
 
     @property
-    def caller(self) -> "ActorCaller":
+    def remote_caller(self) -> "ActorCaller":
         """What asks the first of them from another actor."""
         return ActorCaller(self.places[0], self._handles[0])
 
@@ -246,7 +246,7 @@ class ActorGroup:
             raise ClusterError(f"{self.places[0].name} and those beside it have ended: {self._end}") from self._end
         with self._turn:
             calls = [
-                one.ask.options(name=f"{place.name}.{label}").remote(w, verb, *args)  # as a timeline shows it
+                one.call.options(name=f"{place.name}.{label}").remote(w, verb, *args)  # as a timeline shows it
                 for one, place, w in zip(self._handles, self.places, wanted, strict=True)
             ]
         return self._collect(calls, label)
@@ -318,7 +318,7 @@ class ActorCaller:
     def __call__(self, verb: str, *args: object) -> object:
         """Return the answer. Raises what the verb has raised there, or ClusterError if the actor has died."""
         try:
-            return ray.get(self.handle.ask.remote(True, verb, *args))
+            return ray.get(self.handle.call.remote(True, verb, *args))
         except RayActorError as error:
             raise ClusterError(f"{self.place} died in {verb}: {reason_of(error)}") from error
         except RayTaskError as error:

@@ -48,29 +48,29 @@ class RemoteEngine:
         self.name, self.ranks = name, ranks
         self.backlog = Backlog()
 
-    def ask(self, method: str, *arguments: Any) -> Any:
+    def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the host. Raises MemberLost if its process has died, and what the engine raises."""
         try:
-            return self.ranks.ask(method, *arguments)
+            return self.ranks.call(method, *arguments)
         except ClusterError as error:
             raise MemberLost(str(error)) from error
 
     @property
-    def caller(self) -> Ask:
-        return self.ranks.caller
+    def remote_caller(self) -> Ask:
+        return self.ranks.remote_caller
 
     def open(self, params: SamplingParams, dispatch: Dispatch) -> "RemoteSession":
-        self.ask("begin_sampling", params)
+        self.call("begin_sampling", params)
         return RemoteSession(self, dispatch)
 
     def logprobs_of(
         self, prompts: Sequence[PromptLike], responses: "Sequence[Tokens]", temperature: float
     ) -> list[list[float]]:
-        found: list[list[float]] = self.ask("logprobs_of", prompts, list(responses), temperature)
+        found: list[list[float]] = self.call("logprobs_of", prompts, list(responses), temperature)
         return found
 
     def compare(self, expected: Mapping[str, Expected]) -> Comparison:
-        found: Comparison = self.ask("compare", dict(expected))
+        found: Comparison = self.call("compare", dict(expected))
         return found
 
 
@@ -111,7 +111,7 @@ class RemoteSession:
         while (groups := self._next()) is not None:
             finished: list[Numbered] = []
             try:
-                finished = self._member.ask("work", groups)
+                finished = self._member.call("work", groups)
             except BaseException as error:  # a thread's error must reach the consumer
                 self._dispatch.fail(self._member, error)
                 with self._changed:
@@ -159,7 +159,7 @@ class RemoteEnginePool(EnginePool[RemoteEngine]):
         engines = [RemoteEngine(name, ranks) for name, ranks in members]
         self._dtype, self._direct = dtype, direct
         self._put: Put = engines[0].ranks.put
-        infos: list[EngineInfo] = [engine.ask("describe") for engine in engines]
+        infos: list[EngineInfo] = [engine.call("describe") for engine in engines]
         super().__init__(
             Fleet(engines),
             max_sequences=max_sequences,
@@ -174,10 +174,10 @@ class RemoteEnginePool(EnginePool[RemoteEngine]):
             ObjectTransport(self._put, self._dtype, activate).send(source, self._ready())
 
     def _activate(self) -> None:
-        self._each(lambda engine: engine.ask("activate"), self._ready())
+        self._each(lambda engine: engine.call("activate"), self._ready())
 
     def _offload(self) -> None:
-        self._each(lambda engine: engine.ask("offload"), self._ready())
+        self._each(lambda engine: engine.call("offload"), self._ready())
 
     def _prepare(self, prompts: Sequence[PromptLike]) -> Sequence[PromptLike]:
         return [
@@ -214,7 +214,7 @@ class ObjectTransport:
             for bucket in parts:
                 if sending is not None:
                     sending.result()
-                sending = ahead.submit(ask_all, members, "load_bucket", bucket)
+                sending = ahead.submit(call_all, members, "load_bucket", bucket)
                 del bucket
             if sending is not None:
                 sending.result()
@@ -231,28 +231,28 @@ class RankTransport:
     def send(self, source: WeightSource, members: Sequence[RemoteEngine]) -> Sequence[Exception | None]:
         assert isinstance(source, RankedWeights)
         with loading(members, source.version, self.activate, None, True):
-            source.send(self.backend, [member.caller for member in members], self.dtype)
+            source.send(self.backend, [member.remote_caller for member in members], self.dtype)
         return [None] * len(members)
 
 
 @contextmanager
 def loading(members: Sequence[RemoteEngine], *expected: Any) -> Iterator[None]:
     """Let all engines expect weights inside the block, as `EngineHost.begin_load`, and end the load with it."""
-    ask_all(members, "begin_load", *expected)
+    call_all(members, "begin_load", *expected)
     whole = False
     try:
         yield
         whole = True
     finally:
         if not whole:
-            ask_all(members, "end_load", False, quiet=True)
-    ask_all(members, "end_load", True)
+            call_all(members, "end_load", False, quiet=True)
+    call_all(members, "end_load", True)
 
 
-def ask_all(members: Sequence[RemoteEngine], method: str, *arguments: Any, quiet: bool = False) -> list[Any]:
+def call_all(members: Sequence[RemoteEngine], method: str, *arguments: Any, quiet: bool = False) -> list[Any]:
     """Call all engines at the same time; return their answers when all have given one. Raises the first error."""
     with ThreadPoolExecutor(len(members)) as threads:
-        calls = [threads.submit(member.ask, method, *arguments) for member in members]
+        calls = [threads.submit(member.call, method, *arguments) for member in members]
     if quiet and any(one.exception() for one in calls):
         return []
     return [one.result() for one in calls]

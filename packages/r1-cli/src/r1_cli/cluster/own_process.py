@@ -54,35 +54,35 @@ class OwnProcess:
     def pid(self) -> int | None:
         return self._process.pid
 
-    def warm(self, *modules: str) -> None:
+    def preload(self, *modules: str) -> None:
         """Import modules in advance; returns at once."""
-        self._pipe.send_bytes(pickle.dumps(("warm", modules)))
+        self._pipe.send_bytes(pickle.dumps(("preload", modules)))
 
-    def make(self, maker: Callable[..., object], *args: object) -> None:
-        """Make its object. Raises as `ask`."""
-        self._call("make", (maker, args))
+    def create(self, maker: Callable[..., object], *args: object) -> None:
+        """Make its object. Raises as `call`."""
+        self._call("create", (maker, args))
 
-    def ask(self, verb: str, *args: object, **kwargs: object) -> Any:
+    def call(self, verb: str, *args: object, **kwargs: object) -> Any:
         """Call a method of its object; return the answer.
 
         Raises:
             ClusterError: the process has died.
             Exception: what the method has raised there, with a note that says where.
         """
-        return self._call("ask", (verb, args, kwargs))
+        return self._call("call", (verb, args, kwargs))
 
-    def ask_all(self, verb: str, *args: object, **kwargs: object) -> list[Any]:
-        return [self.ask(verb, *args, **kwargs)]
+    def call_all(self, verb: str, *args: object, **kwargs: object) -> list[Any]:
+        return [self.call(verb, *args, **kwargs)]
 
     def put(self, value: object) -> Carried:
         return Carried(value)
 
     @property
-    def putter(self) -> Callable[[object], Carried]:
+    def remote_put(self) -> Callable[[object], Carried]:
         return Carried
 
     @property
-    def caller(self) -> Callable[..., Any]:
+    def remote_caller(self) -> Callable[..., Any]:
         """Raise NotImplementedError: only the driver has the pipe."""
         raise NotImplementedError(f"{self.name} is called by the driver alone")
 
@@ -92,7 +92,7 @@ class OwnProcess:
         self._process.join()
 
     def _call(self, kind: str, arguments: tuple[Any, ...]) -> Any:
-        what = arguments[0] if kind == "ask" else "start"
+        what = arguments[0] if kind == "call" else "start"
         with self._turn:
             try:
                 self._pipe.send_bytes(pickle.dumps((kind, arguments), protocol=5))
@@ -124,14 +124,14 @@ def _serve(pipe: "Connection[Any, Any]", name: str, log: Path, threads: int) -> 
     with suppress(EOFError, OSError):
         while True:
             kind, sent = pickle.loads(pipe.recv_bytes())
-            if kind == "warm":
+            if kind == "preload":
                 with suppress(Exception):  # raised again where the module is needed
                     for module in sent:
                         import_module(module)
                 continue
             try:
                 answer = None
-                if kind == "make":
+                if kind == "create":
                     held = sent[0](*sent[1])
                 else:
                     answer = getattr(held, sent[0])(*sent[1], **sent[2])

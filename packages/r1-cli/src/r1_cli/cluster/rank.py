@@ -1,6 +1,6 @@
 """A rank: one of the processes that train a policy, and a critic, together. Knows nothing of Ray.
 
-`rank_client` calls it. After `take` has received a batch, a call brings only rows of the batch, changed per-token
+`rank_client` calls it. After `load_batch` has received a batch, a call brings only rows of the batch, changed per-token
 fields and settings; numbers and new per-token fields go back.
 """
 
@@ -147,7 +147,7 @@ class Rank:
         self._loads = TokenBalance(1)  # of the batch's updates
         self._weights: Iterator[list[tuple[str, Tensor]]] = iter(())
         self._sender: Sender | None = None  # of weights past the driver
-        self._copies = SnapshotWriter()
+        self._snapshots = SnapshotWriter()
 
     # --- beginning ---------------------------------------------------------------------------------------------------
 
@@ -187,7 +187,7 @@ class Rank:
 
     # --- samples -----------------------------------------------------------------------------------------------------
 
-    def take(self, columns: Reference) -> None:
+    def load_batch(self, columns: Reference) -> None:
         """Take a batch in the place of the last: rows and changes are of this one from now on."""
         self._batch = unpack_samples(columns.load())
         self._loads = TokenBalance(self.learner.parallel.data_world)
@@ -251,17 +251,17 @@ class Rank:
 
     # --- copies for checkpoints --------------------------------------------------------------------------------------
 
-    def copy(self, model: str, model_only: bool, max_bytes: int | None) -> bool:
+    def take_snapshot(self, model: str, model_only: bool, max_bytes: int | None) -> bool:
         """Copy what this rank is to write of a model; say whether it is within `max_bytes`."""
-        return self._copies.keep(model, self._model(model).snapshot(model_only=model_only, max_bytes=max_bytes))
+        return self._snapshots.keep(model, self._model(model).snapshot(model_only=model_only, max_bytes=max_bytes))
 
-    def write_copy(self, model: str, folder: Path) -> None:
+    def write_snapshot(self, model: str, folder: Path) -> None:
         """Begin to write the copy, while this rank goes on."""
-        self._copies.write(model, folder)
+        self._snapshots.write(model, folder)
 
-    def copy_failure(self, model: str) -> str | None:
+    def snapshot_error(self, model: str) -> str | None:
         """Return why the copy could not be written, "" if it is; None as long as that is not known."""
-        return self._copies.failure(model)
+        return self._snapshots.failure(model)
 
     # --- weights -----------------------------------------------------------------------------------------------------
 

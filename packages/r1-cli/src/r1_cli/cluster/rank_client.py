@@ -40,7 +40,7 @@ class RankClient:
         self._batch: list[Sample] = []  # as the ranks have it
         self._rows: dict[int, int] = {}  # of the batch, by the identity of a sample's `token_ids`
 
-    def call(self, model: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    def call_model(self, model: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a method of the policy or the critic on all ranks, as `train.trainable` declares it there.
 
         Of an `Objective` only `kl_coef` is sent: the ranks have built it from the configuration.
@@ -51,28 +51,28 @@ class RankClient:
         samples: Sequence[Sample] | None = arguments.pop("samples", None)
         batch = None if samples is None else self._send(samples)
         sent = {name: KLCoef(v.kl_coef) if isinstance(v, Objective) else v for name, v in arguments.items()}
-        call = "call", model, method.__name__, batch, sent, how.catches, how.trains
+        request = "call", model, method.__name__, batch, sent, how.catches, how.trains
         label = f"{model}.{method.__name__}"
-        result = how.reduce(self.ask_all(*call, label=label)) if how.reduce else self.ask(*call, label=label)
+        result = how.reduce(self.call_all(*request, label=label)) if how.reduce else self.call(*request, label=label)
         if isinstance(result, Exception):
             raise result
         return result if samples is None or batch is None else self._unpack(batch[0], samples, result)
 
-    def ask(self, verb: str, *args: Any, label: str = "") -> Any:
+    def call(self, verb: str, *args: Any, label: str = "") -> Any:
         """Call a method of all ranks; return rank 0's result.
 
         What fails after an error fails for its reason, as ranks may be gone: it is raised again.
         """
-        return self._first_error(self.ranks.ask, verb, *args, label=label)
+        return self._first_error(self.ranks.call, verb, *args, label=label)
 
-    def ask_all(self, verb: str, *args: Any, label: str = "") -> list[Any]:
-        """Call a method of all ranks, as `ask` does; return all results."""
-        results: list[Any] = self._first_error(self.ranks.ask_all, verb, *args, label=label)
+    def call_all(self, verb: str, *args: Any, label: str = "") -> list[Any]:
+        """Call a method of all ranks, as `call` does; return all results."""
+        results: list[Any] = self._first_error(self.ranks.call_all, verb, *args, label=label)
         return results
 
-    def _first_error(self, ask: Callable[..., Any], verb: str, *args: Any, label: str) -> Any:
+    def _first_error(self, call: Callable[..., Any], verb: str, *args: Any, label: str) -> Any:
         try:
-            return ask(verb, *args, label=label)
+            return call(verb, *args, label=label)
         except Exception as error:
             if self._error is not None:
                 raise self._error from error
@@ -83,7 +83,7 @@ class RankClient:
         """Send samples that the ranks lack; return their rows in the batch, and the fields that have changed."""
         rows = self._find(samples)
         if rows is None:
-            self.ask("take", self.ranks.put(pack_samples(samples, self.ranks.put, self._inputs_dtype)))
+            self.call("load_batch", self.ranks.put(pack_samples(samples, self.ranks.put, self._inputs_dtype)))
             self._batch = [replace(sample, **FORGOTTEN) for sample in samples]
             self._rows = {id(sample.token_ids): row for row, sample in enumerate(samples)}
             rows = list(range(len(samples)))
@@ -129,11 +129,11 @@ class RankedModel:
         method = None if name.startswith("_") else getattr(self._protocol, name, None)
         if method is None:
             raise AttributeError(f"the {self.__dict__.get('_model')} on the ranks has no method {name}")
-        return partial(self.client.call, self._model, method)
+        return partial(self.client.call_model, self._model, method)
 
     def snapshot(self, *, model_only: bool = False, max_bytes: int | None = None) -> RankedSnapshot | None:
         share = None if max_bytes is None else max_bytes // self.client.ranks_per_node
-        copied = self.client.ask_all("copy", self._model, model_only, share)
+        copied = self.client.call_all("take_snapshot", self._model, model_only, share)
         return RankedSnapshot(self.client.ranks, self._model) if all(copied) else None
 
 
@@ -146,7 +146,7 @@ class RankedPolicy(RankedModel):
     @cached_property
     def _form(self) -> Adapter | None:
         """What an adapter is like that is trained in place of the weights."""
-        form: Adapter | None = self.client.ask("adapter")
+        form: Adapter | None = self.client.call("adapter")
         return form
 
     def weights(self) -> Iterator[tuple[str, Tensor]]:
@@ -154,7 +154,7 @@ class RankedPolicy(RankedModel):
 
     def source(self, version: int) -> RankedWeights:
         """Return the weights where they are, to be called by this version."""
-        return RankedWeights(self.client.ask, self.client.ranks.putter, version, self._form)
+        return RankedWeights(self.client.call, self.client.ranks.remote_put, version, self._form)
 
 
 class RankedCritic(RankedModel):

@@ -134,11 +134,11 @@ class RenderPool:
     def _ask(self, verb: str, key: Key, example: Example) -> Any:
         hosts, place, asked = self._started(), self._place(key), example.as_asked()
         try:
-            return hosts[place].ask(verb, key, asked)
+            return hosts[place].call(verb, key, asked)
         except DataError:
             if place == 0:
                 raise
-        return hosts[0].ask(verb, key, asked)
+        return hosts[0].call(verb, key, asked)
 
     def _place(self, key: Key) -> int:
         return key[-1] % len(self._threads)

@@ -53,8 +53,8 @@ class RankedSnapshot:
         Raises:
             OSError: one could not; the others have written theirs.
         """
-        self.ranks.ask("write_copy", self.owner, folder)
-        while None in (failures := self.ranks.ask_all("copy_failure", self.owner)):
+        self.ranks.call("write_snapshot", self.owner, folder)
+        while None in (failures := self.ranks.call_all("snapshot_error", self.owner)):
             time.sleep(ASKED_EVERY)
         for rank, failure in enumerate(failures):
             if failure:

@@ -25,13 +25,13 @@ BUCKET = 256 * 2**20  # bytes of weights in an object
 class RankedWeights:
     """The `WeightSource` of one version on the ranks of a learner."""
 
-    ask: Callable[..., Any]  # calls a method of every rank, and returns rank 0's answer
-    putter: Put  # what stores a value from a rank
+    call: Callable[..., Any]  # calls a method of every rank, and returns rank 0's answer
+    remote_put: Put  # what stores a value from a rank
     version: int
     form: Adapter | None = None  # of an adapter that is trained in their place, without its factors
 
     def names(self) -> Weights:
-        found: list[tuple[str, tuple[int, ...]]] = self.ask("weight_shapes")
+        found: list[tuple[str, tuple[int, ...]]] = self.call("weight_shapes")
         return self._formed([(name, torch.empty(shape, device="meta")) for name, shape in found])
 
     def tensors(self) -> Weights:
@@ -51,29 +51,29 @@ class RankedWeights:
 
         The next one is made when it is requested. A caller that drops a bucket first has at most two of them alive.
         """
-        yield from self._buckets(dtype if self.form is None else None, self.putter)
+        yield from self._buckets(dtype if self.form is None else None, self.remote_put)
 
     def _buckets(self, dtype: torch.dtype | None, put: Put | None) -> Iterator[Any]:
-        self.ask("begin_weights", dtype)
+        self.call("begin_weights", dtype)
         whole = False
         try:
-            while (bucket := self.ask("next_weights", put)) is not None:
+            while (bucket := self.call("next_weights", put)) is not None:
                 yield bucket
             whole = True
         finally:
             if not whole:  # they gather together, so all of them have to end the pass
-                self.ask("end_weights")
+                self.call("end_weights")
 
     def send(self, backend: DirectBackend, engines: Sequence[Ask], dtype: torch.dtype | None) -> None:
         """Let the ranks send them to the processes of engines."""
-        self.ask("send_weights", backend, list(engines), dtype)
+        self.call("send_weights", backend, list(engines), dtype)
 
     def run_with_weights(self, task: Callable[[Weights], Result]) -> Result:
-        result: Result = self.ask("run_with_weights", task)
+        result: Result = self.call("run_with_weights", task)
         return result
 
     def spread(self, write: BucketWriter, max_bytes: int, dtype: torch.dtype | None) -> Shapes:
-        shapes: Shapes = self.ask("spread_weights", write, max_bytes, dtype)
+        shapes: Shapes = self.call("spread_weights", write, max_bytes, dtype)
         return shapes
 
 

@@ -28,21 +28,21 @@ class WorkerGroup(Protocol):
     What a verb raises in one of them is raised here as what it was, with a note of where; the ranks are of no use then.
     """
 
-    def ask(self, verb: str, *args: Any, label: str = "") -> Any:
+    def call(self, verb: str, *args: Any, label: str = "") -> Any:
         """Call a method of every rank with the same arguments; return rank 0's result. Messages call it `label`."""
 
-    def ask_all(self, verb: str, *args: Any, label: str = "") -> list[Any]:
-        """Do as `ask`, and return what every rank answers, in their order."""
+    def call_all(self, verb: str, *args: Any, label: str = "") -> list[Any]:
+        """Do as `call`, and return what every rank answers, in their order."""
 
     def put(self, value: Any) -> Reference:
         """Put a value down where every rank can read it, and the arrays in it without a copy."""
 
     @property
-    def putter(self) -> Put:
+    def remote_put(self) -> Put:
         """What puts a value down where it is called, in a rank, say: it pickles."""
 
     @property
-    def caller(self) -> Callable[..., Any]:
+    def remote_caller(self) -> Callable[..., Any]:
         """What asks the first of them from another of the cluster's processes: it pickles."""
 
     def close(self) -> None:

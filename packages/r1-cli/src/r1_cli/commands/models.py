@@ -74,7 +74,7 @@ def merge(checkpoint: Path, output: Path | None) -> None:
     from r1_cli.jobs.merge import merge as write_folder
     from r1_cli.models.adapters import AdapterError
     from r1_cli.models.load import ModelError
-    from r1_cli.models.sharded import ShardError
+    from r1_cli.models.verl_shards import ShardError
 
     with user_errors(ModelError, ShardError, AdapterError, FileExistsError), writing(output or checkpoint):
         click.echo(write_folder(checkpoint, output))

@@ -23,7 +23,7 @@ from r1_cli.config.rollout import engine_module
 from r1_cli.config.root import require_own_devices
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles, open_model
-from r1_cli.models.shared import share_weights
+from r1_cli.models.shared_weights import share_weights
 from r1_rollout.fault import Engine
 from r1_rollout.types import Generator
 
@@ -56,7 +56,7 @@ def start_engines(
     )
     stack.callback(engines.close)
     embedded = engine_module(config.worker.rollout.engine) is engine_module("embedded")
-    engines.warm(__name__, *(["r1_rollout.embedded"] if embedded else []))
+    engines.preload(__name__, *(["r1_rollout.embedded"] if embedded else []))
     return engines
 
 
@@ -77,12 +77,12 @@ def start_engine_process(config: RunConfig, stack: ExitStack) -> OwnProcess | No
     log_file = Path(config.trainer.checkpoint_folder).resolve() / "logs" / "engine-0.log"
     process = OwnProcess("engine-0", log_file, threads_per_rank(threads, 2))
     stack.callback(process.close)
-    process.warm(__name__, "r1_rollout.embedded")
+    process.preload(__name__, "r1_rollout.embedded")
     return process
 
 
 def open_engine_in_process(config: RunConfig, hardware: Hardware, process: OwnProcess) -> Generator:
-    process.make(EngineHost, partial(build_hosted, config, hardware))
+    process.create(EngineHost, partial(build_hosted, config, hardware))
     dtype = hardware.engine_dtype(config.worker.rollout.dtype)
     # All prompts go to the one engine at once, which bounds by itself what decodes together: so nothing that it
     # computes depends on when it is asked.
@@ -108,10 +108,10 @@ def open_engine(
     if engines is None:
         return build_engine(config, hardware, model, lambda: load_engine_weights(config, hardware, model), stack)
     rollout = config.worker.rollout
-    engines.make(EngineHost, [(partial(build_hosted, config, own_hardware(hardware, place)),) for place in places])
+    engines.create(EngineHost, [(partial(build_hosted, config, own_hardware(hardware, place)),) for place in places])
     dtype = hardware.engine_dtype(rollout.dtype)
     names = [f"{place.name} on {place.node.address}" for place in places]
-    members = list(zip(names, engines.apart(), strict=True))
+    members = list(zip(names, engines.split(), strict=True))
     direct = find_backend(config, hardware, rollout.engine_size)
     return RemoteEnginePool(members, max_sequences=max_sequences(config), dtype=dtype, direct=direct)
 

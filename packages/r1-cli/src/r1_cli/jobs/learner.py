@@ -19,7 +19,7 @@ from r1_cli.hardware import Hardware
 from r1_cli.models.experts import describe_router
 from r1_cli.models.files import ModelFiles
 from r1_cli.models.load import ModelError
-from r1_cli.models.parts import PartsError, require_parts
+from r1_cli.models.sharded_loading import ShardedLoadingError, require_sharded_loading
 from r1_cli.train.roles import Schedule
 from r1_cli.train.trainable import Policy, ValueModel
 from r1_core.learner.parallel import Parallel
@@ -76,8 +76,8 @@ def start_ranks(
     if not placements:
         return None
     try:
-        require_parts()
-    except PartsError as error:
+        require_sharded_loading()
+    except ShardedLoadingError as error:
         raise ModelError(str(error)) from error
     from r1_cli.cluster.actors import ActorGroup, ActorPlacement
 
@@ -97,7 +97,7 @@ def start_ranks(
     )
     stack.callback(ranks.close)
     require_shared_folders(config, ranks, placements)
-    ranks.warm("r1_cli.cluster.rank")
+    ranks.preload("r1_cli.cluster.rank")
     return ranks
 
 
@@ -147,8 +147,8 @@ def load_ranked(
     build_beside = partial(build_critic_beside, config, hardware, schedule) if config.has_critic else None
     sizes = actor.fsdp.fsdp_size, actor.ulysses_size
     alike = len(placements), hardware.kind, trainer.collective_timeout, *sizes, build_beside
-    ranks.make(Rank, [(build, placement.rank, *alike) for placement in placements])
-    ranks.ask("join", ranks.ask_first("open_store", placements[0].node.address))
+    ranks.create(Rank, [(build, placement.rank, *alike) for placement in placements])
+    ranks.call("join", ranks.call_first("open_store", placements[0].node.address))
     neighbours = max(Counter(placement.node.id for placement in placements).values())
     computing = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)
     if config.has_critic:
@@ -179,8 +179,8 @@ def require_shared_folders(config: RunConfig, ranks: Any, placements: Sequence[R
     if trainer.load_checkpoint_path:
         read["trainer.load_checkpoint_path"] = Path(trainer.load_checkpoint_path) / "actor"
     with shown_folders(("trainer.save_checkpoint_path", Path(trainer.checkpoint_folder)), read) as proof:
-        ranks.make(Proof, [(proof.token, proof.listings)] * len(placements))
-        answers = ranks.ask_all("find_unseen")
+        ranks.create(Proof, [(proof.token, proof.listings)] * len(placements))
+        answers = ranks.call_all("find_unseen")
     nodes = {placement.node.address: unseen for placement, unseen in zip(placements, answers, strict=True)}
     problems = [
         Problem(unseen.key, f"on node {address} it {unseen.why}", unseen.folder)

@@ -37,9 +37,9 @@ def open_media(
 
     def start() -> Sequence[WorkerGroup]:
         actors = ActorGroup(places, calls)
-        own = renderer, partial(open_workers, config), int(data.media_memory_gb * GIGABYTE), dtype, actors.putter
-        actors.make(RenderWorker, [own] * len(places))
-        return actors.apart()
+        own = renderer, partial(open_workers, config), int(data.media_memory_gb * GIGABYTE), dtype, actors.remote_put
+        actors.create(RenderWorker, [own] * len(places))
+        return actors.split()
 
     media = RenderPool(start, len(places), calls)
     stack.callback(media.close)

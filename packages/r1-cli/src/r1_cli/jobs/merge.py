@@ -14,9 +14,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
-from r1_cli.models.adapters import CONFIG_FILE, fold
+from r1_cli.models.adapters import CONFIG_FILE, merge_adapter
 from r1_cli.models.load import ModelError, load_config, load_model
-from r1_cli.models.sharded import find_shards, read_shards
+from r1_cli.models.verl_shards import find_shards, read_shards
 
 STATE = ("optimizer", "learner.json", "model", "adapter_")  # what a merged folder does not take over as it is
 
@@ -25,7 +25,7 @@ def merge(checkpoint: Path, output: Path | None = None) -> Path:
     """Write weights, configuration, tokenizer and processor of a checkpoint as one Hugging Face folder.
 
     The weights keep their training precision, so that the folder scores as the checkpoint does. An adapter is merged
-    into its base in float32. A checkpoint of EasyR1 or veRL has FSDP shards (`models.sharded`), and its configuration
+    into its base in float32. A checkpoint of EasyR1 or veRL has FSDP shards (`models.verl_shards`), and its configuration
     and tokenizer in `actor/huggingface`.
 
     Args:
@@ -65,7 +65,7 @@ def merge(checkpoint: Path, output: Path | None = None) -> Path:
             folder, dtype = actor, torch.float32
         model = load_model(str(folder), config=load_config(str(folder)), dtype=dtype, device=torch.device("cpu"))
         if shards and (actor / "lora_adapter" / CONFIG_FILE).is_file():
-            fold(model.float(), actor / "lora_adapter", dtype)
+            merge_adapter(model.float(), actor / "lora_adapter", dtype)
         _write(model, folder, output)
     return output
 

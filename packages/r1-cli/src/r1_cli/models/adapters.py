@@ -104,7 +104,7 @@ class Adapters:
         self.config: Any = None  # peft's
         self._layers: dict[str, Any] = {}  # peft's, by name of the linear layer that each has inside
 
-    def put_on(self, model: Any) -> None:
+    def inject(self, model: Any) -> None:
         """Put peft's layers around the linear ones that are meant; their factors have no values before `fill`.
 
         Raises:
@@ -139,13 +139,13 @@ class Adapters:
         for layer in self._layers.values():
             layer.lora_A.float(), layer.lora_B.float()
 
-    def take_off(self, model: nn.Module) -> None:
-        """Let the model be for a while what it was before `put_on`."""
+    def detach(self, model: nn.Module) -> None:
+        """Let the model be for a while what it was before `inject`."""
         for name, layer in self._layers.items():
             _replace(model, name, layer.get_base_layer())
 
-    def put_back(self, model: nn.Module) -> None:
-        """Undo `take_off`."""
+    def attach(self, model: nn.Module) -> None:
+        """Undo `detach`."""
         for name, layer in self._layers.items():
             _replace(model, name, layer)
 
@@ -212,7 +212,7 @@ def factor_names(model: nn.Module) -> dict[str, str]:
 
 
 @torch.no_grad()
-def fold(model: nn.Module, folder: Path, dtype: torch.dtype) -> None:
+def merge_adapter(model: nn.Module, folder: Path, dtype: torch.dtype) -> None:
     """Add an adapter's products to the weights of its base, sharded or not, which is rounded to `dtype` before.
 
     Raises:

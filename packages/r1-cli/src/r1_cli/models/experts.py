@@ -25,7 +25,7 @@ def describe_router(config: Any) -> str | None:
     return f"{config.model_type}: the policy's loss alone trains the router, its auxiliary loss{named} is off"
 
 
-def settle_experts(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> None:
+def configure_experts(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> None:
     """Let one product compute all experts where torch has it for this precision, else one after another.
 
     The router's statistics, of which an auxiliary loss would be made, are not kept.

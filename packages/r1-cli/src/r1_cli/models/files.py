@@ -1,5 +1,6 @@
 """A model's files: what is known before its weights are loaded, and what a checkpoint needs beside them."""
 
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -11,8 +12,17 @@ from transformers.utils import cached_file
 from r1_cli.config import RunConfig
 from r1_cli.models import load as models
 from r1_cli.models.adapters import Adapters
-from r1_cli.models.hub import find_model
 from r1_core.learner.parallel import Parallel, Shard
+
+UNREAD = [
+    "*.bin",
+    "*.pth",
+    "*.pt",
+    "*.gguf",
+    "*.onnx",
+    "*.msgpack",
+    "*.h5",
+]  # beside the same as safetensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,22 +46,22 @@ def open_model(config: RunConfig, path: str | None = None) -> ModelFiles:
         ModelError: there is no such model.
     """
     settings = config.worker.actor.model
-    path = locate(path or settings.model_path or "", "worker.actor.model.model_path")
+    path = resolve_model_path(path or settings.model_path or "", "worker.actor.model.model_path")
     hf_config = models.load_config(
         path, trust_remote_code=settings.trust_remote_code, overrides=settings.override_config
     )
     tokenizer, processor = models.load_tokenizer(
-        locate(settings.tokenizer_path or path, "worker.actor.model.tokenizer_path"),
+        resolve_model_path(settings.tokenizer_path or path, "worker.actor.model.tokenizer_path"),
         vision_language=models.is_vision_language(hf_config),
         trust_remote_code=settings.trust_remote_code,
     )
     return ModelFiles(path, hf_config, tokenizer, processor)
 
 
-def locate(name: str, key: str) -> str:
+def resolve_model_path(name: str, key: str) -> str:
     """Return a folder or a name of the Hugging Face hub for what `key` names. Raises ModelError."""
     try:
-        return find_model(name)
+        return find_model_files(name)
     except OSError as error:
         raise models.ModelError(f"{key}={name}: {error}") from error
 
@@ -63,7 +73,7 @@ def open_critic_config(config: RunConfig, actor: ModelFiles) -> Any:
         ModelError: it is of another family than the actor's, or has fewer tokens.
     """
     settings, key = config.worker.critic.model, "worker.critic.model.model_path"
-    path = locate(settings.model_path or "", key)
+    path = resolve_model_path(settings.model_path or "", key)
     critic = models.load_config(
         path, trust_remote_code=settings.trust_remote_code, overrides=settings.override_config, key=key
     )
@@ -135,3 +145,29 @@ def find_file(path: str, name: str) -> Path | None:
     silent = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
     found = cached_file(path, name, **silent)
     return None if found is None else Path(found)
+
+
+# --- ModelScope ------------------------------------------------------------------------------------------------------
+
+
+def from_modelscope() -> bool:
+    """Whether names are ModelScope's, as EasyR1's users ask for it."""
+    return os.environ.get("USE_MODELSCOPE_HUB", "").lower() in ("1", "true", "y", "yes")
+
+
+def find_model_files(name: str) -> str:
+    """Return what transformers and engines can open: `name` itself, or the folder where ModelScope's files of it are.
+
+    Raises:
+        OSError: modelscope is not installed, or does not give the files.
+    """
+    if not name or not from_modelscope() or Path(name).is_dir():
+        return name
+    try:
+        from modelscope import snapshot_download
+    except ImportError as error:
+        raise OSError("USE_MODELSCOPE_HUB is set, but modelscope is not installed: pip install modelscope") from error
+    try:
+        return str(snapshot_download(name, ignore_patterns=UNREAD))
+    except Exception as error:  # of its own kinds, by version
+        raise OSError(f"ModelScope does not give {name}: {error}") from error

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 import transformers
 from safetensors import SafetensorError
-from torch import nn
+from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -21,14 +22,12 @@ from transformers import (
 )
 
 from r1_cli.checkpoint.folders import find_cut
-from r1_cli.models.adapters import AdapterError, Adapters, fold
+from r1_cli.models.adapters import AdapterError, Adapters, merge_adapter
 from r1_cli.models.attention import PACKED_ATTENTION, attend_packed
-from r1_cli.models.bases import Base, read_base
-from r1_cli.models.experts import settle_experts
-from r1_cli.models.parts import PartsError, load_in_parts, place
-from r1_cli.models.patches import multiply_patches
-from r1_cli.models.quantized import compute_alike, quantized_choices, restore_digits
-from r1_cli.models.value_head import quiet, start_head, with_value_head
+from r1_cli.models.experts import configure_experts
+from r1_cli.models.frozen_base import Base, dequantize, quantization_options, read_base, use_training_kernels
+from r1_cli.models.sharded_loading import ShardedLoadingError, load_sharded, move_to_device
+from r1_cli.models.value_head import initialize_value_head, quiet_loading, with_value_head
 from r1_core.learner.parallel import Parallel, Shard
 
 
@@ -97,7 +96,7 @@ def load_model(
         value_head: give it a critic's in place of it, see `models.value_head`.
         parallel: ranks that share the model, all of which must call this; each reads its own rows of the files.
         shard: how they do.
-        quantization: keep the linear layers under the adapters in so few bits (`models.quantized`); without adapters,
+        quantization: keep the linear layers under the adapters in so few bits (`models.frozen_base`); without adapters,
             have the values that they would have so. Not for ranks.
         adapters: are put on the model, with the factors that they begin with, in float32; the rest is then frozen.
 
@@ -109,29 +108,29 @@ def load_model(
     try:
         base = _find_base(path, adapters)
         bits = quantization if base is None else base.quantization
-        choices |= {} if bits is None else quantized_choices(dtype, device)
+        choices |= {} if bits is None else quantization_options(dtype, device)
         model = _read(path if base is None else base.name, choices, parallel, shard, adapters, value_head=value_head)
         if bits is not None:
-            compute_alike(model)
-            model = restore_digits(model, dtype) if adapters is None else model
+            use_training_kernels(model)
+            model = dequantize(model, dtype) if adapters is None else model
         if adapters is not None:
             adapters.fill(model)
         if base is not None:
-            fold(model, Path(path), base.torch_dtype)
+            merge_adapter(model, Path(path), base.torch_dtype)
     except OSError as error:
         raise ModelError(f"{path}: its weights cannot be read ({str(error).splitlines()[0]})") from error
-    except (PartsError, AdapterError) as error:
+    except (ShardedLoadingError, AdapterError) as error:
         raise ModelError(str(error)) from error
-    compute_our_way(model, shard.param_dtype or dtype, device)
+    configure_modules(model, shard.param_dtype or dtype, device)
     on_device = bits is not None and adapters is not None  # 4 bits cannot be moved as weights are
-    return (model if on_device else place(model, device, offload=shard.offload)).eval()
+    return (model if on_device else move_to_device(model, device, offload=shard.offload)).eval()
 
 
-def compute_our_way(model: Any, dtype: torch.dtype, device: torch.device) -> None:
+def configure_modules(model: Any, dtype: torch.dtype, device: torch.device) -> None:
     """Let a model multiply its patches, attend in packs and compute its experts by our modules, in `dtype`."""
-    multiply_patches(model)
+    replace_patch_convolutions(model)
     attend_packed(model)
-    settle_experts(model, dtype, device)
+    configure_experts(model, dtype, device)
 
 
 def _find_base(path: str, adapters: Adapters | None) -> Base | None:
@@ -165,7 +164,7 @@ def _read(
         "output_loading_info": True,
         "ignore_mismatched_sizes": True,  # else Hugging Face raises, and names them in the log alone
     }
-    with quiet() if value_head else nullcontext():
+    with quiet_loading() if value_head else nullcontext():
         try:
             model, info = _read_weights(family, path, choices, parallel, shard, adapters)
         except KeyError as error:
@@ -174,7 +173,7 @@ def _read(
             # Falcon, GPT-J and GPT-Neo choose among attention classes of their own, by a name that they must know.
             own = {**choices, "attn_implementation": "eager"}
             model, info = _read_weights(family, path, own, parallel, shard, adapters)
-    info = start_head(model, info) if value_head else info
+    info = initialize_value_head(model, info) if value_head else info
     if info["missing_keys"] or info["mismatched_keys"]:
         missing = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
         raise ModelError(f"{path}: {len(missing)} weights are missing or of another shape: {', '.join(missing[:5])}")
@@ -192,13 +191,13 @@ def _read_weights(
     """Return the model, whole or this rank's share of it, and what Hugging Face tells of its loading."""
     try:
         if parallel is not None and parallel.mesh is not None:
-            return load_in_parts(family, path, parallel, shard, choices, adapters)
+            return load_sharded(family, path, parallel, shard, choices, adapters)
         model, info = family.from_pretrained(path, **choices)
     except SafetensorError as error:
         cut = (f"{file.name}: {told}" for file in sorted(Path(path).glob("*.safetensors")) if (told := find_cut(file)))
         raise ModelError(f"{path} is damaged ({next(cut, error)}): copy it again, or name another") from error
     if adapters is not None:
-        adapters.put_on(model)
+        adapters.inject(model)
     return model, info
 
 
@@ -287,3 +286,27 @@ def find_rope_fault(path: str, text: Any, longest: int) -> str | None:
                 f"data.max_response_length to {known} together, or set another rope_type"
             )
     return None
+
+
+# --- patch embeddings ------------------------------------------------------------------------------------------------
+
+
+class PatchEmbedding(nn.Conv3d):
+    """Computes what its parent does."""
+
+    def forward(self, patches: Tensor) -> Tensor:
+        """From [N, channels, *kernel] to [N, out, 1, 1, 1] by one product; other inputs go to the parent."""
+        if patches.ndim != 5 or tuple(patches.shape[2:]) != self.kernel_size:
+            return super().forward(patches)
+        return F.linear(patches.flatten(1), self.weight.flatten(1), self.bias)[..., None, None, None]
+
+
+def replace_patch_convolutions(model: nn.Module) -> None:
+    """Let the model's patch embeddings multiply; their parameters and results stay what they are."""
+    for module in model.modules():
+        if type(module) is nn.Conv3d and _is_plain(module):
+            module.__class__ = PatchEmbedding
+
+
+def _is_plain(module: Any) -> bool:
+    return module.groups == 1 and set(module.dilation) == {1} and module.padding == (0, 0, 0)

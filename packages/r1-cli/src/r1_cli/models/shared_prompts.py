@@ -45,7 +45,7 @@ def attend_to_prompts(query: Tensor, key: Tensor, value: Tensor, pack: Pack, sca
 
 
 @dataclass(frozen=True, slots=True)
-class Alike:
+class SegmentBatch:
     """Runs that go through one call: some of their last tokens stand in the place of those that the shorter lack.
 
     With a mask they are no runs but whole groups, each a prompt and all its answers.
@@ -88,7 +88,7 @@ class Plan:
     """
 
     alone: list[tuple[int, int]]  # runs, from where to where
-    alike: list[Alike]  # runs, and groups
+    alike: list[SegmentBatch]  # runs, and groups
     across: list[tuple[int, int, int]]  # where a prompt begins, where its answers do, and where they end
 
 
@@ -141,7 +141,7 @@ def _tokens(runs: list[int], pack: Pack) -> int:
     return sum(pack.lengths[run] for run in runs)
 
 
-def _gather(pack: Pack, members: list[list[int]]) -> Alike:
+def _gather(pack: Pack, members: list[list[int]]) -> SegmentBatch:
     """One call for runs, or for groups of them, of which the first is the longest."""
     starts = torch.tensor([pack.starts[runs[0]] for runs in members])
     lengths = torch.tensor([_tokens(runs, pack) for runs in members])
@@ -150,13 +150,13 @@ def _gather(pack: Pack, members: list[list[int]]) -> Alike:
     kept = None if bool(own.all()) else own.flatten().nonzero().squeeze(-1)
     places = (starts[:, None] + inside).flatten()
     if all(len(runs) == 1 for runs in members):
-        return Alike(places, kept, len(members))
+        return SegmentBatch(places, kept, len(members))
     mask = torch.full((len(members), 1, own.shape[1], own.shape[1]), -torch.inf)
     for group, runs in enumerate(members):
         answers = len(runs) - 1
         seen = Pack.of([pack.lengths[run] for run in runs], "cpu", behind=[NO_PROMPT, *[0] * answers]).visible()
         mask[group, 0, :, : len(seen)].masked_fill_(seen[inside[group]], 0.0)
-    return Alike(places, kept, len(members), mask)
+    return SegmentBatch(places, kept, len(members), mask)
 
 
 # --- the calls -------------------------------------------------------------------------------------------------------

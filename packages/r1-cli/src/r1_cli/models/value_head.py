@@ -38,7 +38,7 @@ def with_value_head(family: Any, config: Any, *, trust_remote_code: bool) -> tup
 
 
 @torch.no_grad()
-def start_head(model: Any, info: Mapping[str, Any]) -> dict[str, Any]:
+def initialize_value_head(model: Any, info: Mapping[str, Any]) -> dict[str, Any]:
     """Set the head to 0 unless the files held all of it; return the loader's report on everything else.
 
     A language model's files have a head over the vocabulary, or none; those of a critic have its own.
@@ -54,7 +54,7 @@ def start_head(model: Any, info: Mapping[str, Any]) -> dict[str, Any]:
 
 
 @contextmanager
-def quiet() -> Iterator[None]:
+def quiet_loading() -> Iterator[None]:
     """Let Hugging Face keep to itself that a head over the vocabulary does not fit: what else is wrong is raised."""
     before = logging.get_verbosity()
     logging.set_verbosity_error()

@@ -33,7 +33,7 @@ def open_engine(setup: EngineSetup, stack: ExitStack) -> "Generator":
     Raises:
         ModelError: there are too few GPUs for the servers, or vLLM, which broadcasting needs, is not installed.
     """
-    from r1_cli.models.bases import find_folder
+    from r1_cli.models.frozen_base import find_folder
     from r1_cli.models.load import ModelError
     from r1_rollout.vllm.client import Endpoint
     from r1_rollout.vllm.servers.pool import ServerPool

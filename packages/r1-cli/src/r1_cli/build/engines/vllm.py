@@ -51,7 +51,7 @@ def weights_backend(config: "RunConfig", hardware: "Hardware") -> Literal["ipc",
 
 
 def vllm_options(setup: EngineSetup) -> "EngineOptions":
-    from r1_cli.models.files import locate
+    from r1_cli.models.files import resolve_model_path
     from r1_rollout.vllm.options import EngineOptions
 
     config, model = setup.config, setup.model
@@ -62,7 +62,7 @@ def vllm_options(setup: EngineSetup) -> "EngineOptions":
         end_token_ids=setup.end_token_ids,
         banned_token_ids=setup.banned_token_ids,
         dtype=str(setup.hardware.engine_dtype(rollout.dtype)).removeprefix("torch."),
-        tokenizer=locate(settings.tokenizer_path or "", "worker.actor.model.tokenizer_path") or None,
+        tokenizer=resolve_model_path(settings.tokenizer_path or "", "worker.actor.model.tokenizer_path") or None,
         hf_overrides=dict(settings.override_config),
         trust_remote_code=settings.trust_remote_code,
         # The base of an adapter is read from its files; servers read it with the first adapter.

@@ -17,11 +17,11 @@ logger = logging.getLogger("r1")
 NEEDED = (5, 19)  # the version of transformers whose loader reads rows
 
 
-class PartsError(ValueError):
+class ShardedLoadingError(ValueError):
     """A model that cannot be read in parts; the message says why and what to do."""
 
 
-def load_in_parts(
+def load_sharded(
     family: Any,
     path: str,
     parallel: Parallel,
@@ -44,31 +44,31 @@ def load_in_parts(
     """
     if parallel.world == 1:  # its rows are all there are
         return _load_whole(family, path, parallel, shard, choices, adapters)
-    require_parts()
+    require_sharded_loading()
     from transformers.distributed import DistributedConfig
 
     with torch.device("meta"):
         empty = family.from_config(choices["config"], trust_remote_code=choices["trust_remote_code"])
-    if odd := mixes_rows(empty):
+    if odd := find_row_mixing(empty):
         logger.warning("%s: every rank reads all of it, since its family mixes rows on loading (%s)", path, odd)
         return _load_whole(family, path, parallel, shard, choices, adapters)
     sharding = _sharding(type(empty), parallel, shard, adapters)
     try:
         model, info = sharding.from_pretrained(path, distributed_config=DistributedConfig(), **choices)
     except RuntimeError as error:
-        raise PartsError(
+        raise ShardedLoadingError(
             f"{path}: rank {parallel.rank} of {parallel.world} could not read its rows ({str(error).strip()}); where "
             "there are fewer experts than ranks, set worker.actor.fsdp.fsdp_size to no more ranks than experts"
         ) from error
     del sharding.get_parameter  # was for the loader
     empty.tie_weights()
     if len([*model.parameters()]) != len([*empty.parameters()]):
-        raise PartsError(
+        raise ShardedLoadingError(
             f"{path}: its configuration ties weights of which the files hold different values; set "
             "worker.actor.model.override_config={tie_word_embeddings: false} to train them apart"
         )
     if adapters is not None:
-        adapters.put_back(model)
+        adapters.attach(model)
     return model, info
 
 
@@ -77,22 +77,22 @@ def _load_whole(
 ) -> tuple[Any, dict[str, Any]]:
     model, info = family.from_pretrained(path, **choices)
     if adapters is not None:
-        adapters.put_on(model)
+        adapters.inject(model)
     _shard(model, parallel, shard)
     return model, info
 
 
-def require_parts() -> None:
+def require_sharded_loading() -> None:
     """Raise PartsError if the installed transformers has no loader that reads rows."""
     version = tuple(int(number) for number in transformers.__version__.split(".")[:2])
     if version < NEEDED:
-        raise PartsError(
+        raise ShardedLoadingError(
             f"several ranks load a model in parts, which takes transformers {'.'.join(map(str, NEEDED))} or newer, and "
             f"this is {transformers.__version__}: install a newer one"
         )
 
 
-def mixes_rows(model: nn.Module) -> str | None:
+def find_row_mixing(model: nn.Module) -> str | None:
     """Return how the loader would make rows of parameters from other rows of the files, None if it does not.
 
     Stacking experts is no such thing, nor is joining or turning what each of them has: a rank does that with its own.
@@ -132,10 +132,10 @@ def _sharding(model_class: Any, parallel: Parallel, shard: Shard, adapters: Adap
             # Else the two names of a tied weight would be two weights to FSDP, gathered one after the other.
             model.tie_weights()
             if adapters is not None:
-                adapters.put_on(model)
+                adapters.inject(model)
             _shard(model, parallel, shard)
             if adapters is not None:  # or the loader would not find the weights inside them by their names
-                adapters.take_off(model)
+                adapters.detach(model)
             return model
 
         def get_parameter(self, target: str) -> Any:
@@ -157,7 +157,7 @@ def _shard(model: nn.Module, parallel: Parallel, shard: Shard) -> None:
     shard_model(model, find_blocks(model), parallel.mesh, shard)
 
 
-def place(model: nn.Module, device: torch.device, *, offload: bool) -> nn.Module:
+def move_to_device(model: nn.Module, device: torch.device, *, offload: bool) -> nn.Module:
     """Move a model that is sharded to its device; with `offload` only its buffers, which are needed there whole."""
     if not offload:
         return model.to(device)

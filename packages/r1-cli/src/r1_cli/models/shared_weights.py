@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from r1_cli.models.load import ModelError, compute_our_way, model_family, without_dropout
+from r1_cli.models.load import ModelError, configure_modules, model_family, without_dropout
 from r1_rollout.names import adapter_part, unwrapped
 
 
@@ -41,7 +41,7 @@ def share_weights(policy: nn.Module, config: Any, *, trust_remote_code: bool = F
         keeps = last not in module._non_persistent_buffers_set
         module.register_buffer(last, buffers[name].clone(), persistent=keeps)
     any_weight = next(iter(shared.values()))
-    compute_our_way(model, any_weight.dtype, any_weight.device)
+    configure_modules(model, any_weight.dtype, any_weight.device)
     return model.eval()
 
 
