@@ -108,7 +108,7 @@ def test_shared_prompts_change_no_gradient_however_groups_are_cut_and_layers_are
     expected = gradient(model, annotated, apart)
     # Small groups whole through one call, and by the way of large ones.
     for limit, few in ((MicroLimit(11), 192), (MicroLimit(11), 0), (MicroLimit(3), 0), (MicroLimit(tokens=60), 192)):
-        monkeypatch.setattr(shared_prompts, "FEW", few)
+        monkeypatch.setattr(shared_prompts, "SMALL_GROUP_TOKENS", few)
         batching = Batching(True, limit, limit, share_prompts=True)
         found = learner_of(model, batching).add_logprobs(samples, ["old_logprobs"])
         torch.testing.assert_close(old_logprobs(found), old_logprobs(annotated), rtol=0, atol=1e-6)

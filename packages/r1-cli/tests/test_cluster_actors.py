@@ -146,7 +146,7 @@ def test_an_error_that_cannot_travel_is_told_as_a_runtime_error(toys):
 
 @pytest.mark.slow
 def test_a_death_is_named_before_the_error_that_it_causes_elsewhere(doomed, monkeypatch):
-    monkeypatch.setattr("r1_cli.cluster.actors.SETTLING", LONG)
+    monkeypatch.setattr("r1_cli.cluster.actors.DEATH_SECONDS", LONG)
     with pytest.raises(ClusterError, match=f"{doomed.places[1].name} on 127.0.0.1 died in leave") as error:
         doomed.call("leave", 1)
     assert "toy 1 is made" in str(error.value)

@@ -98,7 +98,7 @@ def test_a_machine_that_lacks_the_software_is_told_of() -> None:
     ray.get.side_effect = LookupError("ModuleNotFoundError: No module named 'r1_cli'")
     with (
         pytest.raises(ClusterError, match=r"a machine of the cluster cannot take part.*No module named 'r1_cli'"),
-        ray_cluster._kept_machines(cast(ModuleType, ray), TWO, ray_cluster.TOGETHER),
+        ray_cluster._reserve_nodes(cast(ModuleType, ray), TWO, ray_cluster.COLOCATED),
     ):
         pass
     ray.util.remove_placement_group.assert_called_once_with(ray.util.placement_group.return_value)

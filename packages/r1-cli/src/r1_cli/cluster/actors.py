@@ -1,6 +1,6 @@
-"""Actors of a run: started by name at their places, asked all together, and ended by the first error of one.
+"""Groups of Ray actors: started by name on their nodes, called together, and ended by the first error of one.
 
-Only used inside `connect.open_cluster`.
+Only used inside `ray_cluster.open_cluster`.
 """
 
 import logging
@@ -29,16 +29,16 @@ from r1_cli.config.root import SECRET
 
 log = logging.getLogger("r1")
 
-STARTING = 600.0  # seconds for an actor's process to be there
-STARTS = 2  # times that one is started before the run ends
-SETTLING = 10.0  # seconds after a first error, in which the death that caused it may become known
-# What the driver's environment says of computing holds on every machine; secrets stay where they are.
+START_SECONDS = 600.0  # seconds for an actor's process to start
+START_ATTEMPTS = 2  # to start a group before the run ends
+DEATH_SECONDS = 10.0  # seconds after a first error in which Ray may report the death that caused it
+# Variables of the driver's environment that every actor gets; secrets are not passed on.
 PASSED_ON = ("CUBLAS_", "GLOO_", "GOMP_", "HF_", "NCCL_", "OMP_", "PYTORCH_", "TORCH_", "TRANSFORMERS_", "VLLM_")
 
 
 @dataclass(frozen=True, slots=True)
 class ActorPlacement:
-    """An actor's name, and where it is to run. `devices` are the GPUs that it sees; none on processors."""
+    """An actor's name, node and GPUs (`devices`, empty on processors)."""
 
     name: str
     node: Node
@@ -51,45 +51,42 @@ class ActorPlacement:
 
 
 class ActorProcess:
-    """An actor's process, and the one object that it is there for."""
+    """The process of an actor, and the one object that it holds."""
 
     place: ClassVar[str] = "the driver"  # which process this is
     held: Any = None
 
     def begin(self, place: ActorPlacement, folder: str, environment: Mapping[str, str]) -> int:
-        """Write into the log, work in the driver's folder, compute on the place's devices; return the process id."""
+        """Set up logging, folder, environment and devices; return the process id."""
         redirect_output(place.log)
         ActorProcess.place = str(place)
         print(f"--- {place}, process {os.getpid()}, {datetime.now():%Y-%m-%d %H:%M:%S}", flush=True)
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
         os.chdir(folder)
-        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # which are no news in a log
-        # The rest is read when torch is imported, which it is not yet.
+        os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # they would fill the log
+        # Read when torch is imported, which happens later.
         os.environ["OMP_NUM_THREADS"] = str(threads_per_rank(len(os.sched_getaffinity(0)), place.sharing))
         os.environ.update(environment)
         os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(place.devices)
         if place.node.scratch:
-            os.environ["TMPDIR"], tempfile.tempdir = place.node.scratch, None  # what a killed process leaves there goes
+            os.environ["TMPDIR"], tempfile.tempdir = place.node.scratch, None  # removed even if the process is killed
         return os.getpid()
 
     def preload(self, modules: Sequence[str]) -> None:
-        """Import modules; what fails here fails again where they are needed, and is told there."""
         with suppress(Exception):
             for module in modules:
                 import_module(module)
 
     def create(self, maker: Callable[..., object], *args: object, **kwargs: object) -> None:
-        """Make what this process holds from now on."""
         self.held = _call(maker, args, kwargs)
 
     def call(self, wanted: bool, verb: str, *args: object) -> object:
-        """Call a method of it; return what that returns, if it is wanted."""
         answer = _call(getattr(self.held, verb), args, {})
         return answer if wanted else None
 
 
 def _call(function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
-    """Call a function; an error is written into the log, and raised so that it can travel."""
+    """Call a function. An error is written to the log and raised in a form that pickles."""
     try:
         return function(*args, **kwargs)
     except BaseException as error:
@@ -103,12 +100,12 @@ class RayReference:
     """A value in Ray's object store."""
 
     reference: Any
-    owner: str  # who has put it down, with whom it is lost
+    owner: str  # the process that stored it; the value is lost with it
 
     def load(self) -> Any:
-        """Return the value; its arrays lie in memory that others read, too, and cannot be written to.
+        """Return the value. Its arrays are read-only: other processes share their memory.
 
-        Raises ClusterError if it is lost with its owner.
+        Raises ClusterError if the value is lost with its owner.
         """
         try:
             return ray.get(self.reference)
@@ -117,29 +114,28 @@ class RayReference:
 
 
 def put(value: object) -> RayReference:
-    """Put a value down once a machine, where actors read it in place; it stays while a reference to it does."""
+    """Store a value once per node, where actors read it in place; it stays while a reference to it does."""
     return RayReference(ray.put(value), ActorProcess.place)
 
 
 class ActorGroup:
-    """Actors that work together: what one fails at, none of them goes on with."""
+    """Actors that work together: the first failed call ends all of them."""
 
     def __init__(self, places: Sequence[ActorPlacement], calls: int = 1, patience: float | None = None) -> None:
-        """Start a process at each place.
+        """Start a process for each placement.
 
         Args:
-            places: one for each actor.
-            calls: how many calls an actor serves at the same time.
-            patience: seconds that an actor may take longer than the first one that answers the same call, before it
-                counts as hung; None: any time.
+            calls: calls that an actor serves at the same time.
+            patience: seconds that an actor may take longer than the first one to return, before it counts as hung;
+                None: no limit.
 
         Raises:
-            ClusterError: one is not there within `STARTING` seconds, or dies twice at its start, or its machine does
-                not have this folder, or that of the logs.
+            ClusterError: an actor does not start within `START_SECONDS` seconds, or dies in both attempts, or its node
+                does not see this folder or that of the logs.
         """
         self.places, self._calls, self._patience = tuple(places), calls, patience
-        self._turn = Lock()  # whose call is next must be the same for every actor
-        self._end: BaseException | None = None  # why there are none any more
+        self._turn = Lock()  # calls must reach all actors in the same order
+        self._end: BaseException | None = None  # why the group has ended
         self._handles: list[Any] = []
         try:
             self.pids = self._start()
@@ -149,13 +145,13 @@ class ActorGroup:
             raise ClusterError(f"every machine must see {where}: {told}") from error
 
     def _start(self) -> list[int]:
-        """Start the processes, a second time if one dies of the first: on a loaded machine Ray may lose one."""
-        for attempt in range(STARTS):
+        """Start the processes, again if one dies of the first attempt: Ray may lose one on a loaded machine."""
+        for attempt in range(START_ATTEMPTS):
             try:
                 return self._begin(attempt)
             except ClusterError as error:
                 self.close()
-                if attempt == STARTS - 1:
+                if attempt == START_ATTEMPTS - 1:
                     raise
                 log.warning("%s. Starting it again", error)
                 self._end = None
@@ -165,7 +161,6 @@ class ActorGroup:
         raise AssertionError("unreachable")
 
     def _begin(self, attempt: int) -> list[int]:
-        """Start a process at each place; return their ids."""
         environment = {k: v for k, v in os.environ.items() if k.startswith(PASSED_ON) and not SECRET.search(k)}
         self._handles = [
             ray.remote(max_restarts=0, num_cpus=0)(type(place.name, (ActorProcess,), {}))
@@ -179,44 +174,42 @@ class ActorGroup:
         ]
         starts = zip(self._handles, self.places, strict=True)
         begun = [one.begin.remote(place, os.getcwd(), environment) for one, place in starts]
-        return self._collect(begun, "start", STARTING)
+        return self._collect(begun, "start", START_SECONDS)
 
     def preload(self, *modules: str) -> None:
-        """Let each import what it will need while nobody waits for it; returns at once."""
+        """Import modules in advance; returns at once."""
         for one in self._handles:
             one.preload.remote(modules)
 
     def create(self, maker: Callable[..., object], each: Sequence[tuple[object, ...]]) -> None:
-        """Let each make what it holds, by `maker` with arguments of its own. Raises as `call_all` does."""
+        """Make each actor's object, by `maker` with arguments of its own. Raises as `call_all` does."""
         with self._turn:
             calls = [one.create.remote(maker, *own) for one, own in zip(self._handles, each, strict=True)]
         self._collect(calls, "start")
 
     def call(self, verb: str, *args: object, label: str = "") -> Any:
-        """Call a method of what each holds; return the first one's answer. Raises as `call_all` does."""
         return self._call([index == 0 for index in range(len(self.places))], verb, args, label)[0]
 
     def call_all(self, verb: str, *args: object, label: str = "") -> list[Any]:
-        """Call a method of what each holds; return what all of them answer.
+        """Call a method of each actor's object; return all results.
 
-        If some fail and others do not answer, all are ended: they wait in a collective for one that will not come.
+        If some fail and others do not return, all are ended: they wait in a collective that will not complete.
 
         Raises:
             ClusterError: an actor has died.
-            Exception: what the method has raised in an actor, with a note that says where.
+            Exception: what the method has raised, with a note that names the actor and its log.
         """
         return self._call([True] * len(self.places), verb, args, label)
 
     def call_first(self, verb: str, *args: object) -> Any:
-        """Call a method of what the first one holds, and of no other. Raises as `call_all` does."""
+        """Call a method of the first actor's object only. Raises as `call_all` does."""
         return self._collect([self._handles[0].call.remote(True, verb, *args)], verb)[0]
 
     def put(self, value: object) -> "RayReference":
-        """Put a value down once a machine, where its actors read it in place."""
         return put(value)
 
     def split(self) -> "list[ActorGroup]":
-        """Return each actor by itself: an error of one ends no other."""
+        """Return a group for each actor: an error of one ends no other."""
         return [self._alone(index) for index in range(len(self.places))]
 
     def _alone(self, index: int) -> "ActorGroup":
@@ -227,16 +220,14 @@ class ActorGroup:
 
     @property
     def remote_put(self) -> Callable[[object], "RayReference"]:
-        """What puts a value down in an actor, as `put` does here."""
         return put
 
     @property
     def remote_caller(self) -> "ActorCaller":
-        """What asks the first of them from another actor."""
         return ActorCaller(self.places[0], self._handles[0])
 
     def close(self) -> None:
-        """End the processes as they are."""
+        """Kill the processes."""
         for handle in self._handles:
             ray.kill(handle)
 
@@ -246,22 +237,22 @@ class ActorGroup:
             raise ClusterError(f"{self.places[0].name} and those beside it have ended: {self._end}") from self._end
         with self._turn:
             calls = [
-                one.call.options(name=f"{place.name}.{label}").remote(w, verb, *args)  # as a timeline shows it
+                one.call.options(name=f"{place.name}.{label}").remote(w, verb, *args)  # the timeline's name
                 for one, place, w in zip(self._handles, self.places, wanted, strict=True)
             ]
         return self._collect(calls, label)
 
     def _collect(self, calls: list[Any], verb: str, timeout: float | None = None) -> list[Any]:
-        """Wait for all answers, for the first death, or for the first error and a death that shows itself soon after.
+        """Wait for all results, for the first death, or for the first error and a death that shows itself soon after.
 
-        It waits for futures, which a signal's handler may leave by an exception; Ray's own wait would swallow that.
+        It waits for futures, which the exception of a signal handler can leave; Ray's own wait would swallow it.
         """
         waiting = {call.future(): index for index, call in enumerate(calls)}
         answers: dict[int, Any] = {}
         errors: dict[int, BaseException] = {}
         while waiting and not any(isinstance(error, RayActorError) for error in errors.values()):
             hung = self._patience if answers else timeout
-            done, _ = wait(waiting, SETTLING if errors else hung, FIRST_COMPLETED)
+            done, _ = wait(waiting, DEATH_SECONDS if errors else hung, FIRST_COMPLETED)
             if not done:
                 break
             for future in done:
@@ -284,7 +275,7 @@ class ActorGroup:
             return self._explain_silence(verb, silent)
         deaths = {index: error for index, error in errors.items() if isinstance(error, RayActorError)}
         found = deaths or errors
-        index = next(iter(found)) if silent else min(found)  # one that all have met is the first one's
+        index = next(iter(found)) if silent else min(found)  # if all have it, report the first actor's
         error, place = found[index], self.places[index]
         if deaths:
             last = tail_log(place.log)
@@ -292,13 +283,12 @@ class ActorGroup:
                 f"{place} died in {verb}: {reason_of(error)}\n  its log, {place.log}, ends with\n{last}"
             )
         others = f"; it ended {', '.join(silent)}" if silent else ""
-        if not isinstance(error, RayTaskError):  # of Ray itself, so the log does not have it
+        if not isinstance(error, RayTaskError):  # Ray's own error, not in the log
             return ClusterError(f"{place} failed in {verb}: {type(error).__name__}: {error}{others}")
         error.cause.add_note(f"raised by {place} in {verb}, see its log {place.log}{others}")
         return error.cause
 
     def _explain_silence(self, verb: str, silent: Sequence[str]) -> ClusterError:
-        """Return the error for actors that have not answered: all of them, or some long after the others."""
         names = ", ".join(silent)
         if len(silent) == len(self.places):
             return ClusterError(f"{names} did not {verb} in time; see {self.places[0].log.parent}")
@@ -310,13 +300,13 @@ class ActorGroup:
 
 @dataclass(frozen=True, slots=True)
 class ActorCaller:
-    """One actor as another one asks it: `caller(verb, *arguments)`."""
+    """Calls one actor from another: `caller(method, *arguments)`."""
 
     place: ActorPlacement
     handle: Any
 
     def __call__(self, verb: str, *args: object) -> object:
-        """Return the answer. Raises what the verb has raised there, or ClusterError if the actor has died."""
+        """Return the result. Raises what the method has raised, or ClusterError if the actor has died."""
         try:
             return ray.get(self.handle.call.remote(True, verb, *args))
         except RayActorError as error:
@@ -327,6 +317,6 @@ class ActorCaller:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return what Ray says of a death, without the lines that tell which actor it was."""
+    """Return Ray's reason of a death, without the lines that identify the actor."""
     lines = [line.strip() for line in str(error).splitlines()[1:] if line and not line.startswith("\t")]
     return " ".join(lines).partition(" If the process was killed")[0] or str(error)

@@ -1,4 +1,4 @@
-"""Samples as columns of numpy, which cross from the driver to the ranks once and are read there where they lie."""
+"""Batches of samples as numpy arrays, sent from the driver to the ranks once and read there in place."""
 
 import secrets
 import warnings
@@ -18,7 +18,7 @@ from r1_core.types import PER_TOKEN, Sample
 from r1_data.model_inputs import LazyInputs
 
 Array: TypeAlias = NDArray[Any]
-# A per-token field, rows of the batch, and their new values one after the other, [tokens]; None: they have it no more.
+# A per-token field, rows of the batch, and their new values in a row, [tokens]; None: the field was removed.
 FieldUpdate: TypeAlias = tuple[str, NDArray[np.int32], Array | None]
 
 
@@ -26,37 +26,36 @@ FieldUpdate: TypeAlias = tuple[str, NDArray[np.int32], Array | None]
 class SampleColumns:
     """N samples without their per-token fields, 4⅛ bytes a text token.
 
-    Positions cross up to the last that does not follow the one before it by 1: those of text by their first, those of
-    pictures once for all samples of a prompt.
+    Positions are sent up to the last that does not follow the one before it by 1.
 
     Example: two samples [7, 8, 4] and [7, 8, 5, 2] of text, of one prompt of two tokens: `token_ids` [7, 8, 4, 7, 8, 5,
-    2], `lengths` [3, 4], `prompt_lengths` [2, 2], `loss_masks` the bits 0010011, `positions` [[[0]]], `position`
-    [0, 0], `group_ids` [0, 0], `inputs` [] and `input` [-1, -1].
+    2], `lengths` [3, 4], `prompt_lengths` [2, 2], `loss_masks` the bits 0010011, `positions` [[[0]]], `position` [0,
+    0], `group_ids` [0, 0], `inputs` [] and `input` [-1, -1].
     """
 
     token_ids: NDArray[np.int32]  # [tokens], sample after sample
     lengths: NDArray[np.int32]  # [N]
     prompt_lengths: NDArray[np.int32]  # [N]
     loss_masks: NDArray[np.uint8]  # [tokens / 8], a bit a token
-    positions: tuple[NDArray[np.int32], ...]  # beginnings of position ids, each once: [axes, 1 to longest]
-    position: NDArray[np.int32]  # [N], which of them a sample has
+    positions: tuple[NDArray[np.int32], ...]  # unique starts of position ids: [axes, 1 to longest]
+    position: NDArray[np.int32]  # [N], index into `positions`
     group_ids: NDArray[np.int64]  # [N]
-    inputs: tuple[LazyInputs, ...]  # model inputs of the prompts, each once
-    input: NDArray[np.int32]  # [N], which of them a sample has; -1: none
+    inputs: tuple[LazyInputs, ...]  # unique model inputs of prompts
+    input: NDArray[np.int32]  # [N], index into `inputs`; -1: none
 
 
 def pack_samples(samples: Sequence[Sample], put: Put, dtype: torch.dtype | None = None) -> SampleColumns:
     """Return the samples as columns.
 
-    Model inputs are put down by `put`, each mapping once however many samples share it; those that are references
-    already (`LazyInputs`) cross as they are.
+    `put` stores model inputs, each mapping once however many samples share it. References (`LazyInputs`) stay
+    references.
 
     Args:
-        dtype: what floating-point model inputs are cast to, such as pixels to what the model computes in.
+        dtype: what floating-point model inputs are cast to, such as pixels to the model's dtype.
     """
     lengths = [len(sample.token_ids) for sample in samples]
     token_ids, start = np.empty(sum(lengths), np.int32), 0
-    heads: dict[tuple[int, bytes], int] = {}  # axes and values of a beginning, and its place
+    heads: dict[tuple[int, bytes], int] = {}  # index by axes and values of a start
     inputs: dict[int, LazyInputs] = {}
     position = []
     for sample, length in zip(samples, lengths, strict=True):
@@ -83,7 +82,7 @@ def pack_samples(samples: Sequence[Sample], put: Put, dtype: torch.dtype | None 
 def unpack_samples(columns: SampleColumns) -> list[Sample]:
     """Return the samples, without per-token fields and rewards.
 
-    Their tensors are views of the columns, token ids in int32, or of positions that samples share: read, never write.
+    Their tensors are views of the columns, token ids in int32, or of positions that samples share: never write to them.
     """
     lengths: list[int] = columns.lengths.tolist()
     if not lengths:
@@ -116,10 +115,7 @@ def unpack_samples(columns: SampleColumns) -> list[Sample]:
 
 
 def diff_fields(before: Sequence[Sample], after: Sequence[Sample], rows: Sequence[int]) -> list[FieldUpdate]:
-    """Return what per-token fields `after` has and the samples `before[rows]` have not, and the other way round.
-
-    Fields are told apart as objects, not by their values.
-    """
+    """Return the per-token fields in which `after` differs from `before[rows]`, compared as objects, not by value."""
     changes: list[FieldUpdate] = []
     for name in PER_TOKEN:
         pairs = [(row, getattr(sample, name)) for row, sample in zip(rows, after, strict=True)]
@@ -135,7 +131,7 @@ def diff_fields(before: Sequence[Sample], after: Sequence[Sample], rows: Sequenc
 
 
 def update_fields(samples: list[Sample], changes: Sequence[FieldUpdate]) -> None:
-    """Bring the samples of a batch up to date, in place."""
+    """Update the samples of a batch in place."""
     fields: dict[int, dict[str, Any]] = defaultdict(dict)
     for name, rows, values in changes:
         lengths = [len(samples[row].token_ids) for row in rows]
@@ -157,12 +153,12 @@ def to_array(tensor: Tensor) -> tuple[Array, str]:
 
 
 def to_tensor(array: Array, dtype: str) -> Tensor:
-    """Return the tensor of `to_array`, in the array's own memory."""
+    """Return the tensor of `to_array`, in the array's memory."""
     return view_as_tensor(array).view(getattr(torch, dtype))
 
 
 def view_as_tensor(array: Array) -> Tensor:
-    """Return a tensor in the array's own memory, which may be read-only: it must not be written to."""
+    """Return a tensor in the array's memory, which may be read-only: never write to it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         return torch.from_numpy(array)
@@ -172,20 +168,20 @@ def view_as_tensor(array: Array) -> Tensor:
 
 
 def _irregular(position_ids: Tensor) -> NDArray[np.int32]:
-    """The beginning of positions [axes, L] up to the last that does not follow the one before it by 1."""
+    """Return positions [axes, L] up to the last that does not follow the one before it by 1."""
     positions = position_ids.numpy()
     jumps = (np.diff(positions) != 1).any(0).nonzero()[0]
     return positions[:, : int(jumps[-1]) + 2 if len(jumps) else 1].astype(np.int32)
 
 
 def _continued(head: NDArray[np.int32], length: int) -> Tensor:
-    """Positions [axes, length] that begin so."""
+    """Return positions [axes, length] that begin with `head` and count on from it."""
     start = torch.from_numpy(head.astype(np.int64))
     return torch.cat([start, start[:, -1:] + torch.arange(1, length - start.shape[1] + 1)], dim=1)
 
 
 def put_inputs(inputs: Mapping[str, Tensor], put: Put, dtype: torch.dtype | None = None) -> LazyInputs:
-    """Put model inputs down, floating-point ones cast to `dtype`; what is a reference already stays one."""
+    """Store model inputs, floating-point ones cast to `dtype`; references stay references."""
     if isinstance(inputs, LazyInputs):
         return inputs
     arrays = {}

@@ -1,4 +1,4 @@
-"""Which machine and which device each rank has: arithmetic on what a cluster says of itself."""
+"""Assign ranks and engines to nodes and devices."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,29 +11,29 @@ from r1_cli.config.rollout import EnginesConfig, RolloutConfig
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A machine, and those of its devices that the run has.
+    """A machine and its devices that the run has.
 
     Example: `Node("6f0c", "10.0.0.7", ("0", "1"))`, on processors `Node("6f0c", "127.0.0.1", ("cpu", "cpu"))`.
     """
 
-    id: str  # what Ray calls it
+    id: str  # Ray's id
     address: str
     devices: tuple[str, ...]  # GPUs as CUDA_VISIBLE_DEVICES names them; "cpu" for each rank that computes on processors
-    store: int | None = None  # bytes of what actors share there, in Ray's object store and its memory; None: not known
-    scratch: str | None = None  # a folder there for temporary files, which ends with the run
+    store: int | None = None  # bytes of Ray's object store in shared memory; None: unknown
+    scratch: str | None = None  # a folder for temporary files that is removed with the run
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterNodes:
-    """Where a run computes."""
+    """The nodes of a run."""
 
     learner: tuple[Node, ...]
-    apart: tuple[Node, ...] = ()  # engines' own, with other devices than the learner's; none: they share the learner's
+    apart: tuple[Node, ...] = ()  # nodes of engines with devices of their own; none: they share the learner's
 
 
 @dataclass(frozen=True, slots=True)
 class RankPlacement:
-    """Where one rank computes: `device` of `node`, which it has alone."""
+    """The node and the device of a rank, which has the device alone."""
 
     rank: int
     node: Node
@@ -45,14 +45,14 @@ class RankPlacement:
 
     @property
     def name(self) -> str:
-        """What the rank's actor, its log and its process are called."""
+        """The name of the rank's actor, log and process."""
         return f"learner-{self.rank}"
 
 
 def place_ranks(nodes: Sequence[Node]) -> tuple[RankPlacement, ...]:
     """Give every device a rank: node by node in the order of their addresses, on each by device.
 
-    So neighbours in rank are neighbours on a machine, and a run that is resumed on the same machines has them alike.
+    Neighbouring ranks share a node, and a run that resumes on the same nodes has the same placement.
     """
     places = [(node, device) for node in sorted(nodes, key=_by_address) for device in node.devices]
     return tuple(RankPlacement(rank, node, device) for rank, (node, device) in enumerate(places))
@@ -60,7 +60,7 @@ def place_ranks(nodes: Sequence[Node]) -> tuple[RankPlacement, ...]:
 
 @dataclass(frozen=True, slots=True)
 class EnginePlacement:
-    """Where one engine computes."""
+    """The node and the devices of an engine."""
 
     number: int
     node: Node
@@ -68,12 +68,12 @@ class EnginePlacement:
 
     @property
     def name(self) -> str:
-        """What the engine's actor, its log and its process are called."""
+        """The name of the engine's actor, log and process."""
         return f"engine-{self.number}"
 
 
 def place_engines(machines: ClusterNodes, size: int) -> tuple[EnginePlacement, ...]:
-    """Give every `size` devices of a machine an engine, in the order of ranks."""
+    """Give every `size` devices of a node an engine, in the order of ranks."""
     nodes = sorted(machines.apart or machines.learner, key=_by_address)
     parts = [(node, node.devices[at : at + size]) for node in nodes for at in range(0, len(node.devices), size)]
     return tuple(EnginePlacement(number, node, devices) for number, (node, devices) in enumerate(parts))
@@ -81,22 +81,21 @@ def place_engines(machines: ClusterNodes, size: int) -> tuple[EnginePlacement, .
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """Who computes where; empty in a run on one device."""
+    """The placements of ranks and engines; empty in a run on one device."""
 
     ranks: tuple[RankPlacement, ...] = ()
-    engines: tuple[EnginePlacement, ...] = ()  # none of servers, which the run does not place
+    engines: tuple[EnginePlacement, ...] = ()  # without servers, which the run does not place
 
 
 def place_all(machines: ClusterNodes, rollout: RolloutConfig) -> Placement:
-    """Place ranks and engines."""
     engines = () if rollout.servers.used else place_engines(machines, rollout.engine_size)
     return Placement(place_ranks(machines.learner), engines)
 
 
 def plan_placement(config: RunConfig) -> Placement:
-    """Return the placement on machines as the numbers say, to show where ranks and engines would be.
+    """Return the placement on nodes as the configuration numbers them, to show it before a run.
 
-    One machine holds all; of several it is not known which has further devices.
+    One node holds everything; of several it is not known which has devices for further engines.
     """
     if not config.on_cluster:
         return Placement()
@@ -117,19 +116,16 @@ def _by_address(node: Node) -> tuple[int, int, str]:
 
 
 def threads_per_rank(processors: int, ranks: int) -> int:
-    """Return how many threads each of the ranks on a machine computes with."""
+    """Return the threads of each rank on a machine."""
     return max(1, processors // ranks)
 
 
 def require_devices(offers: Sequence[tuple[str, int]], nnodes: int, per_node: int, kind: str) -> None:
-    """Check that enough machines have enough devices.
+    """Check that enough nodes have enough devices. Raises ConfigError.
 
     Args:
-        offers: the address of each machine, and how many devices it has.
-        kind: what the devices are, for people: "GPUs".
-
-    Raises:
-        ConfigError: names the key that asks for too much, and what each machine has.
+        offers: each node's address and its count of devices.
+        kind: the devices' name in messages: "GPUs".
     """
     short = [address for address, devices in sorted(offers) if devices < per_node]
     if len(offers) - len(short) >= nnodes:
@@ -149,13 +145,10 @@ def require_devices(offers: Sequence[tuple[str, int]], nnodes: int, per_node: in
 def allocate_devices(
     offers: Sequence[tuple[str, int]], nnodes: int, per_node: int, apart: EnginesConfig, kind: str
 ) -> list[tuple[int, int]]:
-    """Return how many devices of each machine ranks have and how many engines that are apart, both on one if they fit.
-
-    Args:
-        offers, nnodes, per_node, kind: as `require_devices` has found them to be enough for the ranks.
+    """Return each node's devices for ranks and for engines of their own, both on one node if they fit.
 
     Raises:
-        ConfigError: there are too few devices beside the ranks'; names the key, and what each machine has.
+        ConfigError: there are too few devices for the engines.
     """
     have, own = sorted((devices for _, devices in offers), reverse=True), apart.n_gpus_per_node
     for both in range(min(nnodes, apart.nnodes), -1, -1):

@@ -1,7 +1,7 @@
 """A rank: one of the processes that train a policy, and a critic, together. Knows nothing of Ray.
 
-`rank_client` calls it. After `load_batch` has received a batch, a call brings only rows of the batch, changed per-token
-fields and settings; numbers and new per-token fields go back.
+`rank_client` calls it. After `load_batch` a call brings only rows of the batch, changed per-token fields and settings;
+numbers and new per-token fields are returned.
 """
 
 import socket
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -47,23 +47,23 @@ from r1_rollout.weight_source import BucketWriter, Shapes
 from r1_rollout.weights import Weights, buckets
 
 Rows = NDArray[np.int32]  # which samples of the batch
-Packed = tuple[str, tuple[Array, str]]  # a tensor by name, as `batch.to_array` gives it
-Build = Callable[[Parallel], tuple[Learner, Objective]]  # a user's own loss does not pickle, so a rank makes it itself
+Packed = tuple[str, tuple[Array, str]]  # a tensor by name, as `batch_transfer.to_array` returns it
+Build = Callable[[Parallel], tuple[Learner, Objective]]  # each rank builds its own: a user's loss may not pickle
 Result = TypeVar("Result")
 
-BUCKET = 256 * 2**20  # bytes of weights that are under way at once
+BUCKET = 256 * 2**20  # bytes of weights that are sent at once
 
 
 @dataclass(frozen=True, slots=True)
 class KLCoef:
-    """Stands for an objective in a call: the ranks have built all of it but its KL coefficient, which changes."""
+    """Stands for the objective in a call: the ranks have built all of it but its KL coefficient, which changes."""
 
     value: float
 
 
 @dataclass(frozen=True, slots=True)
 class NewFields:
-    """Stands for samples in a result: the per-token fields that are new, each [T] for the T trained tokens."""
+    """Stands for samples in a result: their new per-token fields, each [T] for the T trained tokens."""
 
     values: dict[str, Array]
 
@@ -75,30 +75,29 @@ def _differ(name: str, one: Sample, other: Sample) -> bool:
 def build_policy(
     config: RunConfig, hardware: Hardware, schedule: Schedule, parallel: Parallel
 ) -> tuple[Learner, Objective]:
-    """Build this rank's share of the learner, and the objective, from a run's configuration."""
     learner = build_learner(config, hardware, open_model(config), schedule, parallel)
     return learner, build_objective(config)
 
 
 def build_critic_beside(config: RunConfig, hardware: Hardware, schedule: Schedule, parallel: Parallel) -> Critic:
-    """Build this rank's share of the critic from a run's configuration."""
     return build_critic(config, hardware, open_model(config), schedule, parallel)
 
 
 class TokenBalance:
-    """Tokens that each of the ranks computes, added up over the updates of a step.
+    """Tokens that each rank computes, added up over the updates of a step: `perf/straggler` and `global_seqlen`.
 
     Example: of samples of 5, 3 and 2 tokens, one a micro-batch, two ranks compute 5 and 3 in the first round and 2 and
-    0 in the second: `tokens` are [7, 3], and `straggler` is (5 + 2) / 5.
+    0 in
+    the second: `tokens` are [7, 3], and `straggler` is (5 + 2) / 5.
     """
 
     def __init__(self, ranks: int) -> None:
         """`ranks` counts those that have samples of their own."""
         self.tokens = [0] * ranks
-        self._fullest = 0  # of the fullest rank, round by round: all wait for it
+        self._fullest = 0  # tokens of the fullest rank of each round, for which all wait
 
     def add(self, samples: Sequence[Sample], batching: Batching) -> None:
-        """Note an update of these samples: a prompt that a micro-batch shares counts once."""
+        """Add an update of these samples; a prompt that a micro-batch shares counts once."""
         padded, share = not batching.padding_free, batching.share_prompts
         work = SharedPrompts.find(samples, share and not padded)
         limit = batching.cap(batching.update)
@@ -109,14 +108,15 @@ class TokenBalance:
 
     @property
     def straggler(self) -> float:
-        """Tokens of the fullest rank, round by round, to the mean one's; 1 where nothing was computed."""
+        """Tokens of the fullest rank, round by round, relative to the mean; 1 if nothing was computed."""
         return self._fullest * len(self.tokens) / sum(self.tokens) if sum(self.tokens) else 1.0
 
 
 class Rank:
-    """One of the processes that train a policy together. All are called alike, but for `open_store`.
+    """A process that trains with the others. All ranks are called alike, but for `open_store`.
 
-    `build` makes the learner once the ranks have met, `partial(build_policy, config, hardware, schedule)` for a run.
+    `build` makes the learner once the ranks are connected, `partial(build_policy, config, hardware, schedule)` for a
+    run.
     """
 
     def __init__(
@@ -130,12 +130,12 @@ class Rank:
         sequence_size: int = 1,
         build_critic: Callable[[Parallel], Critic] | None = None,
     ) -> None:
-        """Begin without touching the device.
+        """Store the settings; the device is not touched.
 
         Args:
-            timeout: how many seconds ranks wait for one another.
-            shard_size: how many ranks share a copy of the weights, `fsdp.fsdp_size`.
-            sequence_size: how many share a sequence, `ulysses_size`.
+            timeout: seconds that ranks wait for one another.
+            shard_size: ranks that share a copy of the weights, `fsdp.fsdp_size`.
+            sequence_size: ranks that share a sequence, `ulysses_size`.
             build_critic: makes the critic after the learner; None: there is none.
         """
         self._build_critic = build_critic
@@ -146,14 +146,14 @@ class Rank:
         self._batch: list[Sample] = []
         self._loads = TokenBalance(1)  # of the batch's updates
         self._weights: Iterator[list[tuple[str, Tensor]]] = iter(())
-        self._sender: Sender | None = None  # of weights past the driver
+        self._sender: Sender | None = None  # sends weights directly to engines
         self._snapshots = SnapshotWriter()
 
-    # --- beginning ---------------------------------------------------------------------------------------------------
+    # --- start -------------------------------------------------------------------------------------------------------
 
     def open_store(self, host: str) -> tuple[str, int]:
-        """Open, on rank 0, the place where ranks meet; return its address, whose port nobody had to guess."""
-        # By itself a store would listen on every address of the machine.
+        """Open, on rank 0, the store where ranks connect; return its host and port, which the system has chosen."""
+        # By default a store listens on every address of the machine.
         listening = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         port: int = listening.getsockname()[1]
         self._store = TCPStore(
@@ -163,7 +163,10 @@ class Rank:
         return host, port
 
     def join(self, address: tuple[str, int] | None = None) -> None:
-        """Meet the other ranks at the address that `open_store` gave, and build the learner; alone, build it."""
+        """Connect to the other ranks at the address of `open_store`, and build the models.
+
+        Without an address build them alone.
+        """
         parallel = Parallel.single_process(self._device) if self._device == "cuda" else Parallel()
         if address is not None:
             store = self._store or TCPStore(*address, is_master=False, timeout=self._timeout)
@@ -179,7 +182,6 @@ class Rank:
             self.critic.offload()
 
     def close(self) -> None:
-        """Leave the group of ranks, and that with the engines."""
         if self._sender is not None:
             self._sender.close()
         if dist.is_initialized():
@@ -188,7 +190,7 @@ class Rank:
     # --- samples -----------------------------------------------------------------------------------------------------
 
     def load_batch(self, columns: Reference) -> None:
-        """Take a batch in the place of the last: rows and changes are of this one from now on."""
+        """Replace the batch: rows and changes refer to this one."""
         self._batch = unpack_samples(columns.load())
         self._loads = TokenBalance(self.learner.parallel.data_world)
 
@@ -199,18 +201,18 @@ class Rank:
         model: str,
         method: str,
         batch: tuple[Rows, Reference | None] | None,
-        arguments: Mapping[str, Any],
+        arguments: Mapping[str, object],
         catches: tuple[type[Exception], ...] = (),
         trains: bool = False,
-    ) -> Any:
+    ) -> object:
         """Call a method of the "policy" or the "critic", as `train.trainable.Collective` describes.
 
         Args:
-            batch: rows of the batch to pass as `samples`, and changes to the batch before.
-            arguments: by name; a `KLCoef` stands for the run's objective with that coefficient.
+            batch: rows of the batch to pass as `samples`, and changes to apply before.
+            arguments: by name; a `KLCoef` stands for the objective.
 
         Returns:
-            The method's result, with `NewFields` in place of samples; an error of `catches` is returned, not raised.
+            The method's result, with `NewFields` in place of samples, or an error of `catches`.
         """
         sent = {name: self._objective(v) if isinstance(v, KLCoef) else v for name, v in arguments.items()}
         rows, samples = None, []
@@ -238,8 +240,7 @@ class Rank:
             update_fields(self._batch, changes.load())
         return [self._batch[row] for row in rows]
 
-    def _pack(self, rows: Rows, samples: Sequence[Sample], result: Any) -> Any:
-        """Keep samples of a result in the batch, as the driver does, and return what is new of them."""
+    def _pack(self, rows: Rows, samples: Sequence[Sample], result: object) -> object:
         if isinstance(result, tuple):
             return tuple(self._pack(rows, samples, part) for part in result)
         if not (isinstance(result, list) and result and isinstance(result[0], Sample)):
@@ -252,21 +253,21 @@ class Rank:
     # --- copies for checkpoints --------------------------------------------------------------------------------------
 
     def take_snapshot(self, model: str, model_only: bool, max_bytes: int | None) -> bool:
-        """Copy what this rank is to write of a model; say whether it is within `max_bytes`."""
-        return self._snapshots.keep(model, self._model(model).snapshot(model_only=model_only, max_bytes=max_bytes))
+        """Copy what this rank would save of a model; return whether that is within `max_bytes`."""
+        return self._snapshots.add(model, self._model(model).snapshot(model_only=model_only, max_bytes=max_bytes))
 
     def write_snapshot(self, model: str, folder: Path) -> None:
-        """Begin to write the copy, while this rank goes on."""
+        """Write the copy in a thread."""
         self._snapshots.write(model, folder)
 
     def snapshot_error(self, model: str) -> str | None:
-        """Return why the copy could not be written, "" if it is; None as long as that is not known."""
-        return self._snapshots.failure(model)
+        """Return why the copy could not be written, "" once it is, None before."""
+        return self._snapshots.error(model)
 
     # --- weights -----------------------------------------------------------------------------------------------------
 
     def run_with_weights(self, task: Callable[[Weights], Result]) -> Result | None:
-        """Run a task on the whole weights, on rank 0; the others only gather with it, to the end whatever it does."""
+        """Run a task on the whole weights on rank 0. The others gather with it to the end, even if it fails."""
         weights, form = self.learner.weights(), self.adapter()
         try:
             return task(weights if form is None else replace(form, weights=weights)) if self._rank == 0 else None
@@ -275,11 +276,11 @@ class Rank:
                 pass
 
     def spread_weights(self, write: BucketWriter, max_bytes: int, dtype: torch.dtype | None) -> Shapes:
-        """Write the buckets of the whole weights that are this rank's to write; return all shapes by name."""
+        """Write this rank's buckets of the whole weights; return all shapes by name."""
         return spread(self.learner.shards(dtype), self.learner.parallel, write, max_bytes)
 
     def adapter(self) -> Adapter | None:
-        """Return what an adapter is like that is trained in place of the weights, without its factors."""
+        """Return the form of the adapter that is trained, without its factors; None if all weights are."""
         return self.learner.form if isinstance(self.learner, AdaptedLearner) else None
 
     def weight_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
@@ -288,7 +289,7 @@ class Rank:
         return [(name, tuple(tensor.shape)) for name, tensor in weights]
 
     def send_weights(self, backend: DirectBackend, engines: Sequence[Ask], dtype: torch.dtype | None) -> None:
-        """Send the whole weights, cast to `dtype`, to the engines' processes, and rest."""
+        """Send the whole weights, cast to `dtype`, to the engines' processes, and offload."""
         if self._sender is None:
             state = synced_tensors(self.learner.model, self.learner.adaptation)
             largest = max(tensor.numel() * (dtype or tensor.dtype).itemsize for _, tensor in state)
@@ -302,11 +303,12 @@ class Rank:
         self.learner.offload()
 
     def begin_weights(self, dtype: torch.dtype | None) -> None:
-        """Begin a pass over the whole weights, cast to `dtype`, which `next_weights` takes in steps."""
+        """Begin a pass over the whole weights, cast to `dtype`, for `next_weights`."""
         self._weights = buckets(self.learner.weights(dtype), BUCKET)
 
     def next_weights(self, put: Put | None) -> list[Packed] | Reference | None:
-        """Return the next whole tensors from rank 0, or where they were put down there; None at the end, then rest."""
+        """Return the next bucket of whole tensors from rank 0, or a reference to it; None at the end, after
+        offloading."""
         bucket = next(self._weights, None)
         if bucket is None:
             self.learner.offload()
@@ -317,6 +319,6 @@ class Rank:
         return put(packed) if put else packed
 
     def end_weights(self) -> None:
-        """Go to the end of a pass that was broken off: ranks that gather have to do so together."""
+        """Finish a pass that was interrupted: ranks have to gather together."""
         for _ in self._weights:
             pass

@@ -21,17 +21,18 @@ from r1_core.rows import with_tokens
 from r1_core.types import PER_TOKEN, Sample
 from r1_rollout.lora import Adapter
 
-FORGOTTEN: dict[str, Any] = dict.fromkeys(PER_TOKEN)
+NO_FIELDS: dict[str, Any] = dict.fromkeys(PER_TOKEN)
 
 
 class RankClient:
     """Sends a batch to the ranks once, then only changed fields; policy and critic share the batch.
 
-    A sample that the ranks have is known by its `token_ids`, which `dataclasses.replace` keeps, and fields as objects.
+    Samples that the ranks have are identified by their `token_ids` object, which `dataclasses.replace` keeps, and
+    fields as objects.
 
     Args:
-        inputs_dtype: what floating-point model inputs are sent in; None: as they are.
-        ranks_per_node: ranks that share a machine, at most.
+        inputs_dtype: what floating-point model inputs are cast to before they are sent; None: as they are.
+        ranks_per_node: the most ranks that share a node.
     """
 
     def __init__(self, ranks: WorkerGroup, inputs_dtype: torch.dtype | None = None, ranks_per_node: int = 1) -> None:
@@ -40,8 +41,8 @@ class RankClient:
         self._batch: list[Sample] = []  # as the ranks have it
         self._rows: dict[int, int] = {}  # of the batch, by the identity of a sample's `token_ids`
 
-    def call_model(self, model: str, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a method of the policy or the critic on all ranks, as `train.trainable` declares it there.
+    def call_model(self, model: str, method: Callable[..., Any], *args: object, **kwargs: object) -> Any:
+        """Call a method of the policy or the critic on all ranks, as `train.trainable` declares it.
 
         Of an `Objective` only `kl_coef` is sent: the ranks have built it from the configuration.
         """
@@ -58,19 +59,18 @@ class RankClient:
             raise result
         return result if samples is None or batch is None else self._unpack(batch[0], samples, result)
 
-    def call(self, verb: str, *args: Any, label: str = "") -> Any:
+    def call(self, verb: str, *args: object, label: str = "") -> Any:
         """Call a method of all ranks; return rank 0's result.
 
-        What fails after an error fails for its reason, as ranks may be gone: it is raised again.
+        A call after a failed one raises the first error again, as the ranks may be gone because of it.
         """
         return self._first_error(self.ranks.call, verb, *args, label=label)
 
-    def call_all(self, verb: str, *args: Any, label: str = "") -> list[Any]:
-        """Call a method of all ranks, as `call` does; return all results."""
+    def call_all(self, verb: str, *args: object, label: str = "") -> list[Any]:
         results: list[Any] = self._first_error(self.ranks.call_all, verb, *args, label=label)
         return results
 
-    def _first_error(self, call: Callable[..., Any], verb: str, *args: Any, label: str) -> Any:
+    def _first_error(self, call: Callable[..., Any], verb: str, *args: object, label: str) -> Any:
         try:
             return call(verb, *args, label=label)
         except Exception as error:
@@ -80,11 +80,11 @@ class RankClient:
             raise
 
     def _send(self, samples: Sequence[Sample]) -> tuple[Array, Reference | None]:
-        """Send samples that the ranks lack; return their rows in the batch, and the fields that have changed."""
+        """Send samples that the ranks lack; return their rows in the batch, and the changed fields."""
         rows = self._find(samples)
         if rows is None:
             self.call("load_batch", self.ranks.put(pack_samples(samples, self.ranks.put, self._inputs_dtype)))
-            self._batch = [replace(sample, **FORGOTTEN) for sample in samples]
+            self._batch = [replace(sample, **NO_FIELDS) for sample in samples]
             self._rows = {id(sample.token_ids): row for row, sample in enumerate(samples)}
             rows = list(range(len(samples)))
         changes = diff_fields(self._batch, samples, rows)
@@ -92,7 +92,7 @@ class RankClient:
         return np.array(rows, np.int32), self.ranks.put(changes) if changes else None
 
     def _find(self, samples: Sequence[Sample]) -> list[int] | None:
-        """The rows of samples that the ranks have, None if they lack one."""
+        """Return the rows of samples that the ranks have, None if they lack one."""
         rows = [self._rows.get(id(sample.token_ids), -1) for sample in samples]
         if len(set(rows)) < len(rows) or any(
             row < 0
@@ -108,8 +108,8 @@ class RankClient:
         for row, sample in zip(rows, samples, strict=True):
             self._batch[row] = sample
 
-    def _unpack(self, rows: Array, samples: Sequence[Sample], result: Any) -> Any:
-        """Give the samples the fields that a method has computed on the ranks, which have them already."""
+    def _unpack(self, rows: Array, samples: Sequence[Sample], result: object) -> object:
+        """Set the fields that a method has computed on the ranks, which have set them already."""
         if isinstance(result, tuple):
             return tuple(self._unpack(rows, samples, part) for part in result)
         if not isinstance(result, NewFields):
@@ -120,7 +120,7 @@ class RankClient:
 
 
 class RankedModel:
-    """A model whose methods run on all ranks: those of its protocol in `train.trainable`, and a snapshot."""
+    """A model on the ranks. Its methods are those of its protocol in `train.trainable`."""
 
     def __init__(self, client: RankClient, model: str, protocol: type[Trainable]) -> None:
         self.client, self._model, self._protocol = client, model, protocol
@@ -138,14 +138,14 @@ class RankedModel:
 
 
 class RankedPolicy(RankedModel):
-    """The policy on the ranks, whose weights never come together in the driver unless they are iterated over."""
+    """The policy on the ranks. The driver holds its weights only while `weights` iterates over them."""
 
     def __init__(self, client: RankClient, protocol: type[Trainable] = Policy) -> None:
         super().__init__(client, "policy", protocol)
 
     @cached_property
     def _form(self) -> Adapter | None:
-        """What an adapter is like that is trained in place of the weights."""
+        """The form of the adapter that is trained; None if all weights are."""
         form: Adapter | None = self.client.call("adapter")
         return form
 
@@ -153,7 +153,7 @@ class RankedPolicy(RankedModel):
         return self.source(0).pairs()
 
     def source(self, version: int) -> RankedWeights:
-        """Return the weights where they are, to be called by this version."""
+        """Return a source of the weights on the ranks, as this version."""
         return RankedWeights(self.client.call, self.client.ranks.remote_put, version, self._form)
 
 

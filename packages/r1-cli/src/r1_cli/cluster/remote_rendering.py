@@ -1,7 +1,9 @@
-"""Pictures and videos on the machines of a cluster: rendered there by r1-data's workers, and put down there.
+"""Render pictures and videos on the nodes of a cluster, by r1-data's workers, and store them there.
 
-Knows nothing of Ray. The driver gets prompts whose model inputs are references; no pixel passes through it, unless a
-reward function or a server asks for the pictures themselves.
+Knows nothing of Ray.
+
+The driver gets prompts whose model inputs are references. No pixels pass through it, unless a reward function or a
+server needs the pictures themselves.
 """
 
 import ctypes
@@ -26,15 +28,15 @@ from r1_data.types import DataError, Example, Prompt
 from r1_data.vision import Pixels
 from r1_data.workers import Workers
 
-Key: TypeAlias = tuple[int, int, int]  # which memory, which data set, which of its rows
+Key: TypeAlias = tuple[int, int, int]  # memory, dataset, row
 OpenWorkers: TypeAlias = Callable[[Renderer], AbstractContextManager[Workers | None]]
-_M_MMAP_THRESHOLD = -3  # of glibc's malloc.h
+_M_MMAP_THRESHOLD = -3  # in glibc's malloc.h
 
 
 class RenderWorker:
-    """Renders on one machine, in an actor's process that serves several calls at the same time.
+    """Renders on one node, in an actor that serves several calls at the same time.
 
-    What may crash, hang or swell is decoded in workers, as on one device.
+    Media that may crash or hang a decoder are decoded in workers, as on one device.
     """
 
     def __init__(
@@ -43,10 +45,10 @@ class RenderWorker:
         """Start nothing yet.
 
         Args:
-            memory_bytes: decoded media that stay for the next epoch, of each memory in a key.
-            dtype: what floating-point model inputs are put down in; None: as they are.
+            memory_bytes: decoded media that are cached for the next epoch, for each memory in a key.
+            dtype: what floating-point model inputs are cast to before they are stored; None: as they are.
         """
-        _give_large_blocks_back()
+        _return_large_blocks()
         self._renderer, self._dtype, self._put = renderer, dtype, put
         self._stack = ExitStack()
         self._workers = self._stack.enter_context(open_workers(renderer))
@@ -54,14 +56,13 @@ class RenderWorker:
         self._turn = threading.Lock()
 
     def render(self, key: Key, example: Example) -> Prompt:
-        """Return the prompt with its model inputs put down here, without pictures and messages.
+        """Return the prompt with its model inputs stored here, without pictures and messages.
 
         Raises as `Renderer.render` does, and WorkerDied.
         """
         return self._with_pixels(key, example, partial(self._put_down, example))
 
     def read(self, key: Key, example: Example) -> Pixels:
-        """Return the decoded media themselves. Raises as `render` does."""
         return self._with_pixels(key, example, lambda pixels: pixels)
 
     def _with_pixels(self, key: Key, example: Example, then: Callable[[Pixels], Any]) -> Any:
@@ -90,19 +91,19 @@ class RenderWorker:
 
 
 class RenderPool:
-    """Renders rows on the machines of a cluster: r1-data's `RemoteRenderer`.
+    """Renders rows on the nodes of a cluster: r1-data's remote rendering.
 
-    A row is always the same machine's, so that this one keeps it decoded. What cannot be read there is asked of the
-    first machine, the driver's own, before it counts as bad: files need not be everywhere.
+    A row always goes to the same node, which caches it decoded. A row that fails there is rendered on the first node,
+    the driver's, before it counts as bad: files need not be on all nodes.
     """
 
     def __init__(self, start: Callable[[], Sequence[WorkerGroup]], machines: int, calls: int) -> None:
         """Start nothing before `begin` or the first row.
 
         Args:
-            start: makes what asks the `RenderWorker` of each machine, the driver's first.
+            start: makes the group of the `RenderWorker` of each node, the driver's first.
             machines: how many it makes.
-            calls: of one machine at the same time.
+            calls: of one node at the same time.
         """
         self._start, self._closed = start, False
         self._hosts: Sequence[WorkerGroup] = ()
@@ -111,16 +112,16 @@ class RenderPool:
 
     def __call__(self, key: Key, example: Example) -> "Future[Prompt]":
         """Begin to render a row with media; the future raises as `Renderer.render` does, WorkerDied or ClusterError."""
-        return self._threads[self._place(key)].submit(self._render, key, example)
+        return self._threads[self._node_of(key)].submit(self._render, key, example)
 
     def begin(self) -> None:
-        """Start the machines' processes, and do not wait for them. What fails then fails again with the first row."""
+        """Start the nodes' processes without waiting for them. An error is raised again with the first row."""
         self._threads[0].submit(self._started)
 
     def _render(self, key: Key, example: Example) -> Prompt:
-        prompt: Prompt = self._ask("render", key, example)
+        prompt: Prompt = self._call("render", key, example)
         videos = sum(isinstance(reference, Video) for reference in example.media)
-        read = partial(self._ask, "read", key, example)
+        read = partial(self._call, "read", key, example)
         return replace(
             prompt,
             ground_truth=example.ground_truth,
@@ -131,16 +132,16 @@ class RenderPool:
             videos=LazyMedia(videos, lambda: read().videos),
         )
 
-    def _ask(self, verb: str, key: Key, example: Example) -> Any:
-        hosts, place, asked = self._started(), self._place(key), example.as_asked()
+    def _call(self, verb: str, key: Key, example: Example) -> Any:
+        hosts, node, request = self._started(), self._node_of(key), example.as_asked()
         try:
-            return hosts[place].call(verb, key, asked)
+            return hosts[node].call(verb, key, request)
         except DataError:
-            if place == 0:
+            if node == 0:
                 raise
-        return hosts[0].call(verb, key, asked)
+        return hosts[0].call(verb, key, request)
 
-    def _place(self, key: Key) -> int:
+    def _node_of(self, key: Key) -> int:
         return key[-1] % len(self._threads)
 
     def _started(self) -> Sequence[WorkerGroup]:
@@ -151,7 +152,7 @@ class RenderPool:
             return self._hosts
 
     def close(self) -> None:
-        """End the machines' processes, whatever they are at."""
+        """End the nodes' processes at once."""
         with self._turn:
             self._closed = True
             for host in self._hosts:
@@ -160,10 +161,8 @@ class RenderPool:
             threads.shutdown(cancel_futures=True)
 
 
-def _give_large_blocks_back() -> None:
-    """Let this process's malloc map each large block by itself: between kept pictures the others left holes.
-
-    Asked for nothing, glibc raises the size of what it maps up to 32 MB, and a kept picture took seven times its own.
-    """
+def _return_large_blocks() -> None:
+    """Make malloc map each large block by itself: otherwise holes between cached pictures took seven times their
+    size."""
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(_M_MMAP_THRESHOLD, 1 << 16)

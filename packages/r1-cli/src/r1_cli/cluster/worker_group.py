@@ -1,4 +1,4 @@
-"""Remote processes as the driver calls them, whatever started them: their interface, errors and output."""
+"""Remote processes as the driver calls them: their interface, errors and output, whatever starts them."""
 
 import os
 import pickle
@@ -9,48 +9,48 @@ from typing import Any, Protocol, TypeAlias
 
 
 class ClusterError(RuntimeError):
-    """Part of the run is gone, or does not answer; the message names it, its machine and its log."""
+    """A process of the run has died or does not answer; the message names it, its node and its log."""
 
 
 class Reference(Protocol):
-    """A value that was put down once for all ranks. It pickles, without the value."""
+    """A value that is stored once for all processes of a node. It pickles without the value."""
 
     def load(self) -> Any:
-        """Return the value where this is a rank; its arrays may be read-only and shared with other ranks."""
+        """Return the value in a worker; its arrays may be read-only and shared with other workers."""
 
 
-Put: TypeAlias = Callable[[Any], Reference]
+Put: TypeAlias = Callable[[object], Reference]
 
 
 class WorkerGroup(Protocol):
-    """Processes that hold a `Rank` each, wherever they are.
+    """Processes that hold an object each, called together.
 
-    What a verb raises in one of them is raised here as what it was, with a note of where; the ranks are of no use then.
+    What a method raises in one of them is raised here, with a note that names the process; the group has ended then.
     """
 
-    def call(self, verb: str, *args: Any, label: str = "") -> Any:
-        """Call a method of every rank with the same arguments; return rank 0's result. Messages call it `label`."""
+    def call(self, verb: str, *args: object, label: str = "") -> Any:
+        """Call a method of every object with the same arguments; return the first result. Messages name it `label`."""
 
-    def call_all(self, verb: str, *args: Any, label: str = "") -> list[Any]:
-        """Do as `call`, and return what every rank answers, in their order."""
+    def call_all(self, verb: str, *args: object, label: str = "") -> list[Any]:
+        """Call as `call` does; return all results in order."""
 
-    def put(self, value: Any) -> Reference:
-        """Put a value down where every rank can read it, and the arrays in it without a copy."""
+    def put(self, value: object) -> Reference:
+        """Store a value where every worker can read it, arrays without a copy."""
 
     @property
     def remote_put(self) -> Put:
-        """What puts a value down where it is called, in a rank, say: it pickles."""
+        """A function that a worker can call to store a value; it pickles."""
 
     @property
     def remote_caller(self) -> Callable[..., Any]:
-        """What asks the first of them from another of the cluster's processes: it pickles."""
+        """A function by which other workers call the first one; it pickles."""
 
     def close(self) -> None:
-        """Let all ranks end."""
+        """End all processes."""
 
 
 def redirect_output(log: Path) -> None:
-    """Let what this process prints from now on, and what its libraries print, go to the end of a file."""
+    """Append the output of this process and its libraries to a file."""
     log.parent.mkdir(parents=True, exist_ok=True)
     file = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     for stream in (sys.stdout, sys.stderr):
@@ -60,7 +60,7 @@ def redirect_output(log: Path) -> None:
 
 
 def picklable_error(error: BaseException) -> BaseException:
-    """Return an error that is the same after pickling: itself, or a RuntimeError that tells of it."""
+    """Return the error, or a RuntimeError with its text if it does not survive pickling."""
     try:
         again = pickle.loads(pickle.dumps(error))
     except Exception as fault:

@@ -24,10 +24,10 @@ def open_media(
     if not placements:
         return None
     from r1_cli.cluster.actors import ActorGroup, ActorPlacement
-    from r1_cli.cluster.ray_cluster import own_node
+    from r1_cli.cluster.ray_cluster import driver_node
 
     data, dtype = config.data, inputs_dtype(config, hardware)
-    machines = machines_of(own_node(), placements)
+    machines = machines_of(driver_node(), placements)
     logs = Path(config.trainer.checkpoint_folder).resolve() / "logs"
     places = [
         ActorPlacement(f"media-{number}", node, (), logs / f"media-{number}.log", config.trainer.n_gpus_per_node)

@@ -25,8 +25,8 @@ def merge(checkpoint: Path, output: Path | None = None) -> Path:
     """Write weights, configuration, tokenizer and processor of a checkpoint as one Hugging Face folder.
 
     The weights keep their training precision, so that the folder scores as the checkpoint does. An adapter is merged
-    into its base in float32. A checkpoint of EasyR1 or veRL has FSDP shards (`models.verl_shards`), and its configuration
-    and tokenizer in `actor/huggingface`.
+    into its base in float32. A checkpoint of EasyR1 or veRL has FSDP shards (`models.verl_shards`), and its
+    configuration and tokenizer in `actor/huggingface`.
 
     Args:
         checkpoint: a `global_step_N` folder, or the `actor` folder inside it.

@@ -1,7 +1,7 @@
-"""Low-rank adapters in a model: peft's layers around its linear ones, their factors, and leaving them out for a while.
+"""Low-rank adapters in a model: peft's layers around linear ones, their factors, and disabling them for a block.
 
-LoRA, arXiv 2106.09685: W x becomes W x + (alpha / rank) · B · A x, where A and B alone are trained. Factors are kept in
-float32, whatever the base is kept in.
+LoRA, arXiv 2106.09685: W x becomes W x + (alpha / rank) · B · A x, where A and B alone are trained. Factors are
+float32, whatever the dtype of the base.
 """
 
 import hashlib
@@ -22,6 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedModel
 
 from r1_cli.config.model import LoraConfig
 from r1_core.learner.optim import matching, nearest
@@ -45,12 +46,12 @@ _FACTOR = re.compile(r"\.lora_(A|B)\.default\.weight$")
 
 
 class AdapterError(ValueError):
-    """An adapter that a model cannot have; the message says why and what to do."""
+    """An adapter that does not fit a model; the message says why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """Which adapter a model is to have."""
+    """The rank, scale and layers of an adapter."""
 
     rank: int
     alpha: float
@@ -60,10 +61,10 @@ class Form:
 
     @classmethod
     def of(cls, lora: LoraConfig) -> "Form":
-        """Return what a configuration asks for; where it names a folder, that folder's own form.
+        """Return the form that a configuration requests; if it names a folder, that folder's form.
 
         Raises:
-            AdapterError: the folder holds no plain LoRA, or one of another rank, or on other layers than are listed.
+            AdapterError: the folder has no plain LoRA, or one of another rank, or on other layers than are listed.
         """
         if lora.path is None:
             return cls(lora.rank, lora.alpha, lora.target_modules, lora.exclude_modules)
@@ -80,7 +81,7 @@ class Form:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return what a folder says of its adapter, as peft writes it.
+    """Return a folder's adapter configuration, as peft writes it.
 
     Raises:
         AdapterError: there is none, or it is no plain LoRA.
@@ -97,18 +98,18 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 class Adapters:
-    """The places in one model where an adapter's factors go."""
+    """The adapter layers of one model."""
 
     def __init__(self, form: Form) -> None:
         self.form = form
         self.config: Any = None  # peft's
         self._layers: dict[str, Any] = {}  # peft's, by name of the linear layer that each has inside
 
-    def inject(self, model: Any) -> None:
-        """Put peft's layers around the linear ones that are meant; their factors have no values before `fill`.
+    def inject(self, model: PreTrainedModel) -> None:
+        """Put peft's layers around the target layers; their factors have no values before `fill`.
 
         Raises:
-            AdapterError: a pattern means nothing in the model, or something that is not linear; peft is missing.
+            AdapterError: a pattern matches nothing in the model, or a layer that is not linear; peft is missing.
         """
         linear = [name for name, module in model.named_modules() if isinstance(module, nn.Linear)]
         _require_targets(self.form.target_modules, linear)
@@ -140,7 +141,7 @@ class Adapters:
             layer.lora_A.float(), layer.lora_B.float()
 
     def detach(self, model: nn.Module) -> None:
-        """Let the model be for a while what it was before `inject`."""
+        """Remove the adapter layers from the model until `attach`."""
         for name, layer in self._layers.items():
             _replace(model, name, layer.get_base_layer())
 
@@ -150,10 +151,10 @@ class Adapters:
             _replace(model, name, layer)
 
     def fill(self, model: nn.Module) -> None:
-        """Give the factors their first values, the same on any number of ranks, and let nothing else train.
+        """Initialize the factors, the same on any number of ranks, and freeze everything else.
 
         Raises:
-            AdapterError: the folder to start from holds other factors.
+            AdapterError: the folder to start from has other factors.
         """
         start = None if self.form.start is None else _read_factors(self.form.start)
         names = factor_names(model)
@@ -171,7 +172,7 @@ class Adapters:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Inside the block the model computes without them."""
+        """Disable the adapter inside the block."""
         # peft's own switch also decides what requires a gradient, which patterns of the configuration have decided.
         for layer in self._layers.values():
             layer._disable_adapters = True
@@ -193,17 +194,18 @@ class Adapters:
 
     @property
     def form_for_engines(self) -> Adapter:
-        """What engines are told of an adapter; the factors come later."""
         return Adapter(self.form.rank, self.form.alpha, tuple(self._ends), ())
 
     @property
     def _ends(self) -> list[str]:
-        """The last words of the names of layers that have an adapter."""
         return sorted({name.rpartition(".")[2] for name in self._layers})
 
 
 def factor_names(model: nn.Module) -> dict[str, str]:
-    """Return what peft calls the factors in a file, by their names in the model."""
+    """Return peft's names of the factors in a file, by their names in the model.
+
+    `get_peft_model_state_dict` has the same factors, but not the model's names, by which ranks save and load shards.
+    """
     return {
         name: "base_model.model." + name.replace(".default.", ".")
         for name, _ in model.named_parameters()
@@ -213,10 +215,10 @@ def factor_names(model: nn.Module) -> dict[str, str]:
 
 @torch.no_grad()
 def merge_adapter(model: nn.Module, folder: Path, dtype: torch.dtype) -> None:
-    """Add an adapter's products to the weights of its base, sharded or not, which is rounded to `dtype` before.
+    """Add an adapter's products to the weights of its base, sharded or not, which are rounded to `dtype` before.
 
     Raises:
-        AdapterError: the folder's adapter is not one of this model.
+        AdapterError: the folder's adapter does not fit this model.
     """
     saved, factors = read_config(folder), _read_factors(folder)
     params = dict(model.named_parameters())
@@ -234,7 +236,7 @@ def merge_adapter(model: nn.Module, folder: Path, dtype: torch.dtype) -> None:
 
 
 def _begin(name: str, shape: torch.Size) -> Tensor:
-    """First values: B is zero; A is as torch begins a linear layer, by the name alone, whatever else a run draws."""
+    """Return initial values: B is zero, A is drawn as torch initializes a linear layer, seeded by the name alone."""
     if ".lora_B." in name:
         return torch.zeros(shape)
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little", signed=True)
@@ -243,7 +245,6 @@ def _begin(name: str, shape: torch.Size) -> Tensor:
 
 
 def _placed(value: Tensor, param: Tensor) -> Tensor:
-    """The value, in float32, sharded as the parameter is, whose own place may be nowhere yet."""
     if isinstance(param, DTensor):
         return place_like(value, torch.empty_like(param, device=param.device_mesh.device_type))
     return value.float()
@@ -267,7 +268,6 @@ def _replace(model: nn.Module, name: str, module: nn.Module) -> None:
 
 
 def _excluded(model: nn.Module, patterns: str | list[str] | None) -> str | list[str] | None:
-    """What peft is to leave out. The default is a pattern for towers that a text model does not have."""
     names = [name for name, _ in model.named_modules() if name]
     if isinstance(patterns, str):
         try:

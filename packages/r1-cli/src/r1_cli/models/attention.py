@@ -1,11 +1,9 @@
 """Attention over packed rows in which each sequence costs only its own length squared.
 
-Torch's scaled-dot-product attention knows one mask for the whole row: a pack of 64 sequences would compute, and with
-the mask store, 64 times what the sequences need. Here all sequences of a row go through one kernel that knows where
-they end (`kernels`), or, on processors, each by itself through torch's, and answers to a shared prompt through
-`shared_prompts`. The pictures of a vision tower, and the windows that it cuts them into, go the same way. The result is
-the same; every other call goes to torch's attention unchanged. Ranks that share a row exchange its heads for its tokens
-before, and back after.
+Torch's attention has one mask for the whole row: 64 sequences would cost 64 times what they need. Here one GPU kernel
+gets the sequences' bounds (`kernels`); on processors torch's attention gets one sequence at a time, and
+`shared_prompts` computes answers to a shared prompt. Vision towers are computed alike; all other calls go to torch's
+attention unchanged. Ranks that share a row exchange its heads for its tokens before, and back after.
 """
 
 import inspect
@@ -20,7 +18,7 @@ from weakref import ReferenceType, ref
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedModel
+from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -31,15 +29,14 @@ from r1_core.learner.sequence import cut_shared_rows
 from r1_rollout.embedded.kv import CHANGES_SCORES
 
 PACKED_ATTENTION = "r1_packed"
-# Hugging Face tells towers where pictures end if "flash" is in the name, and else loops over them by itself.
+# Hugging Face passes the pictures' bounds to towers if "flash" is in the name, and otherwise loops over pictures.
 VISION_ATTENTION = "r1_packed_flash"
 
 
 def attend_packed(model: PreTrainedModel) -> None:
-    """Let a model attend by what is here, and, if its layers hand arguments on, be told where sequences end.
+    """Set r1's attention in a model, and pass packs to its layers if they accept further arguments.
 
-    Then ranks may share its rows, too. A model whose attention cannot be chosen (BLOOM, GPT-J) keeps its own, with the
-    masks that go with it.
+    A model without a choice of attention (BLOOM, GPT-J) keeps its own, with its masks.
     """
     if not model._can_set_attn_implementation():
         model.config._attn_implementation = "eager"
@@ -52,7 +49,7 @@ def attend_packed(model: PreTrainedModel) -> None:
     if vision is not None and cuts and tower is not model:
         chosen["vision_config"] = VISION_ATTENTION
     model.set_attn_implementation(chosen)
-    model.reads_pack = bool(model._supports_attention_backend)  # what `r1_core.learner.token_model` asks for
+    model.reads_pack = bool(model._supports_attention_backend)  # read by `r1_core.learner.token_model`
     cut_shared_rows(model)
 
 
@@ -68,16 +65,14 @@ def packed_attention(
     sliding_window: int | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attend, as a text layer does, within each sequence of a packed row.
+    """Attend, in a text layer, within each sequence of a packed row.
 
     Args:
-        query: [1, heads, T, head size]; key and value [1, key heads, T, head size]. T counts the own part if ranks
-            share the row (`pack.sequence`).
-        attention_mask: None for a packed row; padded batches come with one, and windows that layers are not told of.
-        position_ids: int64 [1, T], 0 at the start of each sequence; None in vision towers, which cut by themselves.
-        pack: which token of a row of T attends to which; without it the first layer asks the positions where each
-            sequence begins, and waits for the device.
-        sliding_window: how many tokens back a token looks, itself included; None: all.
+        query: [1, heads, T, head size]; key and value [1, key heads, T, head size]. T is this rank's part of the row.
+        attention_mask: None for a packed row; padded batches have one, and windows that layers do not pass.
+        position_ids: int64 [1, T], 0 at the start of each sequence; None in vision towers.
+        pack: the row's segments. Without it the first layer reads them from the positions, and waits for the device.
+        sliding_window: how many tokens back a token attends, itself included; None: all.
 
     Returns:
         [1, T, heads, head size] and None for the attention weights.
@@ -112,14 +107,13 @@ def vision_attention(
     pack: Pack | None = None,
     **kwargs: Any,
 ) -> tuple[Tensor, None]:
-    """Attend, as a vision tower does, within each picture or window of a row, in both directions.
+    """Attend, in a vision tower, within each picture or window of a row, in both directions.
 
     Args:
         query, key, value: [1, heads, T, head size].
-        attention_mask: handed on; towers that cut give none.
-        cu_seq_lens_q: int32 [pieces + 1], where each piece begins and the last one ends.
+        cu_seq_lens_q: int32 [pieces + 1], the start of each piece and the end of the last one.
         max_length_q: tokens of the longest piece.
-        pack: the text's cut, of no use here.
+        pack: the text's pack, ignored.
 
     Returns:
         [1, T, heads, head size] and None for the attention weights.
@@ -136,18 +130,17 @@ def vision_attention(
 
 
 def _belongs(pack: Pack, module: nn.Module, query: Tensor) -> bool:
-    """Whether a pack is of the row that attends, and not of the text beside a tower that hands it on."""
     ranks = 1 if pack.sequence is None else pack.sequence.size
     return sum(pack.lengths) == query.shape[2] * ranks and getattr(module, "is_causal", True) is not False
 
 
 def _require_known(module: nn.Module, options: dict[str, Any]) -> None:
-    """Raise ValueError on what changes attention scores and torch's attention would leave out without a word."""
+    """Raise ValueError on options that change attention scores and that torch's attention would ignore."""
     if unknown := sorted(name for name in CHANGES_SCORES if options.get(name) is not None):
         raise ValueError(f"{type(module).__name__} changes its attention scores by {', '.join(unknown)}")
 
 
-# --- the ways --------------------------------------------------------------------------------------------------------
+# --- implementations -------------------------------------------------------------------------------------------------
 
 
 def _attend_within(
@@ -159,7 +152,6 @@ def _attend_within(
     sliding_window: int | None,
     options: dict[str, Any],
 ) -> Tensor:
-    """Attend as `pack` says in a whole row; return [1, T, heads, head size]."""
     scale = options.get("scaling")
     window = sliding_window if sliding_window is not None and sliding_window < pack.farthest else None
     plain = not options.get("dropout") and options.get("position_bias") is None and key.shape == value.shape
@@ -172,12 +164,12 @@ def _attend_within(
             pieces = Pieces(pack.ends, pack.longest, ends, pack.farthest)
         return kernel(query, key, value, pieces, scale, CAUSAL if window is None else (window - 1, 0))
     if window is not None:
-        return _attend_by_runs(module, query, key, value, pack, window, options)
+        return _attend_by_segments(module, query, key, value, pack, window, options)
     if not pack.shared:
         return _attend_by_pieces(module, query, key, value, pack.lengths, options)
     if plain and query.device.type == "cpu":
         return attend_to_prompts(query, key, value, pack, scale)
-    return _attend_by_runs(module, query, key, value, pack, window, options)
+    return _attend_by_segments(module, query, key, value, pack, window, options)
 
 
 def _find_kernel(query: Tensor, *, windowed: bool = False) -> Kernel | None:
@@ -187,7 +179,7 @@ def _find_kernel(query: Tensor, *, windowed: bool = False) -> Kernel | None:
 def _attend_by_pieces(
     module: Any, query: Tensor, key: Tensor, value: Tensor, lengths: list[int], options: dict[str, Any]
 ) -> Tensor:
-    """Attend piece after piece, neighbours of one length at once; return [1, T, heads, head size]."""
+    """Attend one piece at a time, neighbours of equal length at once."""
     equal = [(length, len(list(pieces))) for length, pieces in groupby(lengths)]
     cut = [length * pieces for length, pieces in equal]
     found = []
@@ -199,13 +191,10 @@ def _attend_by_pieces(
     return torch.cat(found)[None]
 
 
-def _attend_by_runs(
+def _attend_by_segments(
     module: Any, query: Tensor, key: Tensor, value: Tensor, pack: Pack, window: int | None, options: dict[str, Any]
 ) -> Tensor:
-    """Attend run after run, each to its keys, of which each token sees the last `window`, None: all up to itself.
-
-    Returns [1, T, heads, head size].
-    """
+    """Attend one segment at a time; each token sees the last `window` of its keys, None: all up to itself."""
     starts, found = [*pack.starts, query.shape[2]], list[Tensor]()
     for (start, end), behind in zip(pairwise(starts), pack.behind, strict=True):
         own, before = slice(start, end), 0
@@ -221,7 +210,7 @@ def _attend_by_runs(
 
 
 def _mask(tokens: int, before: int, window: int | None, device: torch.device) -> Tensor:
-    """Which of `before + tokens` keys each of the last tokens sees: bool [tokens, before + tokens]."""
+    """Return which of `before + tokens` keys each of the last tokens sees: bool [tokens, before + tokens]."""
     seen = torch.ones(tokens, before + tokens, dtype=torch.bool, device=device).tril(before)
     return seen if window is None else seen.triu(before - window + 1)
 
@@ -230,33 +219,30 @@ def _mask(tokens: int, before: int, window: int | None, device: torch.device) ->
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """A tensor that says where pieces end, and what it said."""
-
+class _CachedPack:
     tensor: ReferenceType[Tensor]
-    version: int  # another one if somebody has written into it since
+    version: int  # changes when the tensor is written to
     pack: Pack
 
 
-_last: deque[_Seen] = deque(maxlen=4)  # a tower has two: pictures, and the windows in them
+_last: deque[_CachedPack] = deque(maxlen=4)  # a tower has two: pictures, and the windows in them
 
 
 def _find_pack(tensor: Tensor, read_bounds: Callable[[Tensor], list[int]]) -> Pack:
-    """Return the pieces of which `read_bounds` reads the beginnings, and the last one's end, off a tensor.
+    """Return the pack of a tensor, whose starts, and the last end, `read_bounds` reads.
 
-    To know them the host has to wait for the device, which then runs dry. All layers of a forward pass are given the
-    same tensor, so only the first one waits.
+    Reading waits for the device, which then runs dry. All layers of a forward pass get the same tensor, so only the
+    first one waits.
     """
     for seen in _last:
         if seen.tensor() is tensor and seen.version == tensor._version:
             return seen.pack
     pack = Pack.of([end - start for start, end in pairwise(read_bounds(tensor))], tensor.device)
-    _last.append(_Seen(ref(tensor), tensor._version, pack))
+    _last.append(_CachedPack(ref(tensor), tensor._version, pack))
     return pack
 
 
 def _starts(position_ids: Tensor) -> list[int]:
-    """Where positions begin again at 0, and how many there are."""
     starts: list[int] = (position_ids.flatten() == 0).cpu().nonzero().flatten().tolist()
     return [*starts, position_ids.numel()]
 
@@ -264,17 +250,27 @@ def _starts(position_ids: Tensor) -> list[int]:
 # --- masks -----------------------------------------------------------------------------------------------------------
 
 
-def packed_mask(*args: Any, attention_mask: Tensor | None = None, local_size: int | None = None, **kwargs: Any) -> Any:
-    """Return no mask where `packed_attention` needs none, and torch's where there is padding, or a window it misses."""
-    if attention_mask is None and (local_size is None or _goes_unmasked(local_size, **kwargs)):
+def packed_mask(
+    *args: object, attention_mask: Tensor | None = None, local_size: int | None = None, **kwargs: Any
+) -> Any:
+    """Return no mask if `packed_attention` needs none, and torch's for padding or for windows that it does not know."""
+    if attention_mask is None and (local_size is None or _needs_no_mask(local_size, **kwargs)):
         return None
     return sdpa_mask(*args, attention_mask=attention_mask, local_size=local_size, **kwargs)
 
 
-def _goes_unmasked(
-    window: int, *, batch_size: int, q_length: int, kv_length: int, config: Any, device: Any, dtype: Any, **_: Any
+def _needs_no_mask(
+    window: int,
+    *,
+    batch_size: int,
+    q_length: int,
+    kv_length: int,
+    config: PreTrainedConfig,
+    device: Any,
+    dtype: Any,
+    **_: Any,
 ) -> bool:
-    """Whether a row's window is one that its layers are told of, and no GPU is kept busy run by run with it."""
+    """Whether the layers know a row's window, and no GPU would attend segment by segment with it."""
     if getattr(config, "sliding_window", None) != window or batch_size != 1 or q_length != kv_length:
         return False
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

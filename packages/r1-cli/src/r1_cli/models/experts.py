@@ -1,23 +1,22 @@
-"""Mixtures of experts: how the experts are computed, and what their router is not trained by."""
+"""Mixtures of experts: how experts are computed, and the router's auxiliary loss, which is off."""
 
 from contextlib import suppress
-from typing import Any
 
 import torch
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 
 # What families call the number of their experts.
 COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
-def count_experts(config: Any) -> int:
-    """Return how many experts a layer of the model has among which tokens choose, 0 if its layers have none."""
+def count_experts(config: PreTrainedConfig) -> int:
+    """Return the number of routed experts of a layer, 0 without any."""
     text = config.get_text_config()
     return max(getattr(text, name, None) or 0 for name in COUNTS)
 
 
-def describe_router(config: Any) -> str | None:
-    """Say what the router is not trained by, None without one."""
+def describe_router(config: PreTrainedConfig) -> str | None:
+    """Return a note about the router's auxiliary loss, None without a router."""
     if not count_experts(config):
         return None
     weight = getattr(config.get_text_config(), "router_aux_loss_coef", None)
@@ -26,9 +25,9 @@ def describe_router(config: Any) -> str | None:
 
 
 def configure_experts(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> None:
-    """Let one product compute all experts where torch has it for this precision, else one after another.
+    """Compute all experts by one grouped product where torch has it for this precision, else one after another.
 
-    The router's statistics, of which an auxiliary loss would be made, are not kept.
+    The router's statistics, of which an auxiliary loss would be made, are not returned.
 
     Args:
         dtype: of the products.
@@ -42,7 +41,7 @@ def configure_experts(model: PreTrainedModel, dtype: torch.dtype, device: torch.
 
 
 def has_grouped_product(dtype: torch.dtype, device: torch.device) -> bool:
-    """Whether torch multiplies several matrices by the rows of each at once, forwards and backwards: it is tried."""
+    """Try whether torch has a grouped matrix product, forward and backward, for this dtype and device."""
     product = getattr(torch.nn.functional, "grouped_mm", None)
     if product is None:
         return False

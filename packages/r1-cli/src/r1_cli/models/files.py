@@ -1,4 +1,7 @@
-"""A model's files: what is known before its weights are loaded, and what a checkpoint needs beside them."""
+"""A model's files: read before its weights are loaded, and saved with checkpoints.
+
+Files come from a folder, the Hugging Face hub (HF_ENDPOINT names a mirror), or ModelScope with USE_MODELSCOPE_HUB=1.
+"""
 
 import os
 from dataclasses import dataclass
@@ -7,6 +10,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from transformers import PreTrainedConfig
 from transformers.utils import cached_file
 
 from r1_cli.config import RunConfig
@@ -27,10 +31,8 @@ UNREAD = [
 
 @dataclass(frozen=True, slots=True)
 class ModelFiles:
-    """What is known of the model before its weights are loaded."""
-
     path: str
-    config: Any  # the Hugging Face configuration
+    config: PreTrainedConfig  # the Hugging Face configuration
     tokenizer: Any
     processor: Any  # the tokenizer itself for text models
 
@@ -59,15 +61,15 @@ def open_model(config: RunConfig, path: str | None = None) -> ModelFiles:
 
 
 def resolve_model_path(name: str, key: str) -> str:
-    """Return a folder or a name of the Hugging Face hub for what `key` names. Raises ModelError."""
+    """Return the folder or the Hugging Face hub name of `name`, the value of `key`. Raises ModelError."""
     try:
         return find_model_files(name)
     except OSError as error:
         raise models.ModelError(f"{key}={name}: {error}") from error
 
 
-def open_critic_config(config: RunConfig, actor: ModelFiles) -> Any:
-    """Return the Hugging Face configuration of the critic's model, which reads what the actor does.
+def open_critic_config(config: RunConfig, actor: ModelFiles) -> PreTrainedConfig:
+    """Return the Hugging Face configuration of the critic's model, which reads the actor's tokens.
 
     Raises:
         ModelError: it is of another family than the actor's, or has fewer tokens.
@@ -97,11 +99,10 @@ def load_weights(
     shard: Shard = Shard(),  # noqa: B008 (frozen)
     adapters: Adapters | None = None,
 ) -> Any:
-    """Return the model of `model.path` in `dtype` on `device`, with what `adapters` put on it.
+    """Return the model of `model.path` in `dtype` on `device`, with `adapters` injected.
 
-    Where its base is to be in 4 bits, a model without `adapters` has the values that those have.
-
-    With `parallel` it is this rank's share of it, and all ranks must call this.
+    If its base is quantized to 4 bits, a model without `adapters` has the same values, dequantized. With `parallel` it
+    is this rank's shard, and all ranks must call this.
     """
     return models.load_model(
         model.path,
@@ -116,11 +117,11 @@ def load_weights(
     )
 
 
-def read_assets(model: ModelFiles, critic: Any) -> dict[str, bytes]:
-    """Return the files that the actor's weights need to stand alone, by their places in a checkpoint.
+def read_assets(model: ModelFiles, critic: PreTrainedConfig) -> dict[str, bytes]:
+    """Return the files that make the actor's weights a whole model, by their paths in a checkpoint.
 
     Args:
-        critic: its configuration, which comes with them; None: there is no critic.
+        critic: its configuration, which is among them; None: there is no critic.
     """
     with TemporaryDirectory() as name:
         folder = Path(name)
@@ -141,7 +142,7 @@ def save_assets(model: ModelFiles, folder: Path) -> None:
 
 
 def find_file(path: str, name: str) -> Path | None:
-    """Return a file of a folder or of a hub name; None where there is none, or the hub cannot be reached just now."""
+    """Return a file of a folder or of a hub name; None if there is none, or the hub cannot be reached."""
     silent = {"_raise_exceptions_for_missing_entries": False, "_raise_exceptions_for_connection_errors": False}
     found = cached_file(path, name, **silent)
     return None if found is None else Path(found)
@@ -151,15 +152,15 @@ def find_file(path: str, name: str) -> Path | None:
 
 
 def from_modelscope() -> bool:
-    """Whether names are ModelScope's, as EasyR1's users ask for it."""
+    """Whether names are ModelScope's, by the variable that EasyR1 reads."""
     return os.environ.get("USE_MODELSCOPE_HUB", "").lower() in ("1", "true", "y", "yes")
 
 
 def find_model_files(name: str) -> str:
-    """Return what transformers and engines can open: `name` itself, or the folder where ModelScope's files of it are.
+    """Return what transformers and engines can open: `name` itself, or the folder of ModelScope's files.
 
     Raises:
-        OSError: modelscope is not installed, or does not give the files.
+        OSError: modelscope is not installed, or cannot download the files.
     """
     if not name or not from_modelscope() or Path(name).is_dir():
         return name

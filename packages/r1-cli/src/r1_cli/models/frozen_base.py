@@ -1,4 +1,4 @@
-"""The frozen base that an adapter stands on: where it is, which weights it has, and in which precision."""
+"""The frozen base of an adapter: its path, digest, dtype and quantization."""
 
 import hashlib
 import json
@@ -23,7 +23,7 @@ WHOLE = ["lm_head", "visual", "vision_tower", "multi_modal_projector"]
 
 @dataclass(frozen=True, slots=True)
 class Base:
-    """What a checkpoint says of an adapter's base.
+    """A checkpoint's record of an adapter's base.
 
     Example: `Base("/models/Qwen2.5-0.5B", "9f8e…", "bfloat16")`.
     """
@@ -35,22 +35,20 @@ class Base:
 
     @classmethod
     def of(cls, path: str, dtype: torch.dtype, quantization: str | None = None) -> "Base":
-        """Return what there is to say of the model at `path`, which has been loaded, or can be."""
+        """Return the record of the model at `path`, whose files are on this machine."""
         name = str(Path(path).resolve()) if Path(path).is_dir() else path
         return cls(name, digest(find_folder(path)), str(dtype).removeprefix("torch."), quantization)
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        """The precision."""
         found: torch.dtype = getattr(torch, self.dtype)
         return found
 
     def as_dict(self) -> dict[str, str]:
-        """Return it as a checkpoint holds it."""
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def require_there(self) -> None:
-        """Raise AdapterError unless these very weights are where they were."""
+        """Raise AdapterError unless the same weights are still there."""
         try:
             found = digest(find_folder(self.name))
         except OSError as error:
@@ -63,15 +61,15 @@ class Base:
 
 
 def read_base(folder: str) -> Base | None:
-    """Return the base of the adapter that a checkpoint holds; None if the folder holds a model, or is a hub name.
+    """Return the base of the adapter in a checkpoint; None if the folder has a model, or is a hub name.
 
     Raises:
-        AdapterError: it holds an adapter that r1 has not written.
+        AdapterError: it has an adapter that r1 has not written.
     """
     if not (Path(folder) / CONFIG_FILE).is_file():
         return None
     try:
-        numbers: dict[str, Any] = json.loads((Path(folder) / NUMBERS_FILE).read_text(encoding="utf-8"))
+        numbers: dict[str, dict[str, str]] = json.loads((Path(folder) / NUMBERS_FILE).read_text(encoding="utf-8"))
         return Base(**numbers["base"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise AdapterError(
@@ -81,7 +79,7 @@ def read_base(folder: str) -> Base | None:
 
 
 def find_folder(path: str) -> Path:
-    """Return a folder itself, and of a hub name the folder of its files on this machine.
+    """Return a folder itself, or the folder of a hub name's files on this machine.
 
     Raises:
         OSError: they are not on this machine.
@@ -96,8 +94,8 @@ def find_folder(path: str) -> Path:
 def digest(folder: Path) -> str:
     """Return SHA-256 over a folder's safetensors files: their names, sizes and contents.
 
-    Of files above `WHOLE_FILE` it reads the beginning, where names and shapes stand, and blocks that are spread evenly
-    over the rest: weights that were trained on differ nearly everywhere, and 100 GB would take minutes.
+    Of files above `WHOLE_FILE` it reads the beginning, with names and shapes, and blocks spread evenly over the rest:
+    training changes weights nearly everywhere, and reading 100 GB would take minutes.
     """
     total = hashlib.sha256()
     for file in sorted(folder.glob("*.safetensors")):
@@ -119,8 +117,8 @@ def digest(folder: Path) -> str:
 # --- 4 bits: QLoRA (arXiv 2305.14314). NOT RUN ON A GPU; bitsandbytes computes on processors, too --------------------
 
 
-def quantization_options(dtype: torch.dtype, device: torch.device) -> dict[str, Any]:
-    """Return what `from_pretrained` takes to keep linear layers in 4 bits and compute in `dtype` on `device`.
+def quantization_options(dtype: torch.dtype, device: torch.device) -> dict[str, object]:
+    """Return the options of `from_pretrained` that keep linear layers in 4 bits and compute in `dtype` on `device`.
 
     Raises:
         ImportError: bitsandbytes is missing.
@@ -141,9 +139,9 @@ def quantization_options(dtype: torch.dtype, device: torch.device) -> dict[str, 
 
 
 def use_training_kernels(model: Any) -> None:
-    """Let bitsandbytes compute on processors in evaluation what it does in training.
+    """Make bitsandbytes compute the same on processors in evaluation as in training.
 
-    Else some processors would pack the weights anew for a product in bfloat16, which not all shapes have.
+    Otherwise some processors pack the weights anew for products in bfloat16, which not all shapes support.
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -151,7 +149,7 @@ def use_training_kernels(model: Any) -> None:
 
 
 def dequantize(model: Any, dtype: torch.dtype) -> Any:
-    """Return the model with plain weights that have the values of its 4 bits, in `dtype`."""
+    """Return the model with plain weights in `dtype` that have the values of its 4 bits."""
     plain = model.dequantize(dtype)
     if hasattr(plain.config, "quantization_config"):
         del plain.config.quantization_config  # it would be saved, and weights read for what they are not

@@ -1,8 +1,7 @@
-"""Attention of all pieces of a row by one call on a GPU, by torch's own kernels for rows of uneven pieces.
+"""Attention over all pieces of a packed row by one GPU kernel of torch.
 
-Half precision goes through FlashAttention's (arXiv 2205.14135), which comes with torch as `torch.nn.attention.varlen`:
-nothing has to be installed for it. What it does not take, single precision, older GPUs and heads of odd sizes, goes
-through the memory-efficient one (arXiv 2112.05682), which takes all but windows.
+Half precision uses FlashAttention (arXiv 2205.14135), `torch.nn.attention.varlen`. Other dtypes, older GPUs and other
+head sizes use the memory-efficient kernel (arXiv 2112.05682), which has no windows.
 
 NOT RUN ON A GPU: the calls are tested with stand-ins of the kernels' signatures.
 """
@@ -26,7 +25,7 @@ _efficient = torch.ops.aten._efficient_attention_forward
 
 
 class Pieces(NamedTuple):
-    """Where the pieces of a row end. The last query of each stands at the last of its keys."""
+    """The ends of a row's pieces. The last query of each is at the last of its keys."""
 
     ends: Tensor  # int32 [pieces + 1]
     longest: int  # queries of a piece
@@ -43,8 +42,8 @@ def find_kernel(device: torch.device, dtype: torch.dtype, head: int, *, windowed
     """Return the kernel for queries of this kind; None if there is none.
 
     Args:
-        head: numbers of a head.
-        windowed: it has to know windows other than `EVERYTHING` and `CAUSAL`.
+        head: size of a head.
+        windowed: it must support windows other than `EVERYTHING` and `CAUSAL`.
     """
     if device.type != "cuda":
         return None
@@ -56,7 +55,6 @@ def find_kernel(device: torch.device, dtype: torch.dtype, head: int, *, windowed
 def attend_in_half_precision(
     query: Tensor, key: Tensor, value: Tensor, pieces: Pieces, scale: float | None, window: tuple[int, int]
 ) -> Tensor:
-    """Call FlashAttention's kernel."""
     known, options = _known(), dict[str, Any]()
     if "window_size" in known:
         options["window_size"] = window
@@ -79,7 +77,6 @@ def attend_in_half_precision(
 def attend_in_any_precision(
     query: Tensor, key: Tensor, value: Tensor, pieces: Pieces, scale: float | None, window: tuple[int, int]
 ) -> Tensor:
-    """Call the memory-efficient kernel, whose windows are `EVERYTHING` and `CAUSAL` alone."""
     rows = [tensor.transpose(1, 2) for tensor in (query, *_repeat_heads(query, key, value))]
     counts = pieces.ends.int(), pieces.key_ends.int(), pieces.longest, pieces.most_keys
     mask = UP_TO_THE_LAST if window == CAUSAL else UNMASKED
@@ -89,12 +86,11 @@ def attend_in_any_precision(
 
 
 def _known() -> Mapping[str, Any]:
-    """What FlashAttention's kernel can be told, which differs between versions of torch."""
+    """Return the parameters of FlashAttention's kernel, which differ between versions of torch."""
     return inspect.signature(varlen_attn).parameters
 
 
 def _repeat_heads(query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-    """Give each query head key and value heads of its own."""
     times = query.shape[1] // key.shape[1]
     if times == 1:
         return key, value

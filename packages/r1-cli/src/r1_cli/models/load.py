@@ -1,4 +1,4 @@
-"""Hugging Face models as r1 uses them: which class, which precision, which positions, which tokens are forbidden."""
+"""Load Hugging Face models: class, dtype, attention, adapters, tokenizers."""
 
 import copy
 from collections.abc import Callable, Mapping
@@ -19,6 +19,7 @@ from transformers import (
     AutoProcessor,
     AutoTokenizer,
     GenerationConfig,
+    PreTrainedConfig,
 )
 
 from r1_cli.checkpoint.folders import find_cut
@@ -39,14 +40,14 @@ def load_config(
     path: str,
     *,
     trust_remote_code: bool = False,
-    overrides: Mapping[str, Any] | None = None,
+    overrides: Mapping[str, object] | None = None,
     key: str = "worker.actor.model.model_path",
-) -> Any:
-    """Return the model's configuration from a folder or the hub, which `key` of the run's configuration names.
+) -> PreTrainedConfig:
+    """Return the model's configuration from a folder or the hub, the value of `key`.
 
     Raises:
-        ModelError: neither a folder with a `config.json` nor a hub name that can be reached, or a model whose text
-            attends in both directions (PaliGemma, EmbeddingGemma), of which tokens have no log-probs.
+        ModelError: neither a folder with a `config.json` nor a reachable hub name, or a model whose text attends in
+            both directions (PaliGemma, EmbeddingGemma), so that tokens have no log-probs.
     """
     folder = Path(path)
     if folder.is_dir() and not (folder / "config.json").is_file():
@@ -65,20 +66,18 @@ def load_config(
     return config
 
 
-def is_vision_language(config: Any) -> bool:
-    """Whether the model reads pictures: its configuration has a vision part."""
+def is_vision_language(config: PreTrainedConfig) -> bool:
     return hasattr(config, "vision_config")
 
 
-def model_family(config: Any) -> Any:
-    """Return the Auto class of models with a language-model head."""
+def model_family(config: PreTrainedConfig) -> Any:
     return AutoModelForImageTextToText if is_vision_language(config) else AutoModelForCausalLM
 
 
 def load_model(
     path: str,
     *,
-    config: Any,
+    config: PreTrainedConfig,
     dtype: torch.dtype,
     device: torch.device,
     trust_remote_code: bool = False,
@@ -90,19 +89,16 @@ def load_model(
 ) -> transformers.PreTrainedModel:
     """Return the model with its language-model head, in `dtype` on `device`, without dropout.
 
-    A checkpoint of an adapter is loaded as the model that it makes of its base.
+    A checkpoint of an adapter is loaded with the adapter merged into its base.
 
     Args:
-        value_head: give it a critic's in place of it, see `models.value_head`.
-        parallel: ranks that share the model, all of which must call this; each reads its own rows of the files.
-        shard: how they do.
-        quantization: keep the linear layers under the adapters in so few bits (`models.frozen_base`); without adapters,
-            have the values that they would have so. Not for ranks.
-        adapters: are put on the model, with the factors that they begin with, in float32; the rest is then frozen.
+        value_head: replace the head by a critic's, see `models.value_head`.
+        parallel: ranks that share the model, all of which must call this.
+        quantization: keep linear layers under the adapters in 4 bits; without adapters dequantize them. Not for ranks.
+        adapters: are injected with their initial factors; the rest is frozen.
 
     Raises:
-        ModelError: there are no weights, they do not fit the configuration and layers would be left random, or they
-            cannot be read in parts.
+        ModelError: there are no weights, they do not fit the configuration, or they cannot be read in shards.
     """
     choices = {"config": without_dropout(config), "dtype": dtype, "trust_remote_code": trust_remote_code}
     try:
@@ -126,15 +122,14 @@ def load_model(
     return (model if on_device else move_to_device(model, device, offload=shard.offload)).eval()
 
 
-def configure_modules(model: Any, dtype: torch.dtype, device: torch.device) -> None:
-    """Let a model multiply its patches, attend in packs and compute its experts by our modules, in `dtype`."""
+def configure_modules(model: transformers.PreTrainedModel, dtype: torch.dtype, device: torch.device) -> None:
+    """Replace patch convolutions, attention and experts by r1's, for `dtype` on `device`."""
     replace_patch_convolutions(model)
     attend_packed(model)
     configure_experts(model, dtype, device)
 
 
 def _find_base(path: str, adapters: Adapters | None) -> Base | None:
-    """Return the base of the adapter that a checkpoint holds, whose weights are there; None of a model."""
     base = read_base(path)
     if base is not None and adapters is not None:
         raise ModelError(f"{path} holds an adapter: merge it, or set lora.path to it and model_path to {base.name}")
@@ -152,7 +147,6 @@ def _read(
     *,
     value_head: bool,
 ) -> Any:
-    """Return the model of a folder or hub name, with adapters whose factors are still to be filled."""
     config = choices["config"]
     family = model_family(config)
     if value_head:
@@ -183,12 +177,12 @@ def _read(
 def _read_weights(
     family: Any,
     path: str,
-    choices: Mapping[str, Any],
+    choices: Mapping[str, object],
     parallel: Parallel | None,
     shard: Shard,
     adapters: Adapters | None,
 ) -> tuple[Any, Any]:
-    """Return the model, whole or this rank's share of it, and what Hugging Face tells of its loading."""
+    """Return the model, whole or this rank's shard, and Hugging Face's report of its loading."""
     try:
         if parallel is not None and parallel.mesh is not None:
             return load_sharded(family, path, parallel, shard, choices, adapters)
@@ -201,8 +195,11 @@ def _read_weights(
     return model, info
 
 
-def without_dropout(config: Any) -> Any:
-    """Return a copy, because engines change theirs; dropout would make the first importance ratios differ from 1."""
+def without_dropout(config: PreTrainedConfig) -> Any:
+    """Return a copy without dropout, which would make the first importance ratios differ from 1.
+
+    Engines change theirs.
+    """
     config = copy.deepcopy(config)
     for part in {id(c): c for c in (config, config.get_text_config())}.values():
         for name in part.to_dict():
@@ -212,10 +209,10 @@ def without_dropout(config: Any) -> Any:
 
 
 def freeze_vision(model: nn.Module, key: str = "worker.actor.model.freeze_vision_tower") -> int:
-    """Stop the vision tower from training, as `key` asks; return how many parameters that froze.
+    """Freeze the vision tower; return how many parameters that froze.
 
     Raises:
-        ModelError: nothing in the model is named as a vision tower, so nothing would be frozen.
+        ModelError: no module is named as a vision tower.
     """
     frozen = [p for name, p in model.named_parameters() if "visual." in name or "vision_tower." in name]
     if not frozen:
@@ -229,8 +226,8 @@ def enable_gradient_checkpointing(model: transformers.PreTrainedModel, *, on_hos
     """Recompute activations in the backward pass. Hugging Face does so only for modules in training mode.
 
     Args:
-        on_host: what the layers are computed again from, their inputs, waits in the processor's memory, page-locked for
-            a GPU, which copies while it goes on computing. NOT RUN ON A GPU.
+        on_host: keep the layers' inputs in host memory, page-locked for a GPU, which copies while it computes. NOT RUN
+            ON A GPU.
     """
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for module in model.modules() if on_host else ():
@@ -239,8 +236,7 @@ def enable_gradient_checkpointing(model: transformers.PreTrainedModel, *, on_hos
     model.train()
 
 
-def _checkpoint_on_host(checkpoint: Callable[..., Any], locked: bool, layer: Any, *inputs: Any) -> Any:
-    """Checkpoint a layer's call; what that saves, but not what the layer itself would, goes to the processor."""
+def _checkpoint_on_host(checkpoint: Callable[..., object], locked: bool, layer: nn.Module, *inputs: object) -> object:
     with torch.autograd.graph.save_on_cpu(pin_memory=locked):
         return checkpoint(layer, *inputs)
 
@@ -254,19 +250,19 @@ def load_tokenizer(path: str, *, vision_language: bool, trust_remote_code: bool 
     return tokenizer, tokenizer
 
 
-def load_generation_config(path: str, config: Any) -> Any:
-    """Return the model's generation configuration, made from its own configuration where it has none."""
+def load_generation_config(path: str, config: PreTrainedConfig) -> Any:
+    """Return the model's generation configuration, derived from its configuration if it has none."""
     try:
         return GenerationConfig.from_pretrained(path)
     except OSError:
         return GenerationConfig.from_model_config(config)
 
 
-def find_rope_fault(path: str, text: Any, longest: int) -> str | None:
-    """Return why samples of up to `longest` tokens cannot be together: rotations that depend on the longest of them.
+def find_rope_fault(path: str, text: PreTrainedConfig, longest: int) -> str | None:
+    """Return why samples of up to `longest` tokens cannot be batched: rotations that depend on the longest sample.
 
     Args:
-        text: the model's configuration of its text part.
+        text: the model's text configuration.
 
     Raises:
         ModelError: they also depend on what the model has computed before.
@@ -292,17 +288,17 @@ def find_rope_fault(path: str, text: Any, longest: int) -> str | None:
 
 
 class PatchEmbedding(nn.Conv3d):
-    """Computes what its parent does."""
+    """A patch embedding as one matrix product, several times faster than torch's convolution of single patches."""
 
     def forward(self, patches: Tensor) -> Tensor:
-        """From [N, channels, *kernel] to [N, out, 1, 1, 1] by one product; other inputs go to the parent."""
+        """From [N, channels, *kernel] to [N, out, 1, 1, 1]; other inputs go to the parent."""
         if patches.ndim != 5 or tuple(patches.shape[2:]) != self.kernel_size:
             return super().forward(patches)
         return F.linear(patches.flatten(1), self.weight.flatten(1), self.bias)[..., None, None, None]
 
 
 def replace_patch_convolutions(model: nn.Module) -> None:
-    """Let the model's patch embeddings multiply; their parameters and results stay what they are."""
+    """Make the model's patch embeddings multiply; their parameters and results stay the same."""
     for module in model.modules():
         if type(module) is nn.Conv3d and _is_plain(module):
             module.__class__ = PatchEmbedding

@@ -1,4 +1,4 @@
-"""Loading a model in parts: each rank reads its own rows of the files, so that no process ever holds it whole."""
+"""Load a model in shards: each rank reads its own rows of the files, so that no process ever has the whole model."""
 
 import logging
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ NEEDED = (5, 19)  # the version of transformers whose loader reads rows
 
 
 class ShardedLoadingError(ValueError):
-    """A model that cannot be read in parts; the message says why and what to do."""
+    """A model that cannot be read in shards; the message says why and what to do."""
 
 
 def load_sharded(
@@ -26,21 +26,19 @@ def load_sharded(
     path: str,
     parallel: Parallel,
     shard: Shard,
-    choices: Mapping[str, Any],
+    choices: Mapping[str, object],
     adapters: Adapters | None = None,
 ) -> tuple[Any, dict[str, Any]]:
-    """Return what `family.from_pretrained` does, model and report, the model sharded over the ranks of `parallel`.
+    """Return the model and report of `family.from_pretrained`, the model sharded over the ranks of `parallel`.
 
-    Every rank must call it. The loader of Hugging Face renames, merges and casts as the model's family needs, and reads
-    rows of parameters that are sharded before there is anything in them.
+    All ranks must call it. Hugging Face's loader reads rows of parameters that are sharded before they have values.
 
     Args:
-        family: an Auto class.
-        choices: what `from_pretrained` takes, the configuration among it.
-        adapters: are put on the model and sharded with it; their factors are still to be filled.
+        choices: options of `from_pretrained`, with the configuration.
+        adapters: are injected and sharded with the model; their factors are still to be filled.
 
     Raises:
-        PartsError: this transformers cannot do it, or a rank would have no part of what the family merges.
+        ShardedLoadingError: this transformers cannot do it, or a rank would have no part of what the family merges.
     """
     if parallel.world == 1:  # its rows are all there are
         return _load_whole(family, path, parallel, shard, choices, adapters)
@@ -73,7 +71,7 @@ def load_sharded(
 
 
 def _load_whole(
-    family: Any, path: str, parallel: Parallel, shard: Shard, choices: Mapping[str, Any], adapters: Adapters | None
+    family: Any, path: str, parallel: Parallel, shard: Shard, choices: Mapping[str, object], adapters: Adapters | None
 ) -> tuple[Any, dict[str, Any]]:
     model, info = family.from_pretrained(path, **choices)
     if adapters is not None:
@@ -83,7 +81,7 @@ def _load_whole(
 
 
 def require_sharded_loading() -> None:
-    """Raise PartsError if the installed transformers has no loader that reads rows."""
+    """Raise ShardedLoadingError if the installed transformers has no loader that reads rows."""
     version = tuple(int(number) for number in transformers.__version__.split(".")[:2])
     if version < NEEDED:
         raise ShardedLoadingError(
@@ -95,8 +93,7 @@ def require_sharded_loading() -> None:
 def find_row_mixing(model: nn.Module) -> str | None:
     """Return how the loader would make rows of parameters from other rows of the files, None if it does not.
 
-    Stacking experts is no such thing, nor is joining or turning what each of them has: a rank does that with its own.
-    Cutting or joining rows of one matrix is: a rank's rows are then not where it would look for them.
+    Operations on whole experts, or within each, keep rows. Splitting or joining rows of one matrix does not.
     """
     from transformers.conversion_mapping import get_model_conversion_mapping
     from transformers.core_model_loading import WeightConverter
@@ -109,7 +106,6 @@ def find_row_mixing(model: nn.Module) -> str | None:
 
 
 def _keeps_rows(step: Any) -> bool:
-    """Whether a step of the loader makes a row of its result from one row of each tensor, or an expert from one."""
     from transformers.core_model_loading import Chunk, Concatenate, Interleave, MergeModulelist, Transpose
 
     if type(step) is MergeModulelist:
@@ -120,11 +116,13 @@ def _keeps_rows(step: Any) -> bool:
 
 
 def _sharding(model_class: Any, parallel: Parallel, shard: Shard, adapters: Adapters | None) -> Any:
-    """Return the class, whose loader shards as we do where it would shard as Hugging Face does."""
+    """Return the class with a loader that shards as r1 does instead of as Hugging Face does."""
 
     class Sharding(model_class):
         @classmethod
-        def prepare_distribute_model(cls, distributed_config: Any, device_map: Any = None) -> tuple[Any, Any, None]:
+        def prepare_distribute_model(
+            cls, distributed_config: object, device_map: object = None
+        ) -> tuple[object, object, None]:
             return distributed_config, device_map, None
 
         @classmethod
@@ -158,7 +156,7 @@ def _shard(model: nn.Module, parallel: Parallel, shard: Shard) -> None:
 
 
 def move_to_device(model: nn.Module, device: torch.device, *, offload: bool) -> nn.Module:
-    """Move a model that is sharded to its device; with `offload` only its buffers, which are needed there whole."""
+    """Move a sharded model to its device; with `offload` only its buffers, which are needed there whole."""
     if not offload:
         return model.to(device)
     model.to("cpu")

@@ -1,27 +1,27 @@
-"""A second model upon the weights of a first: for an engine beside a learner that trains an adapter only."""
+"""A second model that shares a first one's weights: for an engine beside a learner that trains an adapter only."""
 
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
+from transformers import PreTrainedConfig
 
 from r1_cli.models.load import ModelError, configure_modules, model_family, without_dropout
 from r1_rollout.names import adapter_part, unwrapped
 
 
-def share_weights(policy: nn.Module, config: Any, *, trust_remote_code: bool = False) -> Any:
-    """Return a model as `load_model` gives it without adapters, whose weights are the policy's memory.
+def share_weights(policy: nn.Module, config: PreTrainedConfig, *, trust_remote_code: bool = False) -> Any:
+    """Return a model as `load_model` returns it without adapters, whose weights are the policy's memory: never write to
+    them.
 
-    It has modules, hooks, buffers and a configuration of its own, so that neither side's way of computing disturbs the
-    other's. Nothing may write into its weights.
+    It has its own modules, hooks, buffers and configuration.
 
     Args:
-        policy: a model with frozen weights, whole on its device, of which an adapter's factors are left out.
-        config: of Hugging Face, for both.
+        policy: a model with frozen weights, whole on its device; its adapter's factors are left out.
 
     Raises:
-        ModelError: the two have other weights.
+        ModelError: the two have different weights.
     """
     config = without_dropout(config)
     with torch.device("meta"):

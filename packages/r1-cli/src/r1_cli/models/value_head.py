@@ -1,4 +1,4 @@
-"""Critics from language models: a family's own class, but for a head of one output that no file has to hold."""
+"""Critics from language models: a family's own class with a head of one output, which files need not have."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -6,13 +6,14 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
 
 from r1_core.learner.critic import give_value_head
 
 
-def with_value_head(family: Any, config: Any, *, trust_remote_code: bool) -> tuple[Any, Any]:
-    """Return the class that an Auto class would make, with a value head, and the configuration to make it by.
+def with_value_head(family: Any, config: PreTrainedConfig, *, trust_remote_code: bool) -> tuple[Any, Any]:
+    """Return the class that an Auto class would make, with a value head, and its configuration.
 
     It has `from_pretrained` and `from_config`, as the Auto class. Its head is never tied to the embeddings.
     """
@@ -23,12 +24,12 @@ def with_value_head(family: Any, config: Any, *, trust_remote_code: bool) -> tup
         own = type(family.from_config(config, trust_remote_code=trust_remote_code))
 
     class Critic(own):  # type: ignore[misc, valid-type]
-        def __init__(self, config: Any, *args: Any, **kwargs: Any) -> None:
+        def __init__(self, config: PreTrainedConfig, *args: object, **kwargs: object) -> None:
             super().__init__(config, *args, **kwargs)
             give_value_head(self)
 
         @classmethod
-        def from_config(cls, config: Any, trust_remote_code: bool = False) -> Any:
+        def from_config(cls, config: PreTrainedConfig, trust_remote_code: bool = False) -> Any:
             return cls._from_config(config)
 
     # The loader knows families by the names and modules of their classes.
@@ -38,10 +39,10 @@ def with_value_head(family: Any, config: Any, *, trust_remote_code: bool) -> tup
 
 
 @torch.no_grad()
-def initialize_value_head(model: Any, info: Mapping[str, Any]) -> dict[str, Any]:
-    """Set the head to 0 unless the files held all of it; return the loader's report on everything else.
+def initialize_value_head(model: PreTrainedModel, info: Mapping[str, set[Any]]) -> dict[str, set[Any]]:
+    """Set the head to 0 unless the files had all of it; return the loader's report without the head.
 
-    A language model's files have a head over the vocabulary, or none; those of a critic have its own.
+    A language model's files have a head over the vocabulary, or none; a critic's have its value head.
     """
     head = model.get_output_embeddings()
     own = {name for name, parameter in model.named_parameters() if any(parameter is one for one in head.parameters())}
@@ -55,7 +56,7 @@ def initialize_value_head(model: Any, info: Mapping[str, Any]) -> dict[str, Any]
 
 @contextmanager
 def quiet_loading() -> Iterator[None]:
-    """Let Hugging Face keep to itself that a head over the vocabulary does not fit: what else is wrong is raised."""
+    """Silence Hugging Face's warning that a head over the vocabulary does not fit; other problems are raised."""
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     try:

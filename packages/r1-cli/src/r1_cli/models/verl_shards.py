@@ -1,9 +1,8 @@
 """Read the sharded checkpoints of EasyR1 and veRL: one file of pickled tensors per FSDP rank.
 
-A folder holds `model_world_size_{W}_rank_{r}.pt` for each of W ranks, each a state dict of DTensors (FSDP2, or FSDP1
-with a device mesh), ShardedTensors (FSDP1 without one) and plain tensors. Nothing in a file is executed: torch's
-restricted unpickler reads it, and torch's distributed classes, which need a process group or the torch version that
-wrote them, are replaced by plain records.
+Each of W ranks has `model_world_size_{W}_rank_{r}.pt`, a state dict of DTensors (FSDP2, or FSDP1 with a device mesh),
+ShardedTensors (FSDP1 without one) and plain tensors. No code in a file is executed: torch's restricted unpickler reads
+it, with plain records in place of torch's distributed classes.
 """
 
 import pickle
@@ -25,12 +24,12 @@ class ShardError(ValueError):
 
 
 class _Record:
-    """The fields of an object of a file, whose class is not imported. What it was constructed with is dropped."""
+    """The fields of a pickled object whose class is not imported."""
 
-    def __new__(cls, *args: Any) -> "_Record":
+    def __new__(cls, *args: object) -> "_Record":
         return super().__new__(cls)
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         parts = state if isinstance(state, tuple) else (state,)  # of a class with slots: (fields or None, slots)
         for fields in parts:
             self.__dict__.update(fields if isinstance(fields, dict) else {})
@@ -47,25 +46,25 @@ class _Replicated(_Record):
 
 
 class _Distributed(Tensor):
-    """Stands for DTensor and ShardedTensor: `shape` is the whole tensor's, `state` is what the class had pickled."""
+    """Stands for DTensor and ShardedTensor: `shape` is the whole tensor's, `state` the class's pickled state."""
 
     state: Any
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+    def __torch_dispatch__(cls, func: object, types: object, args: object = (), kwargs: object = None) -> object:  # type: ignore[override]
         raise NotImplementedError(f"{func} of a tensor whose shards are not joined yet")
 
-    def __setstate__(self, state: Any) -> None:
+    def __setstate__(self, state: object) -> None:
         self.state = state
 
 
-def _attribute(owner: Any, name: str) -> type[_Record]:
-    """Stand for `getattr`, by which a pickle names an enum's member or a class inside a class."""
+def _attribute(owner: object, name: str) -> type[_Record]:
+    """Stand for `getattr`, by which a pickle names enum members and nested classes."""
     return _Record
 
 
-def _stand_ins() -> list[tuple[Any, str]]:
-    """Return the only classes that a file may name beside torch's plain tensors, with what is made in their place.
+def _stand_ins() -> list[tuple[object, str]]:
+    """Return the only classes that a file may name beside torch's plain tensors, with their replacements.
 
     They have moved between versions of torch; 2.4 and newer are covered.
     """
@@ -98,7 +97,7 @@ def _stand_ins() -> list[tuple[Any, str]]:
 
 @contextmanager
 def _only_stand_ins() -> Iterator[None]:
-    """Inside the block a file may name nothing beside `_stand_ins`; importing DTensor has registered its own class."""
+    """Allow only `_stand_ins` inside the block; importing DTensor has registered its own class."""
     before = get_safe_globals()
     clear_safe_globals()
     add_safe_globals(_stand_ins())  # type: ignore[arg-type]  # pairs are taken, too
@@ -129,7 +128,7 @@ def find_shards(folder: Path) -> list[Path]:
 
 
 def read_shards(files: Sequence[Path]) -> dict[str, Tensor]:
-    """Return the whole tensors of a sharded model by name, in the precision of the files, in host memory.
+    """Return the whole tensors of a sharded model by name, in the files' dtype, in host memory.
 
     Args:
         files: one per rank, in order, as from `find_shards`.
@@ -164,7 +163,6 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _join(name: str, parts: list[Any]) -> Tensor:
-    """Return a tensor from what each rank has of it."""
     kinds = {type(part) for part in parts}
     if kinds == {_Distributed}:
         shape = [*parts[0].shape]
@@ -189,11 +187,7 @@ def _is_dtensor(part: Any) -> bool:
 
 
 def _pieces_of_dtensor(name: str, parts: list[Any]) -> tuple[int, list[Tensor]]:
-    """Return the dimension along which the ranks' tensors are joined, and them in order.
-
-    Raises:
-        ShardError: it is split over several dimensions of the mesh, as tensor parallelism does.
-    """
+    """Return the dimension along which the ranks' tensors are joined, and the tensors. Raises ShardError."""
     placements = parts[0].state[-1]["_spec"].placements
     if any(isinstance(placement, _Split) for placement in placements[:-1]):
         raise ShardError(f"{name} is split by tensor parallelism as well as by FSDP: merge it where it was trained")
@@ -202,6 +196,5 @@ def _pieces_of_dtensor(name: str, parts: list[Any]) -> tuple[int, list[Tensor]]:
 
 
 def _pieces_by_offset(parts: list[Any]) -> list[Tensor]:
-    """Return what the ranks have of a ShardedTensor by where it begins, each piece once."""
     shards = [shard for part in parts for shard in part.state[0]]
     return [piece for _, piece in sorted({s.metadata.shard_offsets[0]: s.tensor for s in shards}.items())]

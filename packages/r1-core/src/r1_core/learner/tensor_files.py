@@ -1,4 +1,8 @@
-"""Safetensors files of sharded tensors: split by size, each written by one rank, read by slices; never pickle."""
+"""Safetensors files of sharded tensors: split by size, each written by one rank, read by slices; never pickle.
+
+`torch.distributed.checkpoint` with its Hugging Face writer does not replace this: its files differ with the number of
+ranks, and it makes `model.safetensors` for other readers only by writing all weights twice.
+"""
 
 import json
 import os
