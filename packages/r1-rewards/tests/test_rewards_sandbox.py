@@ -10,12 +10,12 @@ import threading
 import pytest
 from patience import ended, eventually
 
-from r1_rewards.sandbox.execution import PROTECTIONS, Limits, Sandbox, SandboxError, describe
+from r1_rewards.sandbox.execution import PROTECTIONS, Sandbox, SandboxError, SandboxLimits, describe
 from r1_rewards.sandbox.jail import confinement, kernel
 
 pytestmark = pytest.mark.skipif(not kernel.SUPPORTED, reason="judged code is confined on Linux, x86_64 or aarch64")
 
-LIMITS = Limits(memory_mib=256, cpu_seconds=120, files_mib=4, output_mib=1)
+LIMITS = SandboxLimits(memory_mib=256, cpu_seconds=120, files_mib=4, output_mib=1)
 
 
 @pytest.fixture(scope="module")
@@ -175,7 +175,7 @@ def test_output_is_bounded_and_only_the_end_of_stderr_is_kept(sandbox, stream):
 
 
 def test_processor_time_is_bounded_by_the_kernel_too():
-    with Sandbox(Limits(cpu_seconds=0)) as sandbox:
+    with Sandbox(SandboxLimits(cpu_seconds=0)) as sandbox:
         execution = sandbox.run("while True: pass", b"", 60)
     assert (execution.ending, execution.code) == ("ended", -9)
 
@@ -281,7 +281,7 @@ UNSHARE, LANDLOCK, SECCOMP = [(272, 97), None], [(444, 444), None], [(157, 167),
 ON_ANOTHER_SYSTEM = """
 import ctypes, json, struct, sys
 from r1_rewards.sandbox.jail import kernel
-from r1_rewards.sandbox.execution import Limits, Sandbox, SandboxError, describe
+from r1_rewards.sandbox.execution import SandboxLimits, Sandbox, SandboxError, describe
 denied, source = json.loads(sys.argv[1])
 steps = []
 for numbers, argument in denied:

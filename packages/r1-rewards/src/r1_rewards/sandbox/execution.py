@@ -53,7 +53,7 @@ class SandboxError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
-class Limits:
+class SandboxLimits:
     memory_mib: int = 1024  # address space
     cpu_seconds: float = 30.0
     files_mib: int = 16  # of its working directory
@@ -78,11 +78,11 @@ class Sandbox:
     Programs may import the standard library and modules in the folders `module_paths`.
     """
 
-    def __init__(self, limits: Limits | None = None, module_paths: Sequence[str] = ()) -> None:
+    def __init__(self, limits: SandboxLimits | None = None, module_paths: Sequence[str] = ()) -> None:
         """Start the supervisor. Raises SandboxError if it does not start, or on another system than Linux."""
         if sys.platform != "linux":
             raise SandboxError(f"judged code can be confined on Linux only, this is {sys.platform}")
-        self.limits = limits or Limits()
+        self.limits = limits or SandboxLimits()
         self.killed_from_outside = False  # whether a process was ended by SIGKILL or SIGTERM, and not by `end`
         self.module_paths = tuple(str(Path(path).resolve()) for path in module_paths)
         ours, theirs = socket.socketpair()

@@ -86,7 +86,7 @@ class _Server:
     rests_until: float = 0.0
 
 
-class Endpoint:
+class HttpEndpoint:
     """Several equal servers behind one method.
 
     A request goes to the least busy server that did not just fail. Network errors, timeouts, 408, 425, 429, 5xx and

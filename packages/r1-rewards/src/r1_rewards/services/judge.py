@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from r1_rewards.errors import FailureRule, RewardSpecError, suggest
-from r1_rewards.services.endpoint import Endpoint, Patience, Post, RequestFailed, Unusable
+from r1_rewards.services.endpoint import HttpEndpoint, Patience, Post, RequestFailed, Unusable
 from r1_rewards.services.protocols import printable
 from r1_rewards.types import Failure, FailurePolicy, OpenVerifier, Outcome, RewardInput, Score, check_inputs, read_score
 
@@ -89,7 +89,7 @@ class JudgeVerifier(OpenVerifier):
         if not low < high:
             raise RewardSpecError(f"the judge's marks need low < high, got {low} and {high}")
         key = os.environ.get(api_key_env)
-        self._endpoint = Endpoint(
+        self._endpoint = HttpEndpoint(
             [base.strip().rstrip("/") + "/chat/completions" for base in url.split(",")],
             Patience(timeout, deadline, tries, backoff),
             headers={"authorization": f"Bearer {key}"} if key else {},

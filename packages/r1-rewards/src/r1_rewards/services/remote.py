@@ -5,7 +5,7 @@ import os
 from collections.abc import Sequence
 
 from r1_rewards.errors import FailureRule, RewardSpecError, suggest
-from r1_rewards.services.endpoint import Endpoint, Patience, Post, RequestFailed
+from r1_rewards.services.endpoint import HttpEndpoint, Patience, Post, RequestFailed
 from r1_rewards.services.protocols import PROTOCOLS
 from r1_rewards.types import Failure, FailurePolicy, OpenVerifier, Outcome, RewardInput, Score, check_inputs
 
@@ -15,10 +15,10 @@ TOKEN_VARIABLE = "R1_REWARDS_TOKEN"
 class RemoteVerifier(OpenVerifier):
     """A verifier that runs on reward servers.
 
-    A batch is split into requests of `batch_size` responses, balanced over the servers and retried as in `Endpoint`. A
-    request that a server refuses or answers in a wrong shape is halved until only the faulty responses fail. Failed
-    responses have an `error`: `timeout`, `remote` (unreachable, an HTTP error), `wrong_shape` (not JSON, not one reward
-    per response), `non_finite`, or what the server reports.
+    A batch is split into requests of `batch_size` responses, balanced over the servers and retried as in
+    `HttpEndpoint`. A request that a server refuses or answers in a wrong shape is halved until only the faulty
+    responses fail. Failed responses have an `error`: `timeout`, `remote` (unreachable, an HTTP error), `wrong_shape`
+    (not JSON, not one reward per response), `non_finite`, or what the server reports.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class RemoteVerifier(OpenVerifier):
             raise RewardSpecError(f"batch_size must be at least 1, got {batch_size}")
         token = os.environ.get(token_env)
         listed = urls.split(",") if isinstance(urls, str) else urls
-        self._endpoint = Endpoint(
+        self._endpoint = HttpEndpoint(
             [url.strip() for url in listed],
             Patience(timeout, deadline, tries, backoff),
             headers={"authorization": f"Bearer {token}"} if token else {},

@@ -8,7 +8,7 @@ from itertools import islice
 
 from r1_rewards.sandbox.code_grading import Grading, count, grade
 from r1_rewards.sandbox.code_tests import CodeTests, TestsError, read_tests
-from r1_rewards.sandbox.execution import Limits, Sandbox, SandboxError
+from r1_rewards.sandbox.execution import Sandbox, SandboxError, SandboxLimits
 from r1_rewards.types import Score
 
 TRUTH_IS_ANSWER = False  # but tests
@@ -49,7 +49,7 @@ def score(
     total = count(tests)
     if not source.strip() or len(source) > MAX_CHARACTERS:
         return _score(Counter(exception=1 if not share else total), total, share)
-    limits = Limits(memory_mib=memory_mib, cpu_seconds=total_timeout)
+    limits = SandboxLimits(memory_mib=memory_mib, cpu_seconds=total_timeout)
     run = partial(_run_tests, source, tests, limits, Grading(timeout, total_timeout, tolerance), module_paths, share)
     verdicts = run() or run(last=True)
     assert verdicts is not None
@@ -87,7 +87,7 @@ def solution(response: str) -> str:
 def _run_tests(
     source: str,
     tests: CodeTests,
-    limits: Limits,
+    limits: SandboxLimits,
     grading: Grading,
     module_paths: Sequence[str],
     share: bool,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from r1_rewards.errors import RewardSpecError, suggest
-from r1_rewards.workers.frames import Sample, decode_picture
+from r1_rewards.workers.frames import WireSample, decode_picture
 from r1_rewards.workers.shapes import (
     ACCEPTED,
     PLURAL,
@@ -26,7 +26,7 @@ from r1_rewards.workers.shapes import (
     read_shape,
 )
 
-FIELDS: dict[str, Callable[[Sample], object]] = {
+FIELDS: dict[str, Callable[[WireSample], object]] = {
     "prompt": lambda sample: sample["prompt"],
     "response": lambda sample: sample["response"],
     "ground_truth": lambda sample: sample["ground_truth"],
@@ -41,7 +41,7 @@ PLURALS = {f"{name}s": name for name in ("prompt", "response", "ground_truth", "
     "queries": "query"
 }
 # What a column's parameter is given where the row has no such column.
-FALLBACKS: dict[str, Callable[[Sample], object]] = {
+FALLBACKS: dict[str, Callable[[WireSample], object]] = {
     **dict.fromkeys(TRUTHS, FIELDS["ground_truth"]),
     **dict.fromkeys((*SINGULAR, *PLURAL), FIELDS["response"]),
     "data_source": lambda sample: sample["source"],
@@ -129,30 +129,30 @@ def check_columns(wants: Iterable[str], columns: Iterable[str]) -> None:
 
 def make_call(
     function: Callable[..., object], signature: Signature, kwargs: Mapping[str, object]
-) -> Callable[[Sequence[Sample]], object]:
-    def named(samples: Sequence[Sample]) -> dict[str, Any]:
+) -> Callable[[Sequence[WireSample]], object]:
+    def named(samples: Sequence[WireSample]) -> dict[str, Any]:
         return {name: _values(name, samples, signature) for name in signature.wants}
 
-    def call_batch(samples: Sequence[Sample]) -> object:
+    def call_batch(samples: Sequence[WireSample]) -> object:
         return function([_reward_input(sample) for sample in samples], **named(samples), **kwargs)
 
-    def call_each(samples: Sequence[Sample]) -> object:
+    def call_each(samples: Sequence[WireSample]) -> object:
         return [_call_one(sample) for sample in samples]
 
-    def _call_one(sample: Sample) -> object:
+    def _call_one(sample: WireSample) -> object:
         single = {name: value if name == "step" else value[0] for name, value in named([sample]).items()}
         first = [_reward_input(sample)] if signature.shape == "sequential" else []
         score = function(*first, **single, **kwargs)
         return _read_verl(score) if signature.is_verl else score
 
-    def call_texts(samples: Sequence[Sample]) -> object:
+    def call_texts(samples: Sequence[WireSample]) -> object:
         scores = function(**named(samples), **kwargs)
         return [_read_verl(score) for score in scores] if signature.is_verl and isinstance(scores, list) else scores
 
-    def call_columns(samples: Sequence[Sample]) -> object:
+    def call_columns(samples: Sequence[WireSample]) -> object:
         return function(**named(samples), **kwargs)
 
-    def call_completions(samples: Sequence[Sample]) -> object:
+    def call_completions(samples: Sequence[WireSample]) -> object:
         arguments = {**_row_columns(samples, signature), **named(samples)} if signature.open_ended else named(samples)
         scores = function(**{**arguments, **kwargs})
         return [0.0 if score is None else score for score in scores] if isinstance(scores, list) else scores
@@ -191,7 +191,7 @@ def _is_known(name: str) -> bool:
     return name in FIELDS or name in PLURALS
 
 
-def _values(name: str, samples: Sequence[Sample], signature: Signature) -> object:
+def _values(name: str, samples: Sequence[WireSample], signature: Signature) -> object:
     if name == "step":
         return samples[0]["step"]
     if name == "completions":
@@ -205,7 +205,7 @@ def _values(name: str, samples: Sequence[Sample], signature: Signature) -> objec
     return [field(sample) if field else _column(name, sample) for sample in samples]
 
 
-def _column(name: str, sample: Sample) -> object:
+def _column(name: str, sample: WireSample) -> object:
     columns = sample["metadata"]
     name = VERL_COLUMNS.get(name, name)
     if name in columns:
@@ -215,13 +215,13 @@ def _column(name: str, sample: Sample) -> object:
     raise LookupError(f"the parameter {name!r} asks for a column that the data row lacks" + suggest(name, columns))
 
 
-def _row_columns(samples: Sequence[Sample], signature: Signature) -> dict[str, object]:
+def _row_columns(samples: Sequence[WireSample], signature: Signature) -> dict[str, object]:
     columns = {name: [sample["metadata"].get(name) for sample in samples] for name in samples[0]["metadata"]}
     truths = [sample["ground_truth"] for sample in samples]
     return {"ground_truth": truths, **columns, "prompts": _values("prompts", samples, signature)}
 
 
-def _reward_input(sample: Sample) -> dict[str, object]:
+def _reward_input(sample: WireSample) -> dict[str, object]:
     return {
         **sample["metadata"],
         "response": sample["response"],

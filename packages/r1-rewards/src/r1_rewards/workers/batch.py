@@ -21,7 +21,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from r1_rewards.errors import RewardSpecError
 from r1_rewards.types import Failure, Outcome
-from r1_rewards.workers.frames import Job, Sample, unpack
+from r1_rewards.workers.frames import Job, WireSample, unpack
 from r1_rewards.workers.process import ForkServer, Worker, WorkerCrash
 
 MIN_TIMEOUTS_IN_A_ROW = 3  # for a batch to count as stuck, and at least as many as there are workers
@@ -97,7 +97,7 @@ class Batch:
         self,
         server: ForkServer,
         idle: list[Worker],
-        samples: Mapping[int, Sample],
+        samples: Mapping[int, WireSample],
         durations: Durations,
         workers: int,
     ) -> None:
@@ -309,7 +309,7 @@ class Batch:
 
 
 def score_whole(
-    worker: Worker, samples: Sequence[Sample], seconds: float, cpu_seconds: float
+    worker: Worker, samples: Sequence[WireSample], seconds: float, cpu_seconds: float
 ) -> list[Outcome] | Failure:
     """Score samples in one call. Raises TimeoutError, EOFError, OSError or ValueError if the worker is lost."""
     worker.send({"samples": list(samples), "whole": True, "cpu_seconds": cpu_seconds})

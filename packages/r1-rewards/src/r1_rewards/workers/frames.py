@@ -51,7 +51,7 @@ def unpack(message: dict[str, Any]) -> Outcome:
         raise ValueError("a message that is no outcome") from error
 
 
-class Sample(TypedDict):
+class WireSample(TypedDict):
     response: str
     response_length: int
     ground_truth: str
@@ -66,7 +66,7 @@ class Sample(TypedDict):
 class Job(TypedDict):
     """Samples for a worker, to score in one call (`whole`) or one by one in `cpu_seconds` each."""
 
-    samples: list[Sample]
+    samples: list[WireSample]
     whole: bool
     cpu_seconds: float
 

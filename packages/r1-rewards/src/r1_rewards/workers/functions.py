@@ -17,7 +17,7 @@ from r1_rewards.spec import MODEL_REWARDS, SERVICES, RewardSpec, check_options, 
 from r1_rewards.types import Cause, Failure, Outcome, RewardInput, Score, read_score
 from r1_rewards.verifiers import combine, find_verifier
 from r1_rewards.workers.arguments import make_call, read_signature
-from r1_rewards.workers.frames import Sample
+from r1_rewards.workers.frames import WireSample
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -41,7 +41,7 @@ WARM_UP = (
 class RewardFunction:
     name: str
     batch: bool  # whether the meaning of a score may depend on the batch
-    call: Callable[[Sequence[Sample]], object]
+    call: Callable[[Sequence[WireSample]], object]
     file: str | None = None  # the user's file, for line numbers
     shape: str = "builtin"
     wants: tuple[str, ...] = ()  # what it asks for by its parameters' names
@@ -82,7 +82,7 @@ def load_function(spec: RewardSpec, kwargs: Mapping[str, object]) -> RewardFunct
     return RewardFunction(name, not signature.one_by_one, call, str(spec.path), signature.shape, signature.wants)
 
 
-def score_samples(function: RewardFunction, samples: Sequence[Sample]) -> list[Outcome] | Failure:
+def score_samples(function: RewardFunction, samples: Sequence[WireSample]) -> list[Outcome] | Failure:
     try:
         scores = function.call(samples)
     except BaseException as error:  # SystemExit too, and the time limits of libraries: any of them fails the call only
@@ -111,7 +111,7 @@ def _load_builtin(name: str, options: Mapping[str, object]) -> RewardFunction:
     except ImportError as error:
         raise RewardSpecError(str(error)) from error
 
-    def call(samples: Sequence[Sample]) -> list[object]:
+    def call(samples: Sequence[WireSample]) -> list[object]:
         return [
             score(
                 sample["response"], sample["ground_truth"], **options,
@@ -138,7 +138,7 @@ def _try_sandbox() -> None:
 def _load_service(spec: RewardSpec, kwargs: Mapping[str, object]) -> RewardFunction:
     verify = open_service(spec, kwargs, {})
 
-    def call(samples: Sequence[Sample]) -> list[object]:
+    def call(samples: Sequence[WireSample]) -> list[object]:
         scores = verify([_to_input(sample) for sample in samples])
         for score in scores:
             if score.error:
@@ -148,7 +148,7 @@ def _load_service(spec: RewardSpec, kwargs: Mapping[str, object]) -> RewardFunct
     return RewardFunction(spec.function, batch=True, call=call)
 
 
-def _to_input(sample: Sample) -> RewardInput:
+def _to_input(sample: WireSample) -> RewardInput:
     return RewardInput(
         sample["response"], sample["ground_truth"], sample["response_length"], sample["prompt"], sample["metadata"],
         sample["messages"], step=sample["step"], source=sample["source"],
@@ -160,7 +160,7 @@ def _load_sum(parts: Any) -> RewardFunction:
         name: load_function(parse_spec(part.reward), part.options) for name, part in combine.read_parts(parts).items()
     }
 
-    def call(samples: Sequence[Sample]) -> list[object]:
+    def call(samples: Sequence[WireSample]) -> list[object]:
         found = {name: _scores_of(name, function, samples) for name, function in functions.items()}
         rows = ({name: scores[place] for name, scores in found.items()} for place in range(len(samples)))
         return [combine.weighted_sum(row, parts) for row in rows]
@@ -168,7 +168,7 @@ def _load_sum(parts: Any) -> RewardFunction:
     return RewardFunction("combine", any(function.batch for function in functions.values()), call)
 
 
-def _scores_of(name: str, function: RewardFunction, samples: Sequence[Sample]) -> list[Score]:
+def _scores_of(name: str, function: RewardFunction, samples: Sequence[WireSample]) -> list[Score]:
     found = score_samples(function, samples)
     scores = []
     for outcome in [found] if isinstance(found, Failure) else found:

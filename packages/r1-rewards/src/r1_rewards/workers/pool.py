@@ -11,7 +11,7 @@ from r1_rewards.errors import FailureRule, RewardSpecError
 from r1_rewards.spec import parse_spec
 from r1_rewards.types import Cause, Failure, FailurePolicy, OpenVerifier, Outcome, RewardInput, Score, check_inputs
 from r1_rewards.workers.batch import Batch, Durations, score_whole
-from r1_rewards.workers.frames import Sample, encode_picture
+from r1_rewards.workers.frames import WireSample, encode_picture
 from r1_rewards.workers.process import ForkServer, Reward, Worker, WorkerClosed, WorkerCrash
 
 BATCH_SECONDS_PER_SAMPLE = 1.0  # what a batch call gets on top of the timeout
@@ -132,7 +132,7 @@ class PooledVerifier(OpenVerifier):
         with self._lock:
             self._server.dispose()
 
-    def _outcomes(self, samples: dict[int, Sample]) -> Iterator[tuple[int, Outcome]]:
+    def _outcomes(self, samples: dict[int, WireSample]) -> Iterator[tuple[int, Outcome]]:
         for index, sample in list(samples.items()):
             if (length := len(sample["response"])) > MAX_CHARACTERS:
                 del samples[index]
@@ -147,7 +147,7 @@ class PooledVerifier(OpenVerifier):
                 raise WorkerClosed
             yield index, outcome
 
-    def _score_whole(self, samples: list[Sample]) -> list[Outcome] | None:
+    def _score_whole(self, samples: list[WireSample]) -> list[Outcome] | None:
         """Score all samples in one call; None, with a warning, if the call failed as a whole.
 
         If its worker is killed from outside, the call is made once more.
@@ -164,7 +164,7 @@ class PooledVerifier(OpenVerifier):
             )  # fmt: skip
         return None
 
-    def _call_whole(self, samples: list[Sample], *, last: bool = False) -> list[Outcome] | Failure | None:
+    def _call_whole(self, samples: list[WireSample], *, last: bool = False) -> list[Outcome] | Failure | None:
         timeout = self.timeout + BATCH_SECONDS_PER_SAMPLE * len(samples)
         found: list[Outcome] | Failure
         worker = None
@@ -197,7 +197,7 @@ class PooledVerifier(OpenVerifier):
         return self._rule.apply(self.spec, index, outcome)
 
 
-def _wire(index: int, item: RewardInput, pictures: dict[int, dict[str, str]] | None) -> Sample:
+def _wire(index: int, item: RewardInput, pictures: dict[int, dict[str, str]] | None) -> WireSample:
     _check_json(item.metadata, f"metadata of response {index}")
     return {
         "response": item.response,

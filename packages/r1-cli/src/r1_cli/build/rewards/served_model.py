@@ -13,7 +13,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from r1_rewards.services.endpoint import Endpoint, Patience, Post, RequestFailed, Unusable
+from r1_rewards.services.endpoint import HttpEndpoint, Patience, Post, RequestFailed, Unusable
 from r1_rewards.errors import RewardSpecError
 from r1_rollout.types import PromptLike
 from r1_rollout.vllm.servers.protocol import GENERATE, read_body
@@ -67,7 +67,7 @@ class ServedReading:
                 )
         headers = {"authorization": f"Bearer {token}"} if token else {}
         self._endpoints = {
-            path: Endpoint(
+            path: HttpEndpoint(
                 [base + path for base in bases], patience or Patience(), headers=headers, concurrency=concurrency
             )
             for path in (COMPLETIONS, GENERATE)

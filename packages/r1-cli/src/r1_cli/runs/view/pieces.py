@@ -10,11 +10,11 @@ from r1_cli.runs.reader import RunReader
 FILE = "tokenizer.json"
 
 
-class Pieces:
+class TokenTexts:
     def __init__(self, run: RunReader) -> None:
         self._run = run
 
-    def of(self, tokens: Sequence[int] | None) -> list[str] | None:
+    def decode(self, tokens: Sequence[int] | None) -> list[str] | None:
         """Return each token's text, � for a part of a character; None without a tokenizer."""
         if tokens is None or self._tokenizer is None:
             return None

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from r1_cli.runs.history import JsonObject
 from r1_cli.runs.reader import Phase, Row, RunReader
-from r1_cli.runs.view.pieces import Pieces
+from r1_cli.runs.view.pieces import TokenTexts
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,7 +29,7 @@ FILTERS = ("flat", "truncated", "failed")
 class Samples:
     def __init__(self, run: RunReader, phase: Phase) -> None:
         self._run, self._phase, self._lock = run, phase, threading.RLock()
-        self._pieces = Pieces(run)
+        self._token_texts = TokenTexts(run)
         self._parts: dict[Path, tuple[tuple[int, int], Numbers]] = {}  # by file: what it was, its numbers
         self._index: Numbers = _join([])
         self._files: list[Path] = []
@@ -78,7 +78,7 @@ class Samples:
         rows = table.filter(pc.equal(table["group"], group)).to_pylist()
         for row in rows:
             row["parts"] = dict(row.get("parts") or ())
-            row["pieces"] = self._pieces.of(row["tokens"])
+            row["pieces"] = self._token_texts.decode(row["tokens"])
         return rows
 
     def same(self, prompt_id: str) -> list[JsonObject]:

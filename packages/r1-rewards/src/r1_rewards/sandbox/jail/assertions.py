@@ -22,11 +22,11 @@ from .solution import execute, new_module
 REQUESTS, RESPONSES = 3, 4  # descriptors: what this process reads, and what it writes
 
 
-class Unsendable(TypeError):
+class UnsendableArgument(TypeError):
     pass
 
 
-_TESTS_AT_FAULT = (Unsendable, SyntaxError, ModuleNotFoundError)
+_TESTS_AT_FAULT = (UnsendableArgument, SyntaxError, ModuleNotFoundError)
 
 
 def run_assertions(request: values.Request) -> None:
@@ -153,7 +153,7 @@ _NEVER_RAISED = (
 def _send(value: Any) -> dict[str, Any]:
     if isinstance(value, Proxy):
         return object.__getattribute__(value, "_target")
-    raise Unsendable(
+    raise UnsendableArgument(
         f"a test passes a {type(value).__name__} to the solution; only plain values can be sent to its process "
         "(None, bool, numbers, text, bytes, lists, tuples, sets, dicts)"
     )

@@ -30,7 +30,7 @@ PLAIN: tuple[Any, ...] = (
 def run_decoys(request: values.Request) -> None:
     """Execute `request["source"]` and `request["units"]` against decoys; write whether an answer could fail them."""
     units = [request["source"], *request["units"]]
-    failed = any(_fails(units, Decoy(Run(truth)), Exception) for truth in (False, True))
+    failed = any(_fails(units, Decoy(DecoyRun(truth)), Exception) for truth in (False, True))
     failed = failed or any(_fails(units, Stub(answer), AssertionError) for answer in PLAIN)
     with os.fdopen(RESPONSES, "w", encoding="ascii") as responses:
         responses.write(json.dumps({"can_fail": failed}) + "\n")
@@ -41,7 +41,7 @@ class _Endless(Exception):
     pass
 
 
-class Run:
+class DecoyRun:
     """One run of the tests, in which every truth value that depends on a decoy is `truth`."""
 
     def __init__(self, truth: bool) -> None:
@@ -60,7 +60,7 @@ class Decoy:
     Conversions to numbers, lengths and text differ between the two runs.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: DecoyRun) -> None:
         self._run = run
 
     def __getattr__(self, name: str) -> "Decoy":
