@@ -29,8 +29,6 @@ MOST = 40  # changes of a section that are shown
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A value that differs; None in a run without it."""
-
     name: str
     first: object
     second: object
@@ -62,7 +60,6 @@ class Differences:
 
 
 def compare(one: RunReader, other: RunReader) -> Differences:
-    """Compare two runs; `unknown` lists what they have not recorded."""
     changes = {"settings": changed(one.flat_settings(), other.flat_settings())}
     for name, section in SECTIONS.items():
         first, second = one.flat_start(name), other.flat_start(name)

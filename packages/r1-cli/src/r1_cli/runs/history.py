@@ -164,7 +164,6 @@ def read_lines(file: Path) -> tuple[str, list[dict[str, float]]]:
 
 
 def read_trl(file: Path) -> list[dict[str, float]]:
-    """Return the steps in TRL's state; parts of the reward are `rewards/NAME/mean` there."""
     state = _read_json(file)
     steps = []
     for row in state.get("log_history") or []:

@@ -85,7 +85,6 @@ class RunReader:
             return History(str(self.path), "r1", [], starts[-1].get("config") or {})
 
     def flat_settings(self) -> JsonObject:
-        """Return the settings by dotted keys; {} if unknown."""
         return dict(flatten(self.history_or_start().config)) or self.flat_start("config")
 
     def flat_start(self, name: str) -> JsonObject:
@@ -141,7 +140,6 @@ class RunReader:
         return pq.read_table(path, columns=None if columns is None else list(columns), partitioning=None)
 
     def media_path(self, name: str) -> Path:
-        """Return the path of a recorded picture or video; folders in `name` are ignored."""
         return self.path / MEDIA / Path(name).name
 
     def embed_media(self, name: str, most_bytes: int) -> str | None:

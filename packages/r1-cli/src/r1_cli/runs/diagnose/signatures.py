@@ -22,7 +22,6 @@ def signature(of: Signature) -> Signature:
 
 
 def diagnose(history: History) -> Iterator[Diagnosis]:
-    """Yield the problems in a run's numbers."""
     for of in SIGNATURES.values():
         if (found := of(history)) is not None:
             yield found

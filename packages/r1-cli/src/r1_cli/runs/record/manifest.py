@@ -129,5 +129,4 @@ def _git(folder: Path, *words: str) -> str:
 
 
 def now() -> str:
-    """Return the time in UTC, ISO 8601."""
     return datetime.now(UTC).isoformat(timespec="seconds")

@@ -47,7 +47,6 @@ def draw(
 
 
 def thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return at most `MOST_POINTS` points, each the mean of neighbours."""
     size = -(-len(points) // MOST_POINTS)
     parts = [points[at : at + size] for at in range(0, len(points), max(size, 1))]
     return [(sum(x for x, _ in part) / len(part), sum(y / len(part) for _, y in part)) for part in parts]

@@ -37,6 +37,5 @@ def _of_different_prompts(rows: list[Row]) -> list[Row]:
 
 
 def pictures_of(run: RunReader, row: Row) -> list[str]:
-    """Return a row's first pictures as `data:` URLs; missing and large ones are left out."""
     names = (row["media"] or ())[:MOST_PICTURES]
     return [found for name in names if (found := run.embed_media(name, MOST_BYTES))]

@@ -29,7 +29,7 @@ LONGEST = 4_000  # characters of a text
 
 
 def write_report(path: Path) -> str:
-    """Return a run's report as HTML. Raises NoHistoryError without a run."""
+    """Raises NoHistoryError without a run."""
     run = RunReader(path)
     history, starts, validations = run.history, run.starts(), measure(run)
     parts = [

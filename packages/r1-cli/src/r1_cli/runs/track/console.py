@@ -55,7 +55,6 @@ class ConsoleReporter:
         )
 
     def begin(self, step: int, total_steps: int, title: str = "") -> None:
-        """Show the view of a run that starts from `step`."""
         self._total_steps = total_steps
         self._view = View(title, step, total_steps)
 
@@ -73,7 +72,6 @@ class ConsoleReporter:
         self._live.stop()
 
     def progress(self, items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
-        """Yield `items` under a progress bar."""
         task = self._bars.add_task(what, total=total)
         shown = 0.0
         try:
@@ -149,7 +147,6 @@ def step_line(step: int, total: int, record: dict[str, float], width: int | None
 
 
 def labelled(label: str, text: str) -> list[str]:
-    """Return a text's first lines after a label, shortened and without control characters."""
     lines = [visible(line) for line in text.strip().split("\n")]
     lines = [line if len(line) <= WIDTH_SHOWN else line[: WIDTH_SHOWN - 1] + "…" for line in lines]
     if len(lines) > LINES_SHOWN:

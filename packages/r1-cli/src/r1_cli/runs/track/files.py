@@ -76,7 +76,6 @@ class FileLogger:
 
 
 def _key(row: JsonObject) -> tuple[int, str, str, int]:
-    """Return the key of a response; files of older versions have one for each prompt of the validation set."""
     return row["step"], row.get("split", "val"), row["id"], row.get("sample", 0)
 
 

@@ -40,7 +40,6 @@ def redirect_library_logs(path: Path) -> Iterator[None]:
 
 
 def _redirect(file: logging.Handler, logger: logging.Logger) -> Callable[[], None]:
-    """Send a logger's messages to a file; return a function that undoes it."""
     before, propagates = logger.handlers, logger.propagate
     logger.handlers, logger.propagate = [file], False
 

@@ -58,13 +58,11 @@ class Tracker:
         self._thread.do(partial(self._write, step, dict(record), tuple(generations), first))
 
     def flush(self) -> None:
-        """Wait until everything is written. Raises as `log` does."""
         self._thread.do(lambda: None).result()
         if self._failure:
             raise self._failure
 
     def close(self) -> None:
-        """Write everything and close the loggers in the thread that opened them."""
         self._thread.do(lambda: None).result()
         self._thread.close()
         for logger in self.loggers:

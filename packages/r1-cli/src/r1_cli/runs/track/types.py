@@ -36,8 +36,6 @@ class Generation:
 
 @dataclass(frozen=True, slots=True)
 class RunInfo:
-    """What a logger needs to open a run."""
-
     project: str
     experiment: str
     folder: Path  # the run's checkpoint folder; logs live beside the checkpoints
@@ -56,8 +54,7 @@ class Logger(Protocol):
 class Console(Logger, Protocol):
     """The logger on the terminal."""
 
-    def stage(self, name: str) -> None:
-        """Show the current stage of the step."""
+    def stage(self, name: str) -> None: ...
 
     def show(self, generations: Sequence[Generation]) -> None:
         """Show some answers of the step that is logged next."""

@@ -41,8 +41,6 @@ LABEL = 9  # characters of the numbers beside a curve
 
 @dataclass(slots=True)
 class View:
-    """The state of the view, and how to draw it."""
-
     title: str
     step: int  # whole ones
     total: int
@@ -56,7 +54,6 @@ class View:
     answers: Sequence[Generation] = ()
 
     def update(self, step: int, record: Record, answers: Sequence[Generation]) -> None:
-        """Add a step's record and some of its answers."""
         self.step, self.stage, self.within = step, "", ""
         self.last = {**record}
         if "reward/overall" in record:
@@ -69,7 +66,6 @@ class View:
         self.answers = pick(answers) or self.answers
 
     def seconds_left(self) -> float | None:
-        """Return the remaining time at the speed of the last steps; None before the first."""
         return None if not self.seconds else (self.total - self.step) * sum(self.seconds) / len(self.seconds)
 
     def draw(self, width: int, height: int) -> RenderableType:
@@ -137,14 +133,12 @@ class View:
 
 
 def pick(answers: Sequence[Generation]) -> list[Generation]:
-    """Return the best, a middle and the worst answer, from training if possible."""
     ranked = sorted([one for one in answers if one.split == "train"] or answers, key=lambda one: -one.score)
     places = sorted({0, len(ranked) // 2, len(ranked) - 1}) if ranked else []
     return [ranked[place] for place in places]
 
 
 def clock(seconds: float) -> str:
-    """Return a time such as 1:02:03; `?` if it is not finite."""
     if not math.isfinite(seconds):
         return "?"
     minutes, rest = divmod(round(max(seconds, 0)), 60)
@@ -184,7 +178,6 @@ def plot(points: Sequence[tuple[float, float]], width: int, height: int, first: 
 
 
 def spread(points: Sequence[tuple[float, float]], width: int, first: float, last: float) -> list[float | None]:
-    """Return the mean of the finite values of each column, None without any."""
     sums, counts = [0.0] * width, [0] * width
     for place, value in points:
         if math.isfinite(value) and first <= place <= last:

@@ -52,13 +52,12 @@ class ViewedRun:
         return {"state": "live", "told": ""}
 
     def _written(self) -> float | None:
-        """Return when the run last wrote a step, samples or its manifest, in seconds since 1970; None if never."""
         files = (LOG_FILE, MANIFEST_FILE, SAMPLES)
         return max((path.stat().st_mtime for name in files if (path := self.folder.path / name).exists()), default=None)
 
 
 class AskError(ValueError):
-    """A request that cannot be answered."""
+    pass
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:
@@ -174,7 +173,6 @@ def _choice(query: Query, name: str, choices: tuple[Choice, ...]) -> Choice:
 
 
 def _plain(value: object) -> object:
-    """Replace numbers that JSON does not have by None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):

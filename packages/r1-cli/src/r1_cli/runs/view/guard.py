@@ -61,7 +61,6 @@ class Guard:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether an address reaches this machine only."""
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -81,7 +80,6 @@ def _name(host: str) -> str:
 
 
 def _carried(headers: dict[bytes, str]) -> str:
-    """Return the token in a request's header or cookie, "" without one."""
     if (said := headers.get(b"authorization", "")).startswith("Bearer "):
         return said.removeprefix("Bearer ")
     pairs = (pair.strip().partition("=") for pair in headers.get(b"cookie", "").split(";"))

@@ -135,7 +135,6 @@ class Samples:
         return self._texts[path]
 
     def _read_on(self) -> None:
-        """Read new and replaced files; drop removed ones."""
         seen: dict[Path, tuple[int, int]] = {}
         for path in self._run.sample_paths(self._phase):
             try:
@@ -159,7 +158,6 @@ class Samples:
 
 
 def _numbers(path: Path) -> Numbers | None:
-    """Return the numbers of a file's answers; None for an unreadable file."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import pyarrow.parquet as pq

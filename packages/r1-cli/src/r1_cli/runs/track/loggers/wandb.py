@@ -68,7 +68,6 @@ def choose_mode(api_key: str | None) -> Literal["online", "offline", "disabled"]
 
 
 def _saved_key() -> str | None:
-    """Return the key that `wandb login` stored in netrc."""
     host = urlparse(os.environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
     try:
         entry = netrc.netrc(os.environ.get("NETRC")).authenticators(host)
