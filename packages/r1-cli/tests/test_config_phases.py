@@ -49,7 +49,7 @@ def test_in_each_phase_is_what_the_learner_and_the_engine_leave_there(tmp_path: 
     engine, weights, states = {"engine's weights": 2 * GB}, {"weights": 4 * GB}, {"optimizer states": 8 * GB}
     # The reference's default is that it visits the GPU layer by layer (worker.ref.fsdp.enable_cpu_offload).
     assert phases["sampling"] == cuda | engine | {"engine's cache": int(0.6 * (24 * GB)) - 2 * GB}
-    assert phases["hand-over of weights"] == cuda | weights | engine
+    assert phases["weight sync"] == cuda | weights | engine
     assert phases["log-probs"] == cuda | weights | {"reference": 0}
     gradient = phases["gradient"]
     assert gradient.pop("activations") == 0  # the configuration names no sizes
@@ -88,7 +88,7 @@ def test_a_critic_and_the_actor_are_there_one_at_a_time(tmp_path: Path) -> None:
         "critic's gradient": {values, gradients},
         "critic's optimizer step": {values, optimizer, gradients},
         "sampling": set(),
-        "hand-over of weights": {"weights"},
+        "weight sync": {"weights"},
         "log-probs": {"weights"},
         "gradient": {"weights", "gradients"},
         "optimizer step": {"weights", "optimizer states", "gradients"},

@@ -329,7 +329,7 @@ trainer: {critic_warmup: 3, n_gpus_per_node: 2, nnodes: 1}
     for key, why in {
         "critic.model.lora_rank=8": "all the critic's weights train",
         "critic.model.external_lib=mine": "models come from transformers",
-        "critic.shuffle=True": "samples keep the order in which they were drawn",
+        "critic.shuffle=True": "samples keep the order of sampling",
         "critic.ppo_max_token_len_per_gpu=100": "the token budget is micro batch size × longest sequence",
     }.items():
         assert f"{key}: {why}" in told

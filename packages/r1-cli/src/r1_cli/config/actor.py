@@ -31,9 +31,9 @@ Aggregation = Literal[
 class RateConfig(Section):
     """Parameters with a learning rate of their own."""
 
-    pattern: str  # of whole names
-    lr: NonNegative  # of these
-    weight_decay: NonNegative | None = None  # null: that of the others
+    pattern: str  # of whole parameter names
+    lr: NonNegative  # their learning rate
+    weight_decay: NonNegative | None = None  # null: worker.actor.optim.weight_decay
     name: str | None = None  # of its metrics; null: the pattern
 
 
@@ -41,13 +41,13 @@ class OptimConfig(Section):
     lr: NonNegative = 1e-6  # the learning rate, after the warm-up
     betas: Annotated[tuple[Ratio, Ratio], Field(strict=False)] = (0.9, 0.999)  # of AdamW
     weight_decay: NonNegative = 1e-2  # of AdamW
-    strategy: Literal["adamw", "adamw_bf16"] = "adamw"  # adamw_bf16 keeps weights and states in bfloat16
+    strategy: Literal["adamw", "adamw_bf16"] = "adamw"  # adamw_bf16: bfloat16 weights and states
     lr_warmup_ratio: Ratio = 0.0  # share of all optimizer steps
     lr_warmup_steps: Annotated[int, Field(ge=0)] | None = None  # training steps; wins over lr_warmup_ratio
-    min_lr_ratio: Ratio | None = None  # of lr, where cosine and linear end; null: 0
+    min_lr_ratio: Ratio | None = None  # final rate of cosine and linear, as a share of lr; null: 0
     lr_scheduler_type: Literal["constant", "cosine", "linear"] = "constant"
-    num_cycles: Positive = 0.5  # waves of the cosine
-    groups: list[RateConfig] = Field(default_factory=list)  # a parameter belongs to the first that it matches
+    num_cycles: Positive = 0.5  # cosine cycles
+    groups: list[RateConfig] = Field(default_factory=list)  # a parameter has the rate of the first match
 
     def problems(self, key: str, kept_dtype: Precision) -> Iterator[KeyProblem]:
         if any(beta >= 1 for beta in self.betas):
@@ -60,14 +60,14 @@ class OptimConfig(Section):
 
 
 class FSDPConfig(Section):
-    enable_full_shard: bool = True  # a layer's gathered weights go after it; false: only in the backward pass
-    enable_cpu_offload: bool = False  # weights and states lie in the processor's memory, layers visit the device
+    enable_full_shard: bool = True  # reshard a layer after its forward pass; false: after its backward pass
+    enable_cpu_offload: bool = False  # weights and states stay in host memory, each layer is copied to the device
     enable_rank0_init: bool = True
     use_orig_params: bool = False
-    torch_dtype: Precision | None = None  # of the weights that are kept; null: fp32, bf16 with adamw_bf16
+    torch_dtype: Precision | None = None  # of the stored weights; null: fp32, bf16 with adamw_bf16
     fsdp_size: int = -1  # devices that share one copy of the weights; -1: all
     mp_param_dtype: Precision = "bf16"  # of the forward and backward passes
-    mp_reduce_dtype: Precision = "fp32"  # in which gradients are added up over devices
+    mp_reduce_dtype: Precision = "fp32"  # of gradient reduction over devices
     mp_buffer_dtype: Precision = "fp32"
 
     def problems(self, key: str, devices: int) -> Iterator[KeyProblem]:
@@ -90,8 +90,8 @@ class UpdateConfig(Section):
     global_batch_size: Count = 128  # prompts per optimizer step
     micro_batch_size_per_device_for_update: SizeOrAuto = 1
     micro_batch_size_per_device_for_experience: SizeOrAuto = 2
-    max_grad_norm: Positive = 1.0  # a longer gradient is scaled down to it
-    loss_avg_mode: Aggregation | None = None  # null: the one that the loss is meant for
+    max_grad_norm: Positive = 1.0  # gradients are clipped to this norm
+    loss_avg_mode: Aggregation | None = None  # null: the loss's own
     ppo_epochs: Count = 1  # passes over a step's samples
     padding_free: bool = True
     share_prompts: bool = True  # compute a prompt once for all its answers in a micro-batch; packed rows only
@@ -165,13 +165,13 @@ class UpdateConfig(Section):
         except (OSError, ValueError, TypeError):
             return  # reported for model_path
         text = config.get("text_config") or config
-        if "num_attention_heads" in text:  # families have other names for it, too, which transformers knows
+        if "num_attention_heads" in text:  # some families have another name, which only transformers knows
             yield from ((key, message) for message in sharing_problems(text, size, per_node))
 
 
 class ActorConfig(UpdateConfig, LossSettings):
     loss_type: LossName | FileFunction = "default"  # a name, or `file.py:function` from LossInputs to losses
-    entropy_coef: NonNegative = 0.0  # of an entropy bonus
+    entropy_coef: NonNegative = 0.0  # weight of an entropy bonus
     loss_scale_factor: Count | None = None  # seq-mean-token-sum-norm divides by it; null: data.max_response_length
     use_torch_compile: bool = True  # no effect: log-probs are computed eagerly
 
@@ -207,7 +207,7 @@ refuse_clashes(ActorConfig, LOSS_OPTIONS)
 class CriticConfig(UpdateConfig):
     """Batch sizes and model default to the actor's."""
 
-    cliprange_value: Positive = 0.5  # of values, around those before the step
+    cliprange_value: Positive = 0.5  # clip range of values, around those before the step
 
 
 class RefConfig(Section):
@@ -279,7 +279,7 @@ REMARKS = (
         for owner, when in (("actor", None), ("critic", _has_critic))
         for key, reason in (
             ("strategy", "both names mean FSDP2"),
-            ("fsdp.enable_rank0_init", "each rank reads its own rows of the model's files"),
+            ("fsdp.enable_rank0_init", "each rank reads its own shard of the model's files"),
             ("fsdp.use_orig_params", "FSDP2 always does"),
             ("fsdp.mp_buffer_dtype", "buffers keep the model's own precision"),
         )
@@ -287,27 +287,27 @@ REMARKS = (
     KeyRemark("worker.ref.strategy", "both names mean FSDP2"),
     KeyRemark("worker.ref.offload.offload_optimizer", "the reference is not trained"),
     *(
-        KeyRemark(f"worker.ref.fsdp.{key}", "the reference computes in what the actor does, on the ranks that it has")
+        KeyRemark(f"worker.ref.fsdp.{key}", "the reference has the actor's precision and ranks")
         for key in FSDPConfig.model_fields
         if key not in ("enable_cpu_offload", "enable_full_shard")
     ),
-    KeyRemark("worker.critic.model.tokenizer_path", "it reads the tokens that the actor does", _has_critic),
+    KeyRemark("worker.critic.model.tokenizer_path", "the critic reads the actor's tokens", _has_critic),
     *(
         KeyRemark(f"worker.critic.model.lora.{key}", "all the critic's weights train", _has_critic)
         for key in LoraConfig.model_fields
         if key not in ("rank", "path")
     ),
-    KeyRemark("worker.critic.fsdp.fsdp_size", "the critic is cut over the ranks as the actor is", _has_critic),
+    KeyRemark("worker.critic.fsdp.fsdp_size", "the critic is sharded like the actor", _has_critic),
     KeyRemark("worker.critic", "the estimator needs no critic", lambda v, c: not c.has_critic),
-    KeyRemark("worker.actor.fsdp.fsdp_size", "one device, nothing to shard", lambda v, c: c.trainer.devices == 1),
+    KeyRemark("worker.actor.fsdp.fsdp_size", "there is one device", lambda v, c: c.trainer.devices == 1),
     KeyRemark(
         "worker.actor.ulysses_size",
-        "one device, nobody to share sequences with",
+        "there is one device",
         lambda v, c: c.trainer.devices == 1,
     ),
     KeyRemark(
         "worker.critic.ulysses_size",
-        "one device, nobody to share sequences with",
+        "there is one device",
         lambda v, c: c.has_critic and c.trainer.devices == 1,
     ),
     *(
@@ -336,13 +336,13 @@ REMARKS = (
         "only lr_scheduler_type=cosine uses it",
         lambda v, c: c.worker.actor.optim.lr_scheduler_type != "cosine",
     ),
-    # On by default, so shown only where the user asks for it.
+    # On by default, so only shown if the user sets it.
     KeyRemark("worker.actor.use_torch_compile", "log-probs are computed eagerly", lambda v, c: v, only_if_set=True),
     KeyRemark("worker.actor.optim.lr", "no weight changes", lambda v, c: v == 0, only_if_set=True),
     *(
         KeyRemark(
             f"worker.actor.offload.{key}",
-            "nobody else is where the actor learns",
+            "nothing else uses the actor's devices",
             lambda v, c: v and not c.shares_devices,
             only_if_set=True,
         )
@@ -350,13 +350,13 @@ REMARKS = (
     ),
     KeyRemark(
         "worker.actor.offload.offload_params",
-        "the embedded engine samples from the adapter's base, which stays",
+        "the embedded engine samples from the adapter's base, which stays on the device",
         lambda v, c: v and c.shares_base(on_gpu=True),
         only_if_set=True,
     ),
     KeyRemark(
         "worker.ref.offload.offload_params",
-        "worker.ref.fsdp.enable_cpu_offload keeps the reference off the device anyhow",
+        "worker.ref.fsdp.enable_cpu_offload=true keeps the reference in host memory already",
         lambda v, c: v and c.worker.ref.fsdp.enable_cpu_offload,
         only_if_set=True,
     ),

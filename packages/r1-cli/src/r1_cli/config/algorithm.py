@@ -72,9 +72,9 @@ class RolloutCorrectionConfig(Section):
     A threshold is an upper bound such as 2.0, or two bounds such as 0.5_5.0.
     """
 
-    # importance weights of what; null: none; auto: token if samples may be of older weights, else none
+    # level of importance weights; null: none; auto: token if samples may have older weights, else none
     rollout_is: Literal["auto", "token", "sequence", "geometric"] | None = "auto"
-    rollout_is_threshold: Threshold = 2.0  # one bound: weights are cut to it (TIS); two: 0 outside (IcePop)
+    rollout_is_threshold: Threshold = 2.0  # one bound: truncated (TIS); two: 0 outside (IcePop)
     rollout_is_batch_normalize: bool = False  # weights have mean 1 over an optimizer step
     rollout_rs: Annotated[list[Rejection], BeforeValidator(_rejections)] | None = None  # what to reject by; a,b: both
     rollout_rs_threshold: Annotated[list[Threshold], BeforeValidator(_by_commas)] | None = None  # for each, or for all
@@ -106,24 +106,26 @@ class AlgorithmConfig(EstimatorSettings):
     disable_kl: bool = False
     use_kl_loss: bool = True
     kl_penalty: KLPenalty = "low_var_kl"
-    kl_coef: NonNegative = 1e-2  # weight of the KL; at the start, where kl_type is adaptive
+    kl_coef: NonNegative = 1e-2  # weight of the KL; with kl_type=adaptive, the initial one
     kl_type: Literal["fixed", "adaptive"] = "fixed"
     kl_horizon: Positive = 10000.0  # adaptive controller
     kl_target: Positive = 0.1  # adaptive controller
-    online_filtering: bool = False  # keep only groups that can teach something
+    online_filtering: bool = False  # train only on groups with signal
     # default: the mean lies strictly between filter_low and filter_high; zero_variance: answers differ;
     # ema_std: the std is at least std_filter_beta times its moving average
     filter_mode: Literal["default", "zero_variance", "ema_std"] = "default"
-    # steps between the sampling of a group that passed and was not needed, and its use; 0: it is thrown away
+    # steps that a group which passed the filter may be carried over; 0: it is discarded
     surplus_max_age: Annotated[int, Field(ge=0)] = 1
     filter_key: str = "overall"  # overall: the reward; else one of the parts that the reward function reports
     filter_low: float = 0.01  # of filter_mode=default
     filter_high: float = 0.99  # of filter_mode=default
-    filter_ema_ratio: Ratio = 0.99  # what the average keeps of itself in a step
-    filter_ema_start_step: Count = 6  # steps from here on are averaged
-    filter_start_step: Count = 11  # steps from here on are filtered
+    filter_ema_ratio: Ratio = 0.99  # decay of the average per step
+    filter_ema_start_step: Count = 6  # first averaged step
+    filter_start_step: Count = 11  # first filtered step
     std_filter_beta: NonNegative = 0.5  # of filter_mode=ema_std
-    off_policy_mask_threshold: NonNegative | None = None  # nats per token: drops bad answers that the policy has left
+    off_policy_mask_threshold: NonNegative | None = (
+        None  # nats per token: masks answers with a negative advantage beyond this KL
+    )
     rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
 
     def clip_problems(self) -> Iterator[KeyProblem]:

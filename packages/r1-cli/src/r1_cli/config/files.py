@@ -104,7 +104,7 @@ def sequential_problems(name: str) -> Iterator[KeyProblem]:
         path = parse_spec(name).path
         names = _top_level_names(_parse(path))[0] if path else {"REWARD_TYPE"}
     except ValueError:
-        return  # said where the reward itself is checked
+        return  # reported by `reward_problems`
     if "REWARD_TYPE" not in names:
         yield "worker.reward.reward_type", f'add the line REWARD_TYPE = "sequential" to {path}'
 

@@ -86,8 +86,8 @@ MOVED = {
 }
 # Keys without a successor, by their beginning, and why nothing is lost.
 DROPPED = {
-    "algorithm.filter_target": "algorithm.filter_mode says by what groups are chosen",
-    "worker.reward.overlong_buffer.log": "the punishment is always logged",
+    "algorithm.filter_target": "set algorithm.filter_mode",
+    "worker.reward.overlong_buffer.log": "the penalty is always logged",
     "worker.rollout.calculate_log_probs": "the engine always returns the log-probs that it sampled with",
     "trainer.remove_ckpt_after_load": "a checkpoint is never deleted by loading it; trainer.save_limit prunes",
     "trainer.del_local_ckpt_after_load": "a checkpoint is never deleted by loading it; trainer.save_limit prunes",
@@ -101,8 +101,8 @@ DROPPED = {
     "worker.rollout.load_format": "the engine takes its weights from the learner",
     "worker.rollout.max_num_seqs": "the engine chooses how many sequences it runs at once",
     "worker.rollout.do_sample": "set worker.rollout.temperature, 0 for greedy",
-    "worker.rollout.prompt_length": "data.max_prompt_length says it",
-    "worker.rollout.response_length": "data.max_response_length says it",
+    "worker.rollout.prompt_length": "set data.max_prompt_length",
+    "worker.rollout.response_length": "set data.max_response_length",
     "reward_model.": "set worker.reward.reward_function",
 } | {
     f"worker.{w}.{name}": reason
@@ -111,11 +111,11 @@ DROPPED = {
         "ppo_micro_batch_size": "set micro_batch_size_per_device_for_update",
         "forward_micro_batch_size": "set micro_batch_size_per_device_for_experience",
         "log_prob_micro_batch_size": "set worker.actor.micro_batch_size_per_device_for_experience",
-        "log_prob_use_dynamic_bsz": "worker.actor.dynamic_batching says it",
+        "log_prob_use_dynamic_bsz": "set worker.actor.dynamic_batching",
         "log_prob_max_token_len_per_gpu": "the token budget is micro batch size × longest sequence",
         "ppo_max_token_len_per_gpu": "the token budget is micro batch size × longest sequence",
         "forward_max_token_len_per_gpu": "the token budget is micro batch size × longest sequence",
-        "ulysses_sequence_parallel_size": "worker.actor.ulysses_size says it",
+        "ulysses_sequence_parallel_size": "set worker.actor.ulysses_size",
         "optim.total_training_steps": "the number of steps follows from the data and trainer.max_steps",
         "model.external_lib": "models come from transformers",
         "fsdp_config.wrap_policy": "the model's own layers are sharded",
@@ -127,7 +127,7 @@ MOVED_FILES = {"examples/score_function/": "examples/reward_function/", "_format
 # The KL loss of early releases had its own coefficient; algorithm.kl_coef then meant KL inside the reward.
 KL_LOSS = {"worker.actor.kl_loss_coef": "algorithm.kl_coef", "worker.actor.kl_loss_type": "algorithm.kl_penalty"}
 PREVIOUS_CHECKPOINT = ("trainer.remove_previous_ckpt", "trainer.remove_previous_ckpt_in_save")
-# What `dapo` stands for beside GRPO's advantages (arXiv 2503.14476).
+# What `dapo` means in addition to GRPO's advantages (arXiv 2503.14476).
 DAPO = {
     "algorithm.disable_kl": True,
     "algorithm.online_filtering": True,
@@ -223,7 +223,7 @@ def _convert(setting: Setting, typed: str, given: Tree) -> Iterator[tuple[Settin
 
 def _reward_type(setting: Setting) -> Iterator[tuple[Setting | None, str]]:
     if setting.value == "function":
-        yield None, "is not needed any more: worker.reward.reward_function says it"
+        yield None, "is not needed any more: set worker.reward.reward_function"
     else:
         yield setting, "is now the constant REWARD_TYPE in the file of worker.reward.reward_function"
 

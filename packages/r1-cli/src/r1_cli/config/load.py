@@ -36,7 +36,7 @@ BOUNDS = {
     "less_than": "less than",
 }
 
-# What a critic has of the actor's where the user says nothing else: the last three belong together.
+# Copied from the actor if the user does not set them.
 BATCH_SIZES = (
     "global_batch_size",
     "micro_batch_size_per_device_for_update",

@@ -16,10 +16,10 @@ class LoraConfig(Section):
     """A low-rank adapter (arXiv 2106.09685)."""
 
     rank: Annotated[int, Field(ge=0)] = 0  # 0: train all weights
-    alpha: Count = 64  # the factors' product weighs alpha / rank
+    alpha: Count = 64  # the factors' product is scaled by alpha / rank
     target_modules: str | list[str] = "all-linear"  # ends of modules' names, or a pattern of whole names
     exclude_modules: str | list[str] | None = ".*visual.*"
-    path: UserPath | None = None  # an adapter to start from, whose rank, alpha and modules it keeps
+    path: UserPath | None = None  # an adapter to start from, with its rank, alpha and modules
 
     @property
     def used(self) -> bool:
@@ -30,11 +30,11 @@ class ModelConfig(Section):
     model_path: UserPath | None = None  # a Hugging Face folder or hub name
     tokenizer_path: UserPath | None = None  # null: the model's own
     override_config: Tree = Field(default_factory=dict)  # entries of the model's config.json
-    enable_gradient_checkpointing: bool = True  # compute activations again going backward: less memory, more time
-    enable_activation_offload: bool = False  # checkpointed layers' inputs wait in the processor's memory
+    enable_gradient_checkpointing: bool = True  # recompute activations in the backward pass: less memory, more time
+    enable_activation_offload: bool = False  # offload the inputs of checkpointed layers to host memory
     trust_remote_code: bool = False
-    freeze_vision_tower: bool = False  # train the rest only
-    quantization: Literal["nf4"] | None = None  # keep the base under an adapter in 4 bits, on one device
+    freeze_vision_tower: bool = False  # train the language model only
+    quantization: Literal["nf4"] | None = None  # store the base of an adapter in 4 bits, on one device
     freeze: list[str] = Field(default_factory=list)  # patterns of whole names of parameters that are not trained
     lora: LoraConfig = LoraConfig()
 

@@ -157,7 +157,7 @@ def needs_of(entries: Mapping[str, Entry], name: str) -> tuple[str, ...]:
     try:
         return catalogue.own_needs(Path(path), function) or ()
     except (OSError, SyntaxError, ValueError):
-        return ()  # said where the file itself is checked
+        return ()  # reported by `function_problems`
 
 
 def range_problems(section: BaseModel, options: Iterable[Option], name: str) -> Iterator[KeyProblem]:

@@ -17,9 +17,9 @@ def _with_function(value: object) -> object:
 class OverlongBufferConfig(Section):
     """DAPO's soft overlong penalty: the last `len` tokens before data.max_response_length cost reward."""
 
-    enable: bool = False  # whether long answers are punished
+    enable: bool = False  # penalize long answers
     len: Count | None = None
-    penalty_factor: NonNegative = 1.0  # taken off an answer that fills them all
+    penalty_factor: NonNegative = 1.0  # penalty of an answer of full length
 
     def problems(self, max_response_length: int) -> Iterator[KeyProblem]:
         key = "worker.reward.overlong_buffer.len"
@@ -36,12 +36,14 @@ class OverlongBufferConfig(Section):
 class RewardConfig(Section):
     reward_function: Annotated[UserPath, BeforeValidator(_with_function)] | None = None  # `math` or `file.py:function`
     reward_function_kwargs: Tree = Field(default_factory=dict)
-    reward_type: Literal["batch", "sequential"] | None = None  # older; the file's own REWARD_TYPE says it today
-    skip_special_tokens: bool = True  # leave them out of the text that the reward gets
+    reward_type: Literal["batch", "sequential"] | None = None  # older; today the file's own REWARD_TYPE
+    skip_special_tokens: bool = True  # remove them from the text for the reward
     num_cpus: Count = 1  # worker processes
     timeout: Positive = 30.0  # seconds per sample
-    failure_score: float = 0.0  # of a sample that could not be scored
-    failure_policy: Literal["score", "drop", "stop"] = "score"  # what becomes of it: that score, left out, or the end
+    failure_score: float = 0.0  # score of a sample that could not be scored
+    failure_policy: Literal["score", "drop", "stop"] = (
+        "score"  # such a sample gets failure_score, is dropped, or stops the run
+    )
     overlong_buffer: OverlongBufferConfig = OverlongBufferConfig()
 
     def file_problems(self) -> Iterator[KeyProblem]:

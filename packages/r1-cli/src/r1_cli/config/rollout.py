@@ -15,7 +15,7 @@ from r1_cli.config.problems import KeyProblem, KeyRemark, Provenance
 from r1_cli.config.section import Count, NonNegative, Positive, Precision, Section, UserPath, one_of
 from r1_rollout.vllm.limits import COLDEST, HOTTEST
 
-AUTO, SERVERS = "auto", "servers"  # servers sample where `worker.rollout.servers` says so, whatever the name
+AUTO, SERVERS = "auto", "servers"  # `worker.rollout.servers` decides on servers, whatever the name
 _FOUND = {found.name for found in iter_modules([str(Path(__file__).parents[1] / "build" / "engines")])}
 ENGINES = (AUTO, *sorted(_FOUND - {SERVERS}))
 
@@ -23,7 +23,7 @@ ENGINES = (AUTO, *sorted(_FOUND - {SERVERS}))
 class EngineModule(Protocol):
     """A module of `r1_cli.build.engines`."""
 
-    IGNORES: Mapping[str, str]  # keys of `worker.rollout` that this engine has no use for, and why
+    IGNORES: Mapping[str, str]  # keys of `worker.rollout` that this engine does not read, and why
 
     def missing(self) -> str | None:
         """Return what must be installed; None if nothing."""
@@ -47,7 +47,7 @@ def _load(name: str) -> EngineModule:
     return cast(EngineModule, import_module(f"r1_cli.build.engines.{name}"))
 
 
-EASYR1_SIZE = 2  # its default of tensor_parallel_size, which a run on embedded engines is allowed to leave
+EASYR1_SIZE = 2  # its default of tensor_parallel_size, allowed with embedded engines
 
 
 class ValOverrideConfig(Section):
@@ -68,13 +68,15 @@ class ServersConfig(Section):
     """vLLM servers that sample, if `count` or `urls` is set. Times are in seconds."""
 
     count: Annotated[int, Field(ge=0)] = 0  # servers that r1 starts, each on tensor_parallel_size GPUs of its own
-    urls: list[Annotated[str, Field(pattern=r"^https?://[^/\s]+/?$")]] = Field(default_factory=list)  # that run already
-    transfer: Literal["folder", "broadcast"] = "folder"  # weights as files, or by NCCL to GPUs and TCP to processors
-    weights_folder: UserPath | None = None  # on a disk that all servers see; null: this machine's temporary folder
-    start_timeout: Positive = 600.0  # until a server must be up
-    load_timeout: Positive = 600.0  # for new weights
-    stall_timeout: Positive = 300.0  # a server with requests that says nothing for so long is started anew
-    recovery_timeout: Positive = 900.0  # with no server up, until the run stops
+    urls: list[Annotated[str, Field(pattern=r"^https?://[^/\s]+/?$")]] = Field(
+        default_factory=list
+    )  # of running servers
+    transfer: Literal["folder", "broadcast"] = "folder"  # weights as files, or by NCCL (TCP without GPUs)
+    weights_folder: UserPath | None = None  # on a disk shared with all servers; null: this machine's temporary folder
+    start_timeout: Positive = 600.0  # for a server to start
+    load_timeout: Positive = 600.0  # to load weights
+    stall_timeout: Positive = 300.0  # restart a server with requests that makes no progress for this long
+    recovery_timeout: Positive = 900.0  # stop the run after this long without a server
 
     @property
     def used(self) -> bool:
@@ -94,21 +96,23 @@ class EnginesConfig(Section):
 class RolloutConfig(Section):
     name: Annotated[str, one_of(ENGINES)] = AUTO
     n: Count = 5  # answers per prompt
-    temperature: NonNegative = 1.0  # of sampling; log-probs are those at it
-    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # sample from the likeliest tokens of this share; 1: off
+    temperature: NonNegative = 1.0  # of sampling and of log-probs
+    top_p: Annotated[float, Field(gt=0, le=1)] = 1.0  # nucleus sampling; 1: off
     top_k: int = -1  # -1: off
-    seed: int = 1  # a sample's noise is a function of it, the prompt and the number of the answer
-    dtype: Precision = "bf16"  # of the engine's weights on a GPU; fp32 on processors
+    seed: int = 1  # each sample's seed derives from it, the prompt and the answer's number
+    dtype: Precision = "bf16"  # of the engine's weights on a GPU; fp32 on a CPU
     tensor_parallel_size: Count = 2  # devices of one engine
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] = 0.6  # share of a GPU that vLLM takes
-    max_num_batched_tokens: Count = 8192  # tokens of one of vLLM's passes
+    max_num_batched_tokens: Count = 8192  # tokens of one vLLM pass
     max_model_len: Count | None = None  # of vLLM; null: the longest prompt and answer together
     enforce_eager: bool = False  # sample without CUDA graphs
-    enable_chunked_prefill: bool = False  # vLLM cuts long prompts into several passes
-    ignore_eos: bool = False  # answers go on to their full length
-    limit_images: Annotated[int, Field(ge=0)] = 0  # pictures per prompt that the engine reserves room for; 0: its own
+    enable_chunked_prefill: bool = False  # vLLM splits long prompts into several passes
+    ignore_eos: bool = False  # generate to the full length
+    limit_images: Annotated[int, Field(ge=0)] = (
+        0  # pictures per prompt that the engine reserves memory for; 0: its default
+    )
     disable_tqdm: bool = False
-    disable_log_stats: bool = True  # vLLM keeps its own figures to itself
+    disable_log_stats: bool = True  # without vLLM's own statistics
     canary: bool = True  # compare log-probs with the learner's after every sync, and stop at a mismatch
     val_override_config: ValOverrideConfig = ValOverrideConfig()
     servers: ServersConfig = ServersConfig()
@@ -172,7 +176,7 @@ class RolloutConfig(Section):
             )
         if self.servers.used:
             return
-        # EasyR1's default of 2 is not held against a run whose engines have one device each.
+        # EasyR1's default of 2 is allowed if engines have one device each.
         several = on_cluster and self.engine_size > 1
         per_node = apart.n_gpus_per_node or trainer_per_node
         if (several or provenance.is_set(key)) and per_node % size:
@@ -190,7 +194,7 @@ class RolloutConfig(Section):
 
 
 UNSUPPORTED = (
-    # As a mere default it means nothing on one device.
+    # The default has no effect on one device.
     KeyRemark(
         "worker.rollout.tensor_parallel_size",
         "the engine runs on one device, set 1",

@@ -63,7 +63,7 @@ Ratio = Annotated[float, Field(ge=0, le=1)]
 NonNegative = Annotated[float, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
 AUTO_SIZE = "auto"
-SizeOrAuto = Count | Literal["auto"]  # found by a rehearsal at start
+SizeOrAuto = Count | Literal["auto"]  # `auto`: found by a profiling pass at start
 # `~/` is the user's home folder, at the beginning and behind the `@` of `json@~/rows`.
 UserPath = Annotated[str, AfterValidator(lambda value: HOME.sub(str(Path.home()), value))]
 Files = UserPath | list[UserPath]

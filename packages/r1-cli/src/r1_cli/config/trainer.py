@@ -33,30 +33,30 @@ class TrainerConfig(Section):
 
     total_epochs: Count = 15  # passes over the training rows
     max_steps: Count | None = None  # wins over total_epochs
-    project_name: str = "easy_r1"  # for trackers, and of the run's folder
-    experiment_name: str = "demo"  # the same
+    project_name: str = "easy_r1"  # in trackers and the run's folder
+    experiment_name: str = "demo"  # likewise
     logger: Annotated[list[Logger], OneOrMore, Field(min_length=1)] = Field(default_factory=_file_and_wandb)
     nnodes: Count = 1  # machines
-    n_gpus_per_node: Count = 8  # devices of each; processors where there is no GPU
-    max_try_make_batch: int = 20  # batches generated to fill one; -1: no limit
+    n_gpus_per_node: Count = 8  # devices of each; CPU processes without a GPU
+    max_try_make_batch: int = 20  # sampling rounds to fill a batch; -1: no limit
     critic_warmup: Annotated[int, Field(ge=0)] = 0
     val_freq: AtLeastMinusOne = 5
     val_before_train: bool = True  # once before the first step
-    val_only: bool = False  # and then no step
-    val_generations_to_log: Annotated[int, Field(ge=0)] = 3  # prompts a validation, in generations.jsonl
-    train_generations_to_log: Annotated[int, Field(ge=0)] = 1  # prompts a step
-    record_gb: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0  # of RUN/samples and RUN/media; 0: none
-    max_idle_steps: AtLeastMinusOne = 10  # steps in a row with nothing to learn from, after which a run ends
+    val_only: bool = False  # validate and stop
+    val_generations_to_log: Annotated[int, Field(ge=0)] = 3  # prompts of a validation in generations.jsonl
+    train_generations_to_log: Annotated[int, Field(ge=0)] = 1  # prompts of a step in generations.jsonl
+    record_gb: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0  # largest RUN/samples and RUN/media; 0: none
+    max_idle_steps: AtLeastMinusOne = 10  # stop after this many steps in a row without signal
     save_freq: AtLeastMinusOne = 5
-    save_limit: AtLeastMinusOne = 3  # newest checkpoints kept; -1 or 0: all
+    save_limit: AtLeastMinusOne = 3  # newest checkpoints to keep; -1 or 0: all
     save_model_only: bool = False  # without the optimizer's states
     save_checkpoint_path: UserPath | None = None  # null: checkpoints/PROJECT/EXPERIMENT
-    load_checkpoint_path: UserPath | None = None  # a global_step_N to go on from
-    find_last_checkpoint: bool = True  # the same command, run again, resumes
-    collective_timeout: Positive = 1800.0  # seconds that a rank waits for the others, with several devices
-    max_staleness: Annotated[int, Field(ge=0)] = 0  # steps by which sampling runs ahead of learning; 0: they take turns
-    timeline: Annotated[int, Field(ge=0)] = 0  # first steps of which RUN/timeline.json shows what was done when
-    ray_timeline: UserPath | None = None  # a file for what ranks did when, with several devices
+    load_checkpoint_path: UserPath | None = None  # a global_step_N to resume from
+    find_last_checkpoint: bool = True  # resume from the run's newest checkpoint
+    collective_timeout: Positive = 1800.0  # seconds that a rank waits for others, with several devices
+    max_staleness: Annotated[int, Field(ge=0)] = 0  # steps that sampling runs ahead of learning; 0: synchronous
+    timeline: Annotated[int, Field(ge=0)] = 0  # first steps to record in RUN/timeline.json
+    ray_timeline: UserPath | None = None  # a file for Ray's timeline, with several devices
 
     @property
     def checkpoint_folder(self) -> Path:
@@ -90,7 +90,7 @@ class TrainerConfig(Section):
     ) -> Iterator[KeyProblem]:
         if not self.max_staleness or not colocated:
             return
-        # Where there are no GPUs, several devices are only meant if they are asked for.
+        # Without GPUs, several devices are only meant if the user sets them.
         several = self.devices > 1 and provenance.is_set("trainer.n_gpus_per_node")
         if several or self.nnodes > 1:
             yield STALENESS, OWN_DEVICES
@@ -109,7 +109,7 @@ OWN_DEVICES = (
 )
 REMARKS = (
     KeyRemark("trainer.ray_timeline", "one device, no Ray", lambda v, c: not c.on_cluster),
-    KeyRemark("trainer.collective_timeout", "one device, nobody to wait for", lambda v, c: c.trainer.devices == 1),
+    KeyRemark("trainer.collective_timeout", "there is one device", lambda v, c: c.trainer.devices == 1),
     KeyRemark("trainer.critic_warmup", "the estimator needs no critic", lambda v, c: not c.has_critic),
     KeyRemark("trainer.save_freq", "as -1, no checkpoint is written", lambda v, c: v == 0, only_if_set=True),
     KeyRemark("trainer.val_freq", "as -1, nothing is validated between steps", lambda v, c: v == 0, only_if_set=True),

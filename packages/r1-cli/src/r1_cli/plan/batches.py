@@ -172,16 +172,16 @@ def _most_answers(config: RunConfig, size: int, owner: Owner) -> int:
     data = config.data
     if not config.trained(owner).dynamic_batching:
         return size
-    room = size * (data.max_prompt_length + data.max_response_length)
-    return max((room - data.max_prompt_length) // data.max_response_length, 1)
+    budget = size * (data.max_prompt_length + data.max_response_length)
+    return max((budget - data.max_prompt_length) // data.max_response_length, 1)
 
 
 def _groups(config: RunConfig, size: int, answers: int, owner: Owner) -> int:
     data = config.data
     if not config.trained(owner).dynamic_batching:
         return size // answers
-    room = size * (data.max_prompt_length + data.max_response_length)
-    return max(room // (data.max_prompt_length + answers * data.max_response_length), 1)
+    budget = size * (data.max_prompt_length + data.max_response_length)
+    return max(budget // (data.max_prompt_length + answers * data.max_response_length), 1)
 
 
 def _ceil(total: int, size: int) -> int:

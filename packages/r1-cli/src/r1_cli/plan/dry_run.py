@@ -63,8 +63,8 @@ def show_screen(console: Console, config: RunConfig, provenance: Provenance, pla
     if plan.memory is not None:
         card = find_card()
         phases = find_phases(config, plan.memory, card)
-        told = ", ".join(f"{phase.name} {size_text(phase.total)}" for phase in phases)
-        console.print(f"memory of a GPU, about: {told}", **PLAIN)
+        sizes = ", ".join(f"{phase.name} {size_text(phase.total)}" for phase in phases)
+        console.print(f"memory of a GPU, about: {sizes}", **PLAIN)
         warnings = warn_of_memory(config, phases, card)
     show_notes(console, config, provenance, plan)
     return warnings

@@ -14,7 +14,7 @@ from r1_cli.plan.batches import count_micro_batch_tokens
 from r1_cli.plan.memory import Memory, compute_bytes, estimate
 from r1_cli.plan.model_sizes import BYTES, Models, ModelSizes, TowerSizes, read_models
 
-CONTEXT = 1 << 30  # bytes that CUDA, its libraries and fragments take of a GPU, about; an engine beside has its own
+CONTEXT = 1 << 30  # bytes of a GPU for CUDA, its libraries and fragmentation, about
 SEQUENCES = 256  # that decode at the same time in an engine (`build.engines.max_sequences`)
 # What can be set so that less is on the GPU at once, the cheapest first.
 Remedy = tuple[str, Any]  # a key, and the value that saves memory
@@ -57,34 +57,36 @@ def find_phases(config: RunConfig, memory: Memory, card: int | None = None, *, o
         on_gpu: False without GPUs: CUDA takes nothing.
     """
     actor, rollout, ref = config.worker.actor, config.worker.rollout, config.worker.ref
-    host = actor.fsdp.enable_cpu_offload  # the processor keeps weights, gradients and states, and layers visit the GPU
-    weights = {"weights": 0 if host else memory.weights}
-    states = {"optimizer states": 0 if host else memory.optimizer}
-    gradients = {"gradients": 0 if host else memory.gradients}
-    visits = ref.fsdp.enable_cpu_offload or ref.offload.offload_params
+    on_host = actor.fsdp.enable_cpu_offload  # layers are copied to the GPU one by one
+    weights = {"weights": 0 if on_host else memory.weights}
+    states = {"optimizer states": 0 if on_host else memory.optimizer}
+    gradients = {"gradients": 0 if on_host else memory.gradients}
+    ref_offloaded = ref.fsdp.enable_cpu_offload or ref.offload.offload_params
     reference = {"reference": 0 if ref.fsdp.enable_cpu_offload else memory.reference}
-    stays = {} if visits else reference
-    leaves = config.shares_devices and actor.offload.offload_params and not config.shares_base(on_gpu=True)
-    at_rest = stays | ({} if leaves else weights)
-    at_rest |= {} if config.shares_devices and actor.offload.offload_optimizer else states
-    sleeps = engine_module(rollout.engine) is not engine_module("embedded")
+    resident_ref = {} if ref_offloaded else reference
+    weights_offloaded = config.shares_devices and actor.offload.offload_params and not config.shares_base(on_gpu=True)
+    learner_idle = resident_ref | ({} if weights_offloaded else weights)
+    learner_idle |= {} if config.shares_devices and actor.offload.offload_optimizer else states
+    engine_offloads = engine_module(rollout.engine) is not engine_module("embedded")
     engine = {"engine's weights": memory.engine} if config.colocated else {}
-    active = engine | _cache(config, memory, card if sleeps else None, sleeps)
-    beside = {} if sleeps else engine  # the embedded engine keeps its copy
-    busy = {} if actor.offload.offload_optimizer and config.shares_devices else states
+    engine_active = engine | _cache(config, memory, card if engine_offloads else None, engine_offloads)
+    engine_idle = {} if engine_offloads else engine  # the embedded engine keeps its copy
+    idle_states = {} if actor.offload.offload_optimizer and config.shares_devices else states
     sizes = memory.models["actor"]
     activations = {"activations": _activations(config, sizes, "actor")} | _media(config, sizes) | _chunk(config, sizes)
-    passing, whole_gradients = _gathered(config, sizes)
+    gathered, gathered_gradients = _gathered(config, sizes)
     forward = _forward(config, sizes)
-    alone = {"CUDA": CONTEXT} if on_gpu else {}
-    base = alone | _critic_at_rest(config, memory)
+    cuda = {"CUDA": CONTEXT} if on_gpu else {}
+    always = cuda | _idle_critic(config, memory)
+    common = always | resident_ref | weights
+    learning = common | idle_states | engine_idle
     return [
-        *(Phase(name, alone | at_rest | beside | parts) for name, parts in _critic_phases(config, memory)),
-        Phase("sampling", base | at_rest | active),
-        Phase("hand-over of weights", base | stays | weights | busy | engine),
-        Phase("log-probs", base | stays | weights | busy | beside | reference | forward | passing),
-        Phase("gradient", base | stays | weights | busy | beside | gradients | activations | passing | whole_gradients),
-        Phase("optimizer step", base | stays | weights | states | beside | gradients),
+        *(Phase(name, cuda | learner_idle | engine_idle | parts) for name, parts in _critic_phases(config, memory)),
+        Phase("sampling", always | learner_idle | engine_active),
+        Phase("weight sync", common | idle_states | engine),
+        Phase("log-probs", learning | reference | forward | gathered),
+        Phase("gradient", learning | gradients | activations | gathered | gathered_gradients),
+        Phase("optimizer step", common | states | engine_idle | gradients),
     ]
 
 
@@ -105,7 +107,7 @@ def _critic_phases(config: RunConfig, memory: Memory) -> Iterator[tuple[str, dic
     yield "critic's optimizer step", weights | optimizer | gradients
 
 
-def _critic_at_rest(config: RunConfig, memory: Memory) -> dict[str, int]:
+def _idle_critic(config: RunConfig, memory: Memory) -> dict[str, int]:
     critic, states = config.worker.critic, memory.critic
     if states is None or critic.fsdp.enable_cpu_offload:
         return {}
@@ -113,11 +115,11 @@ def _critic_at_rest(config: RunConfig, memory: Memory) -> dict[str, int]:
     return {"critic at rest": weights + (0 if critic.offload.offload_optimizer else states.optimizer)}
 
 
-def _cache(config: RunConfig, memory: Memory, card: int | None, sleeps: bool) -> dict[str, int]:
+def _cache(config: RunConfig, memory: Memory, card: int | None, offloads: bool) -> dict[str, int]:
     rollout, data = config.worker.rollout, config.data
     if not config.colocated:
         return {}
-    if sleeps:
+    if offloads:
         own = int(rollout.gpu_memory_utilization * card) - memory.engine if card else 0
         return {"engine's cache": max(own, 0)}
     text = memory.models["actor"].text

@@ -34,8 +34,8 @@ def find_start(config: RunConfig, store: CheckpointStore) -> Path | None:
     trainer = config.trainer
     if trainer.load_checkpoint_path:
         path = Path(trainer.load_checkpoint_path)
-        if told := find_damage(path):
-            raise ConfigError([Problem("trainer.load_checkpoint_path", f"is damaged: {told}", str(path))])
+        if damage := find_damage(path):
+            raise ConfigError([Problem("trainer.load_checkpoint_path", f"is damaged: {damage}", str(path))])
         try:
             read_state(path)
         except FileNotFoundError as error:
@@ -108,7 +108,7 @@ def _lock(file: IO[str], root: Path, kind: int = fcntl.LOCK_EX) -> None:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError as error:
         file.seek(0)
-        holder = file.read().strip() or "a process that has not said which it is"
+        holder = file.read().strip() or "an unknown process"
         message = f"is in use by another run: {holder}. Wait for it, or set trainer.experiment_name"
         raise ConfigError([Problem("trainer.save_checkpoint_path", message, str(root))]) from error
     except OSError as error:
@@ -120,20 +120,20 @@ def set_damaged_aside(store: CheckpointStore, start: Path | None) -> list[str]:
     if start is None or start.parent != store.root:
         return []
     lines = []
-    for path, told in store.damaged().items():
+    for path, damage in store.damaged().items():
         lost = int(path.name.rpartition("_")[2]) - int(start.name.rpartition("_")[2])
         aside = store.set_aside(path)
         again = f": {lost} step{'s are' if lost > 1 else ' is'} taken again" if lost > 0 else ""
         lines.append(
-            f"{path} is damaged ({told}); it is now {aside.name}, and the run goes on from {start.name}{again}"
+            f"{path} is damaged ({damage}); it is now {aside.name}, and the run resumes from {start.name}{again}"
         )
     return lines
 
 
 def _no_whole(damaged: Mapping[Path, str]) -> str:
-    told = "; ".join(f"{path.name}: {why}" for path, why in damaged.items())
+    damage = "; ".join(f"{path.name}: {why}" for path, why in damaged.items())
     return (
-        f"has no checkpoint that is whole ({told}): set trainer.experiment_name to begin anew, or name a checkpoint in "
+        f"has no complete checkpoint ({damage}): set trainer.experiment_name to start anew, or name a checkpoint in "
         "trainer.load_checkpoint_path"
     )
 
@@ -164,9 +164,9 @@ def require_same_shape(config: RunConfig, start: Path | None, model: Tree) -> No
         return
     before, now = _shape(json.loads(path.read_text(encoding="utf-8"))), _shape(model)
     if other := {name: was for name, was in before.items() if name in now and now[name] != was}:
-        told = ", ".join(f"{name} {was} there, {now[name]} here" for name, was in other.items())
+        differing = ", ".join(f"{name} {was} there, {now[name]} here" for name, was in other.items())
         named = config.worker.actor.model.model_path or ""
-        raise ConfigError([Problem(MODEL, f"{_refusal(start, 'another model')} ({told})", named)])
+        raise ConfigError([Problem(MODEL, f"{_refusal(start, 'another model')} ({differing})", named)])
 
 
 def _shape(model: Tree) -> Tree:

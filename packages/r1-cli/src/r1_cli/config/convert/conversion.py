@@ -83,23 +83,23 @@ class Conversion:
     def unknown(self) -> list[str]:
         return [_shown(name, value) for name, value in self.given.items() if name not in self._read]
 
-    def whole_prompts(self, key: str, sequences: int, answers: int, told: str) -> None:
+    def whole_prompts(self, key: str, sequences: int, answers: int, label: str) -> None:
         """Set a batch size in prompts from one in sequences, rounded up."""
         prompts, rest = divmod(sequences, answers)
         self.settings[key] = max(1, prompts + bool(rest))
         if rest or not prompts:
-            self.remarks.append(f"{told}: {sequences} sequences are no whole prompts of {answers} answers, {key} is")
+            self.remarks.append(f"{label}: {sequences} sequences are no whole prompts of {answers} answers, {key} is")
             self.remarks[-1] += f" {self.settings[key]}"
 
     def text(self) -> str:
         """Return YAML, with notes as comments."""
         lines = [f"# Converted from {self.trainer} by r1 convert. Keys that are not here have r1's defaults."]
-        for title, told in (
+        for title, notes in (
             ("No counterpart", self.lost),
             ("Unknown, and left out", [", ".join(self.unknown())] if self.unknown() else []),
             ("To be known", self.remarks),
         ):
-            lines += [f"# {title}:", *(f"#   {' '.join(line.split())}" for line in told)] if told else []
+            lines += [f"# {title}:", *(f"#   {' '.join(line.split())}" for line in notes)] if notes else []
         return "\n".join([*lines, yaml.safe_dump(self.tree(), sort_keys=False, allow_unicode=True, width=1000)])
 
     def tree(self) -> Tree:

@@ -85,20 +85,20 @@ KEYS = {
     "max_ckpt_num": "trainer.save_limit",
 }
 SHARDED = "weights, gradients and states are always sharded over all devices"
-ALONG = "reference, critic and policy are on the same devices here, one after the other"
-WEIGHTS = "weights cross to the engine in the way that fits the run"
+ALONG = "reference, critic and policy share devices and compute one after another"
+WEIGHTS = "the weight transport follows from the run"
 NO_COUNTERPART = {
     "ref_num_nodes": ALONG,
     "ref_num_gpus_per_node": ALONG,
     "critic_num_nodes": ALONG,
     "critic_num_gpus_per_node": ALONG,
-    "reward_num_nodes": "a reward model is in the driver; for one elsewhere name the URL of its server",
-    "reward_num_gpus_per_node": "a reward model is in the driver; for one elsewhere name the URL of its server",
+    "reward_num_nodes": "a reward model is in the driver; for a remote one, name the URL of its server",
+    "reward_num_gpus_per_node": "a reward model is in the driver; for a remote one, name the URL of its server",
     "colocate_actor_ref": ALONG,
     "colocate_critic_reward": ALONG,
     "vllm_sync_backend": WEIGHTS,
     "vllm_sync_with_ray": WEIGHTS,
-    "vllm_enable_sleep": "an engine that shares a device always sleeps while others compute",
+    "vllm_enable_sleep": "a colocated engine always sleeps while the learner computes",
     "deepspeed_enable_sleep": "worker.actor.offload is on unless it is set to false",
     "enable_prefix_caching": "the engine's own choice; its cache is emptied at every change of the weights",
     "zero_stage": SHARDED,
@@ -106,12 +106,12 @@ NO_COUNTERPART = {
     "overlap_comm": SHARDED,
     "ds_tensor_parallel_size": SHARDED,
     "deepcompile": "DeepSpeed's own",
-    "use_ds_universal_ckpt": "a checkpoint goes on on any number of devices",
+    "use_ds_universal_ckpt": "a checkpoint resumes on any number of devices",
     "grad_accum_dtype": "gradients are summed in float32",
     "adam_offload": "set worker.actor.fsdp.enable_cpu_offload=true, which keeps weights and gradients there, too",
-    "actor_init_on_gpu": "each device reads its own share",
+    "actor_init_on_gpu": "each device reads its own shard",
     "flash_attn": "the kernel is chosen by what is installed",
-    "use_liger_kernel": "log-probs are taken in chunks anyhow",
+    "use_liger_kernel": "log-probs are always computed in chunks",
     "gradient_checkpointing_use_reentrant": "checkpointing is never reentrant",
     "bf16": "the default of worker.actor.fsdp.mp_param_dtype",
     "disable_fast_tokenizer": "tokenizers are fast ones",
@@ -130,7 +130,7 @@ NO_COUNTERPART = {
     "save_path": "the last checkpoint is written as a Hugging Face folder by `r1 merge CHECKPOINT --output FOLDER`",
     "disable_ds_ckpt": "set trainer.save_model_only=true to leave out optimizer states",
     "max_ckpt_mem": "trainer.save_limit bounds the number",
-    "load_checkpoint": "the same command, run again, goes on by itself",
+    "load_checkpoint": "run the same command again to resume",
     "full_determinism": "a run is the same to the bit on the same device",
     "custom_experience_filter": "algorithm.online_filtering with algorithm.filter_mode chooses groups",
     "apply_chat_template": "the chat template is always applied",

@@ -142,7 +142,7 @@ def _sizes(made: Conversion) -> None:
     prompts, draw = made.take("data.train_batch_size"), settings.get("data.mini_rollout_batch_size")
     settings["data.rollout_batch_size"] = prompts
     if draw is not None and prompts % draw:
-        made.lost.append(f"data.gen_batch_size={draw}: a draw must divide the {prompts} prompts of a step")
+        made.lost.append(f"data.gen_batch_size={draw}: a sampling round must divide the {prompts} prompts of a step")
         del settings["data.mini_rollout_batch_size"]
     if not made.take(f"{MODEL}lora_rank"):
         for key in [key for key in settings if key.startswith("worker.actor.model.lora.")]:

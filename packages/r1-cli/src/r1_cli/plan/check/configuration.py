@@ -52,18 +52,18 @@ def check_memory(subject: Subject) -> Iterator[Finding]:
     card, config = find_card(), subject.config
     if card is None:
         config = as_on_processors(config)
-        room, remedies = free_memory() // config.trainer.devices, OF_PROCESSORS
+        capacity, remedies = free_memory() // config.trainer.devices, OF_PROCESSORS
         peak = find_peak(config, None, on_gpu=False)
         where = "of free memory for each process"
-        settings = find_remedies(config, room, remedies=remedies, on_gpu=False)
+        settings = find_remedies(config, capacity, remedies=remedies, on_gpu=False)
     else:
-        room, peak, where = card, find_peak(config, card), "of this GPU"
+        capacity, peak, where = card, find_peak(config, card), "of this GPU"
         settings = find_remedies(config, card)
-    if peak is not None and peak > room:
+    if peak is not None and peak > capacity:
         fix = f"set {' '.join(settings)}" if settings else "take a smaller model, LoRA, or more devices"
         yield Finding(
             "environment.memory",
             "error",
-            f"a step takes {size_text(peak)}, more than the {size_text(room)} {where}",
+            f"a step takes {size_text(peak)}, more than the {size_text(capacity)} {where}",
             fix,
         )

@@ -38,10 +38,10 @@ def check_rows(subject: Subject) -> Iterator[Finding]:
     inspector = Inspector(renderer, subject.config.data.max_prompt_length)
     report = check(subject.config, inspector, None, _quietly, most=ROWS)
     for found in report.ordered():
-        told = f"{found.count} × {TITLES.get(found.kind, found.kind)}"
+        message = f"{found.count} × {TITLES.get(found.kind, found.kind)}"
         first = found.examples[0][0] if found.examples else ""
         fix = FIXES.get(found.kind, "r1 data check names every such row")
-        yield Finding(f"data.{found.kind}", found.level, f"{told}: {first}", fix)
+        yield Finding(f"data.{found.kind}", found.level, f"{message}: {first}", fix)
 
 
 def check_rewards(subject: Subject) -> Iterator[Finding]:
@@ -76,4 +76,4 @@ def _questions(one: OpenSource) -> Iterator[RewardInput]:
         try:
             yield as_question(one.reader(*one.rows[index]))
         except DataError:
-            continue  # told by the check of the rows
+            continue  # reported by `check_rows`

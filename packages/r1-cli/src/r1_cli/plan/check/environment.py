@@ -39,8 +39,10 @@ def check_versions(_: Subject) -> Iterator[Finding]:
             if found is None and not optional:
                 yield Finding("environment.versions", "error", f"{wheel} needs {wanted}", f"install {wanted.name}")
             elif found and not optional and not wanted.specifier.contains(found, prereleases=True):
-                told = f"{wanted.name} {found} is installed, {wheel} needs {wanted.specifier}"
-                yield Finding("environment.versions", "error", told, f'pip install "{wanted.name}{wanted.specifier}"')
+                message = f"{wanted.name} {found} is installed, {wheel} needs {wanted.specifier}"
+                yield Finding(
+                    "environment.versions", "error", message, f'pip install "{wanted.name}{wanted.specifier}"'
+                )
 
 
 def check_gpus(subject: Subject) -> Iterator[Finding]:
@@ -53,18 +55,20 @@ def check_gpus(subject: Subject) -> Iterator[Finding]:
             "install torch for the driver's CUDA version, or look at CUDA_VISIBLE_DEVICES",
         )
     if there and trainer.nnodes == 1 and trainer.n_gpus_per_node > there:
-        told = f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}, and {there} are here"
-        yield Finding("environment.gpu", "error", told, f"set trainer.n_gpus_per_node={there}")
+        message = f"trainer.n_gpus_per_node={trainer.n_gpus_per_node}, and {there} are here"
+        yield Finding("environment.gpu", "error", message, f"set trainer.n_gpus_per_node={there}")
 
 
 def check_limits(subject: Subject) -> Iterator[Finding]:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != resource.RLIM_INFINITY and soft < LEAST_FILES:
-        told = f"{soft} files may be open at once"
-        yield Finding("environment.files", "warning", told, f"ulimit -n {LEAST_FILES} (at most {hard} here)")
+        message = f"{soft} files may be open at once"
+        yield Finding("environment.files", "warning", message, f"ulimit -n {LEAST_FILES} (at most {hard} here)")
     if subject.config.on_cluster and SHARED.is_dir() and (free := shutil.disk_usage(SHARED).free) < LEAST_SHARED:
-        told = f"{SHARED} has {size_text(free)} free, and ranks hand batches over in it"
-        yield Finding("environment.shared memory", "warning", told, "give the container more: docker run --shm-size=8g")
+        message = f"{SHARED} has {size_text(free)} free, and ranks hand batches over in it"
+        yield Finding(
+            "environment.shared memory", "warning", message, "give the container more: docker run --shm-size=8g"
+        )
 
 
 def check_servers(subject: Subject) -> Iterator[Finding]:
@@ -74,5 +78,5 @@ def check_servers(subject: Subject) -> Iterator[Finding]:
         try:
             socket.create_connection((parts.hostname or "", port), timeout=PATIENCE).close()
         except OSError as error:
-            told = f"worker.rollout.servers.urls: {url} does not answer ({error})"
-            yield Finding("environment.servers", "error", told, "start it, or correct its address and port")
+            message = f"worker.rollout.servers.urls: {url} does not answer ({error})"
+            yield Finding("environment.servers", "error", message, "start it, or correct its address and port")

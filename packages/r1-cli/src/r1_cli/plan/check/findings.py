@@ -59,5 +59,5 @@ def examine(name: str, check: Check, subject: Subject) -> Iterator[Finding]:
     try:
         yield from check(subject)
     except Exception as error:  # whatever a user's reward, files or machine make of it
-        told = f"{type(error).__name__}: {error}".strip(": ")
-        yield Finding(f"{name}.failed", "error", told[:2000])
+        message = f"{type(error).__name__}: {error}".strip(": ")
+        yield Finding(f"{name}.failed", "error", message[:2000])

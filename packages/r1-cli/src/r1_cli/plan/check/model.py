@@ -24,8 +24,8 @@ def check_files(subject: Subject) -> Iterator[Finding]:
     if not files and not (folder / "adapter_config.json").is_file():
         yield Finding("model.files", "error", f"{folder} has no *.safetensors", "copy or convert the weights")
     for path in files:
-        if (told := find_cut(path)) is not None:
-            yield Finding("model.files", "error", f"{path}: {told}", "copy it again")
+        if (message := find_cut(path)) is not None:
+            yield Finding("model.files", "error", f"{path}: {message}", "copy it again")
 
 
 def check_tokenizer(subject: Subject) -> Iterator[Finding]:
@@ -33,8 +33,8 @@ def check_tokenizer(subject: Subject) -> Iterator[Finding]:
     tokenizer, text = model.tokenizer, model.config.get_text_config()
     fix = "name the folder that the model's own tokenizer is in"
     if len(tokenizer) > text.vocab_size:
-        told = f"the tokenizer has {len(tokenizer):,} tokens, the model {text.vocab_size:,}"
-        yield Finding("model.tokenizer", "error", told, fix)
+        message = f"the tokenizer has {len(tokenizer):,} tokens, the model {text.vocab_size:,}"
+        yield Finding("model.tokenizer", "error", message, fix)
     for name in ("image_token_id", "video_token_id"):
         token = getattr(model.config, name, None)
         if token is not None and token >= len(tokenizer):
@@ -54,8 +54,8 @@ def check_lengths(subject: Subject) -> Iterator[Finding]:
     data, text = subject.config.data, subject.model.config.get_text_config()
     longest, known = data.max_prompt_length + data.max_response_length, getattr(text, "max_position_embeddings", None)
     if known and longest > known:
-        told = f"prompt and response may have {longest:,} tokens, the model knows {known:,} positions"
-        yield Finding("model.lengths", "error", told, "lower data.max_prompt_length or data.max_response_length")
+        message = f"prompt and response may have {longest:,} tokens, the model knows {known:,} positions"
+        yield Finding("model.lengths", "error", message, "lower data.max_prompt_length or data.max_response_length")
 
 
 def check_dtype(subject: Subject) -> Iterator[Finding]:

@@ -30,8 +30,8 @@ def check_step(subject: Subject) -> Iterator[Finding]:
             return
         wrote = Path(folder, "experiment_log.jsonl").is_file()
     if done.returncode or not wrote:
-        told = "\n".join((done.stderr or done.stdout).strip().splitlines()[-8:])
-        yield Finding("step.failed", "error", f"a step of 2 prompts ended with exit code {done.returncode}: {told}")
+        message = "\n".join((done.stderr or done.stdout).strip().splitlines()[-8:])
+        yield Finding("step.failed", "error", f"a step of 2 prompts ended with exit code {done.returncode}: {message}")
 
 
 def _small(subject: Subject, folder: str) -> list[str]:

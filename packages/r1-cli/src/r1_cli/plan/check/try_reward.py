@@ -106,10 +106,10 @@ def _try_row(spec: str, verifier: OpenVerifier, question: RewardInput) -> list[s
     answers = {"an empty answer": "", "the ground truth as the answer": question.ground_truth}
     scores = verifier([replace(question, response=answer) for answer in answers.values()])
     failed = {what: score.error for what, score in zip(answers, scores, strict=True) if score.error is not None}
-    told = [f"{spec} fails for {what}: {error}" for what, error in failed.items()]
+    message = [f"{spec} fails for {what}: {error}" for what, error in failed.items()]
     if len(failed) < len(answers) or any(error == "timeout" for error in failed.values()):
-        return told
-    raise RewardSpecError(f"{told[0]}. It failed for {' and for '.join(answers)} of one row: no step would learn")
+        return message
+    raise RewardSpecError(f"{message[0]}. It failed for {' and for '.join(answers)} of one row: no step would learn")
 
 
 def _first_question(opened: OpenSource) -> RewardInput | None:
@@ -117,7 +117,7 @@ def _first_question(opened: OpenSource) -> RewardInput | None:
         try:
             return as_question(opened.reader(row_id, row))
         except DataError:
-            continue  # told by the check of the rows
+            continue  # reported by `check_rows`
     return None
 
 
@@ -198,11 +198,11 @@ def _check_answers(
     listed = ", ".join(f"{name} {mean:.3g}" for name, mean in by_form.items())
     yield RewardCheck("the ground truth, by form", listed)
     right_mean, wrong_mean = by_form[form], fmean(score.value for score in wrong)
-    told = f"written with {form}: right {right_mean:.3g}, wrong {wrong_mean:.3g}"
+    message = f"written with {form}: right {right_mean:.3g}, wrong {wrong_mean:.3g}"
     confused = sum(score.value >= right_mean for score in wrong)
     if confused:
-        told += f"; {confused} of {len(wrong)} wrong answers score like the right one"
-    yield RewardCheck("right beats wrong", told, right_mean > wrong_mean)
+        message += f"; {confused} of {len(wrong)} wrong answers score like the right one"
+    yield RewardCheck("right beats wrong", message, right_mean > wrong_mean)
 
 
 def _with_wrong(questions: Sequence[RewardInput]) -> Iterator[tuple[RewardInput, str]]:
@@ -224,9 +224,9 @@ def _check_batch(verifier: OpenVerifier, right: Sequence[RewardInput]) -> Reward
     together = _numbers(verifier(right))
     alone = [_numbers(verifier([item]))[0] for item in right]
     differing = sum(a != b for a, b in zip(together, alone, strict=True))
-    told = f"{differing} of {len(right)} scores are others alone than in a batch"
+    message = f"{differing} of {len(right)} scores are others alone than in a batch"
     return RewardCheck(
-        "needs no batch", told if differing else "scores alone are those of the batch", not differing or None
+        "needs no batch", message if differing else "scores alone are those of the batch", not differing or None
     )
 
 
@@ -241,10 +241,12 @@ def _check_hostile(verifier: OpenVerifier, questions: Sequence[RewardInput], thr
         evaluated = canary.exists()
     for position, name in enumerate(answers):
         pair = scores[position * len(asked) : (position + 1) * len(asked)]
-        told = _failures([score for score in pair if score.error]) or f"{min(score.value for score in pair):.3g}"
+        message = _failures([score for score in pair if score.error]) or f"{min(score.value for score in pair):.3g}"
         failed = any(score.error for score in pair)
         fooled = not failed and all(score.value >= threshold for score in pair)
-        yield RewardCheck(name, f"{told}, as much as the right answer" if fooled else told, not (failed or fooled))
+        yield RewardCheck(
+            name, f"{message}, as much as the right answer" if fooled else message, not (failed or fooled)
+        )
     yield RewardCheck("evaluates nothing", "an answer was run as code" if evaluated else "no answer ran", not evaluated)
 
 
@@ -255,8 +257,10 @@ def _time_answers(verifier: OpenVerifier, right: Sequence[RewardInput]) -> Rewar
         verifier([item])
         seconds.append(time.perf_counter() - start)
     seconds.sort()
-    told = ", ".join(f"p{p} {1000 * seconds[min(len(seconds) * p // 100, len(seconds) - 1)]:.1f}" for p in PERCENTILES)
-    return RewardCheck(SPEED, f"{told}, max {1000 * seconds[-1]:.1f} ({len(seconds)} answers)")
+    message = ", ".join(
+        f"p{p} {1000 * seconds[min(len(seconds) * p // 100, len(seconds) - 1)]:.1f}" for p in PERCENTILES
+    )
+    return RewardCheck(SPEED, f"{message}, max {1000 * seconds[-1]:.1f} ({len(seconds)} answers)")
 
 
 def _numbers(scores: Sequence[Score]) -> list[tuple[float, dict[str, float]]]:

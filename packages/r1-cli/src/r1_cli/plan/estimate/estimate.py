@@ -23,10 +23,10 @@ class Estimate:
     """The estimate of a run; bytes are those of one GPU, or of one process without GPUs."""
 
     devices: str
-    room: int  # bytes of one GPU, or of this machine for each process
+    capacity: int  # bytes of one GPU, or of this machine for each process
     memory: Memory
     phases: list[Phase]
-    times: dict[str, float]  # seconds of each phase; {} on processors, whose speed nobody has told
+    times: dict[str, float]  # seconds of each phase; {} on processors, whose speed nobody has message
     tokens: int  # that a step samples
     overlaps: bool  # sampling runs ahead of learning
     notes: list[str] = field(default_factory=list)
@@ -34,7 +34,7 @@ class Estimate:
 
     @property
     def fits(self) -> bool:
-        return all(phase.total <= self.room for phase in self.phases)
+        return all(phase.total <= self.capacity for phase in self.phases)
 
     @property
     def seconds(self) -> float:
@@ -48,7 +48,7 @@ class Estimate:
         step = {"seconds": self.seconds, "tokens_per_second": self.tokens / self.seconds} if self.times else None
         return {
             "devices": self.devices,
-            "bytes_of_a_device": self.room,
+            "bytes_of_a_device": self.capacity,
             "fits": self.fits,
             "states": self.memory.as_json(),
             "phases": phases,
@@ -79,11 +79,11 @@ def estimate_on_cards(config: RunConfig, models: Models, cards: Cards, assumed: 
     )
 
 
-def estimate_on_processors(config: RunConfig, models: Models, room: int, assumed: Assumptions) -> Estimate:
-    """Estimate a run without GPUs; `room` bytes of memory are for all processes."""
+def estimate_on_processors(config: RunConfig, models: Models, capacity: int, assumed: Assumptions) -> Estimate:
+    """Estimate a run without GPUs; `capacity` bytes of memory are for all processes."""
     config, devices = as_on_processors(config), config.trainer.devices
     memory = _require(config, models)
-    share = room // devices
+    share = capacity // devices
     notes = [
         "every process takes what Python and torch themselves do on top; no time: a processor's speed is not known"
     ]
@@ -115,17 +115,17 @@ def as_on_processors(config: RunConfig) -> RunConfig:
     return config
 
 
-def find_savings(config: RunConfig, models: Models, room: int, *, on_gpu: bool) -> list[tuple[str, int]] | None:
+def find_savings(config: RunConfig, models: Models, capacity: int, *, on_gpu: bool) -> list[tuple[str, int]] | None:
     """Return the settings that make it fit, each with the bytes that it saves of the largest phase."""
     remedies: Sequence[Remedy] = REMEDIES if on_gpu else OF_PROCESSORS
-    found = find_remedies(config, room, models=models, remedies=remedies, on_gpu=on_gpu)
+    found = find_remedies(config, capacity, models=models, remedies=remedies, on_gpu=on_gpu)
     if found is None:
         return None
     chosen = [(key, value) for key, value in remedies if any(text.startswith(f"{key}=") for text in found)]
 
     def peak(settings: Sequence[Remedy]) -> int:
         changed = reduce(lambda changed, setting: with_value(changed, *setting), settings, config)
-        return find_peak(changed, room, models=models, on_gpu=on_gpu) or 0
+        return find_peak(changed, capacity, models=models, on_gpu=on_gpu) or 0
 
     savings = [peak([other for other in chosen if other != one]) - peak(chosen) for one in chosen]
     return sorted(zip(found, savings, strict=True), key=lambda pair: -pair[1])
@@ -152,5 +152,5 @@ def _say(config: RunConfig, assumed: Assumptions) -> list[str]:
         f"decoding reaches {assumed.sampling:.0%} of their memory's bandwidth (--sampling-efficiency)",
         f"{TO_HOST / 1e9:g} GB a second to and from the processor's memory",
         "rewards, data, and what GPUs tell one another take no time",
-        *(["servers sample elsewhere: their time is not counted"] if config.worker.rollout.servers.used else []),
+        *(["servers sample: their time is not counted"] if config.worker.rollout.servers.used else []),
     ]

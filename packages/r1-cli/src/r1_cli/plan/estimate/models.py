@@ -68,6 +68,6 @@ def build_shapes(model: ModelConfig, file: Path, key: str) -> Shapes:
     except ModelError as error:
         raise ModelError(str(error).replace(str(file.parent), str(name))) from error
     except Exception as error:  # a model family fails in any way on a configuration that is not its own
-        told = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise ModelError(f"{key}={name}: no model can be built of its config.json ({told})") from error
+        message = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise ModelError(f"{key}={name}: no model can be built of its config.json ({message})") from error
     return {name: tuple(weight.shape) for name, weight in built.named_parameters()}

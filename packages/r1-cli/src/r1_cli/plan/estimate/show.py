@@ -25,12 +25,12 @@ def show(console: Console, found: Estimate) -> None:
 
 
 def _memory(found: Estimate) -> Table:
-    title = f"{escape(found.devices)}, {size_text(found.room)} for each"
+    title = f"{escape(found.devices)}, {size_text(found.capacity)} for each"
     columns = Column("phase"), Column("about", justify="right", no_wrap=True), "of which"
     table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, title=title, title_justify="left")
     for phase in found.phases:
         parts = ", ".join(f"{name} {size_text(size)}" for name, size in phase.parts.items() if size)
-        mark = "" if phase.total <= found.room else "[red]"
+        mark = "" if phase.total <= found.capacity else "[red]"
         table.add_row(phase.name, f"{mark}{size_text(phase.total)}", parts)
     return table
 
@@ -53,10 +53,10 @@ def _seconds(seconds: float) -> str:
 
 def _verdict(found: Estimate) -> list[str]:
     largest = max(found.phases, key=lambda phase: phase.total)
-    told = f"{largest.name} takes {size_text(largest.total)} of {size_text(found.room)}"
+    message = f"{largest.name} takes {size_text(largest.total)} of {size_text(found.capacity)}"
     if found.fits:
-        return [f"it fits: {told}"]
+        return [f"it fits: {message}"]
     if not found.remedies:
-        return [f"it does not fit: {told}", "no setting is enough: take a smaller model, LoRA, or more devices"]
-    lines = [f"it does not fit: {told}; it would with"]
+        return [f"it does not fit: {message}", "no setting is enough: take a smaller model, LoRA, or more devices"]
+    lines = [f"it does not fit: {message}; it would with"]
     return lines + [f"  {text}  (without it {size_text(saved)} more)" for text, saved in found.remedies]

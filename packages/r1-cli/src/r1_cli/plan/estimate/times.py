@@ -76,7 +76,7 @@ def find_times(config: RunConfig, memory: Memory, cards: Cards, assumed: Assumpt
     sampling = {} if served else {"sampling": _sampling(config, memory, work, lengths, cards, assumed)}
     return (
         sampling
-        | {"moving weights and states": _moving(config, memory, cards)}
+        | {"weight sync and offloading": _moving(config, memory, cards)}
         | passes
         | {"optimizer step": _optimizer(config, memory, cards)}
     )
