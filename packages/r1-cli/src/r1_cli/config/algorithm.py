@@ -123,9 +123,8 @@ class AlgorithmConfig(EstimatorSettings):
     filter_ema_start_step: Count = 6  # first averaged step
     filter_start_step: Count = 11  # first filtered step
     std_filter_beta: NonNegative = 0.5  # of filter_mode=ema_std
-    off_policy_mask_threshold: NonNegative | None = (
-        None  # nats per token: masks answers with a negative advantage beyond this KL
-    )
+    # nats per token: masks answers with a negative advantage beyond this KL
+    off_policy_mask_threshold: NonNegative | None = None
     rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
 
     def clip_problems(self) -> Iterator[KeyProblem]:

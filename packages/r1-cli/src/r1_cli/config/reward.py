@@ -41,9 +41,7 @@ class RewardConfig(Section):
     num_cpus: Count = 1  # worker processes
     timeout: Positive = 30.0  # seconds per sample
     failure_score: float = 0.0  # score of a sample that could not be scored
-    failure_policy: Literal["score", "drop", "stop"] = (
-        "score"  # such a sample gets failure_score, is dropped, or stops the run
-    )
+    failure_policy: Literal["score", "drop", "stop"] = "score"  # failure_score, leave it out, or stop the run
     overlong_buffer: OverlongBufferConfig = OverlongBufferConfig()
 
     def file_problems(self) -> Iterator[KeyProblem]:

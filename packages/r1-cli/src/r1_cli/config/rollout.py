@@ -108,9 +108,7 @@ class RolloutConfig(Section):
     enforce_eager: bool = False  # sample without CUDA graphs
     enable_chunked_prefill: bool = False  # vLLM splits long prompts into several passes
     ignore_eos: bool = False  # generate to the full length
-    limit_images: Annotated[int, Field(ge=0)] = (
-        0  # pictures per prompt that the engine reserves memory for; 0: its default
-    )
+    limit_images: Annotated[int, Field(ge=0)] = 0  # pictures per prompt to reserve memory for; 0: the engine's default
     disable_tqdm: bool = False
     disable_log_stats: bool = True  # without vLLM's own statistics
     canary: bool = True  # compare log-probs with the learner's after every sync, and stop at a mismatch
