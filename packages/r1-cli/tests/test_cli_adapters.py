@@ -217,8 +217,8 @@ def test_factors_in_float32_train_on_a_base_in_half_precision(folders: Any) -> N
 @pytest.mark.parametrize(
     ("changed", "said"),
     [
-        ({"target_modules": ["q_prj"]}, "no module's name ends in 'q_prj'; near ones are: model.layers.0.self_attn.q_"),
-        ({"target_modules": r".*q_prj"}, "near ones are: model.layers.0.self_attn.q_proj"),
+        ({"target_modules": ["q_prj"]}, "no module's name ends in 'q_prj'; similar names: model.layers.0.self_attn.q_"),
+        ({"target_modules": r".*q_prj"}, "similar names: model.layers.0.self_attn.q_proj"),
         ({"exclude_modules": ".*vision.*"}, "exclude_modules: '.*vision.*' matches none"),
         ({"target_modules": ["embed_tokens"]}, "no module's name ends in 'embed_tokens'"),
     ],

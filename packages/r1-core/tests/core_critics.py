@@ -117,7 +117,9 @@ def learn_together(actors: int | None = None, own: int = 1) -> Course:
     parallel = None if actors is None else Parallel.join("cpu", sequence_size=actors).with_sequence_size(own)
     critic = make_critic(AttendingCritic().double(), parallel)
     if own > 1:
-        with pytest.raises(ValueError, match="padded micro-batches cannot be cut over the ranks that share sequences"):
+        with pytest.raises(
+            ValueError, match="padded micro-batches are not possible where ranks share sequences: use packed ones"
+        ):
             critic.set_layout("padded")
     return take_steps(critic, [replace(sample, reward=float(i)) for i, sample in enumerate(samples())])
 

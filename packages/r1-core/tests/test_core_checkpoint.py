@@ -187,13 +187,13 @@ def test_states_that_do_not_fit_are_refused_by_tensor(tmp_path):
             learner.load(tmp_path)
 
 
-def test_a_missing_or_cut_off_file_is_named(saved):
+def test_a_missing_or_truncated_file_is_named(saved):
     folder, _ = saved
     file = sorted(folder.glob("model-*"))[1]
     whole = file.read_bytes()
     for length in (len(whole) - 1, 20, 4, 0):
         file.write_bytes(whole[:length])
-        with pytest.raises(ValueError, match=rf"{file.name} is cut off"):
+        with pytest.raises(ValueError, match=rf"{file.name} is truncated"):
             learner_for().load(folder)
     file.unlink()
     with pytest.raises(FileNotFoundError, match=rf"{file.name} is missing"):
@@ -217,7 +217,7 @@ def test_an_index_that_disagrees_with_its_files_is_named(saved):
         learner_for().load(folder)
 
 
-def test_numbers_that_are_cut_off_are_named(saved):
+def test_truncated_numbers_are_named(saved):
     folder, _ = saved
     path = folder / "learner.json"
     path.write_text(path.read_text()[:30])

@@ -55,7 +55,7 @@ def test_a_mesh_has_the_dimensions_and_the_timeout_that_were_asked_for():
 def test_a_shard_size_that_does_not_divide_the_ranks_is_refused(shard_size):
     assert (
         ranks.run(core_toy.refusal, shard_size)
-        == [f"2 ranks cannot be cut into shards of {shard_size}; it must divide them, or be -1"] * 2
+        == [f"2 ranks cannot form shards of {shard_size}; it must divide them, or be -1"] * 2
     )
 
 

@@ -40,7 +40,7 @@ def test_a_row_is_filled_up_and_each_rank_predicts_its_own_part():
 def test_what_cannot_be_shared_is_refused():
     for said in ranks.run(core_sequences.refusals):
         assert said == [
-            "padded micro-batches cannot be cut over the ranks that share sequences",
+            "padded micro-batches are not possible where ranks share sequences: use packed ones",
             "ranks share packed rows only: set padding_free, or one rank to a sequence",
             "2 ranks cannot share sequences by 3; it must divide them",
         ]

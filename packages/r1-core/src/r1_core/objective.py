@@ -81,7 +81,7 @@ class Objective:
         """
         samples = list(samples)
         if "old_logprobs" in self.needs and any(sample.old_logprobs is None for sample in samples):
-            raise ValueError("a sample has no old_logprobs, which this objective looks at first; call add_logprobs")
+            raise ValueError("a sample has no old_logprobs, which this objective needs in advance; call add_logprobs")
         metrics: dict[str, float] = {}
         if self.correction is not None:
             samples, metrics = correct(samples, self.correction)

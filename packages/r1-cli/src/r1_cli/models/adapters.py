@@ -295,4 +295,4 @@ def _require_targets(targets: str | list[str], linear: list[str]) -> None:
 def _require_end(key: str, end: str, names: list[str]) -> None:
     if not any(name == end or name.endswith(f".{end}") for name in names):
         near = ", ".join(nearest(end, names))
-        raise AdapterError(f"{_KEY}.{key}: no module's name ends in {end!r}; near ones are: {near}")
+        raise AdapterError(f"{_KEY}.{key}: no module's name ends in {end!r}; similar names: {near}")

@@ -181,7 +181,7 @@ def load_numbers(folder: Path) -> dict[str, Any]:
     """
     state = _read_numbers(folder)
     if "optimizer" not in state:
-        raise ValueError(f"{folder} holds no optimizer state (it was saved with model_only); load it so, too")
+        raise ValueError(f"{folder} holds no optimizer state (it was saved with model_only); load it with model_only")
     return state
 
 
@@ -190,7 +190,7 @@ def _read_numbers(folder: Path) -> dict[str, Any]:
     try:
         state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is truncated or not JSON ({error}); take another checkpoint") from error
+        raise ValueError(f"{path} is truncated or not JSON ({error}); use another checkpoint") from error
     return state
 
 

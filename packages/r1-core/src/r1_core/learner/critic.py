@@ -146,7 +146,7 @@ def give_value_head(model: Any) -> nn.Linear:
     """
     old = model.get_output_embeddings()
     if old is None:
-        raise ValueError(f"{type(model).__name__} does not tell which module its head is (get_output_embeddings)")
+        raise ValueError(f"{type(model).__name__} does not name its head (get_output_embeddings)")
     head = nn.Linear(old.weight.shape[1], 1, device=old.weight.device, dtype=old.weight.dtype)
     model.set_output_embeddings(head)
     with torch.no_grad():

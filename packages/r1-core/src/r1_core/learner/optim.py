@@ -55,7 +55,9 @@ def build_optimizer(
         raise ValueError("no parameter requires a gradient: everything is frozen, so there is nothing to train")
     for name, param in trained.items():
         if strategy == "adamw_bf16" and param.dtype != torch.bfloat16:
-            raise ValueError(f"adamw_bf16 trains bfloat16 parameters, {name!r} is {param.dtype}: load the model so")
+            raise ValueError(
+                f"adamw_bf16 trains bfloat16 parameters, {name!r} is {param.dtype}: load the model in bfloat16"
+            )
     settings: dict[str, Any] = {"lr": lr, "betas": betas, "weight_decay": weight_decay}
     if strategy == "adamw":
         # On CPUs and for sharded parameters, torch would loop over parameters with a dozen small operations each.
@@ -66,12 +68,14 @@ def build_optimizer(
 def _in_groups(trained: Mapping[str, nn.Parameter], groups: Sequence[RateGroup]) -> list[dict[str, Any]]:
     left, made = dict(trained), list[dict[str, Any]]()
     if len({group.name for group in groups} | {REST}) <= len(groups):
-        raise ValueError(f"two groups of parameters have one name, or one is called {REST!r}, as those of no group are")
+        raise ValueError(
+            f"two parameter groups share a name, or one is called {REST!r}, the name of all other parameters"
+        )
     for group in groups:
         names = matching(group.pattern, trained)
         mine = [left.pop(name) for name in names if name in left]
         if not mine:
-            raise ValueError(f"the groups before {group.pattern!r} have all {len(names)} parameters that it matches")
+            raise ValueError(f"earlier groups have all {len(names)} parameters that {group.pattern!r} matches")
         own = {} if group.weight_decay is None else {"weight_decay": group.weight_decay}
         made.append({"params": mine, "lr": group.lr, "name": group.name, **own})
     return ([{"params": [*left.values()], "name": REST}] if left else []) + made
@@ -143,11 +147,11 @@ def matching(pattern: str, names: Iterable[str]) -> list[str]:
     try:
         compiled = re.compile(pattern)
     except re.error as error:
-        raise ValueError(f"{pattern!r} is no regular expression: {error}") from error
+        raise ValueError(f"{pattern!r} is not a regular expression: {error}") from error
     if found := [name for name in names if compiled.fullmatch(name)]:
         return found
     near = ", ".join(nearest(pattern, names)) or "there are none"
-    raise ValueError(f"{pattern!r} matches none of {len(names)} names from beginning to end; near ones are: {near}")
+    raise ValueError(f"{pattern!r} matches none of {len(names)} names from beginning to end; similar names: {near}")
 
 
 def nearest(pattern: str, names: Iterable[str]) -> list[str]:

@@ -48,7 +48,7 @@ class Parallel:
         rank, world = dist.get_rank(), dist.get_world_size()
         size = world if shard_size == -1 else shard_size
         if size < 1 or world % size:
-            raise ValueError(f"{world} ranks cannot be cut into shards of {shard_size}; it must divide them, or be -1")
+            raise ValueError(f"{world} ranks cannot form shards of {shard_size}; it must divide them, or be -1")
         alone = cls(rank, world).with_sequence_size(sequence_size, timeout)
         if size == world:
             return replace(alone, mesh=DeviceMesh.from_group(_all_ranks(), device_type, mesh_dim_names=(SHARD,)))

@@ -215,7 +215,7 @@ def read_shapes(file: Path) -> dict[str, tuple[int, ...]]:
         with safe_open(file, framework="pt") as opened:
             return {name: tuple(opened.get_slice(name).get_shape()) for name in opened.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        raise ValueError(f"{file} is cut off or no safetensors file ({error}); take another checkpoint") from error
+        raise ValueError(f"{file} is truncated or not a safetensors file ({error}); use another checkpoint") from error
 
 
 def read_tensors(stored: Mapping[str, Stored], targets: Mapping[str, Tensor], source: Path) -> None:

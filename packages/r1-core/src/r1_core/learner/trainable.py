@@ -126,7 +126,7 @@ class TrainableModel:
         def __getattr__(self, name):
             if (new := self.old_names.get(name)) is None:
                 raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-            message = f"{type(self).__name__}.{name} is now called {new}; the old name will go with the next version"
+            message = f"{type(self).__name__}.{name} is now called {new}; the next version removes the old name"
             warnings.warn(message, DeprecationWarning, stacklevel=2)
             return getattr(self, new)
 
@@ -145,7 +145,7 @@ class TrainableModel:
             ValueError: ranks share sequences, which needs `packed`, or `own_attention` is asked to read packed rows.
         """
         if layout != "packed" and self.parallel.sequence is not None:
-            raise ValueError(f"{layout} micro-batches cannot be cut over the ranks that share sequences")
+            raise ValueError(f"{layout} micro-batches are not possible where ranks share sequences: use packed ones")
         if own_attention:
             if layout == "packed":
                 raise ValueError("a model's own attention reads no packed rows")
