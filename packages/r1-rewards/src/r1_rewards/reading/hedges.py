@@ -1,6 +1,6 @@
-"""Detect answers that retract themselves or give several values, and signs or denials right beside an answer.
+"""Detect answers that retract themselves or give several values, and signs or denials beside an answer.
 
-Algebra systems drop words and read the last side of a chain: without this, "5 is wrong" and "4 = 5" would be 5.
+Algebra systems drop words and read the last side of a chain: to them "5 is wrong" and "4 = 5" are 5.
 """
 
 import re

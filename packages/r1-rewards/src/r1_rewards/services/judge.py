@@ -50,9 +50,9 @@ _MARK = re.compile(
 class JudgeVerifier(OpenVerifier):
     """A verifier that asks a judge model once per response, `concurrency` at a time per server.
 
-    The value is the mark scaled linearly from [low, high] to [0, 1]; the part `mark` is the mark itself. Equal requests
-    are asked once, and marks are cached. A reply without a valid verdict is retried and finally fails as `wrong_shape`;
-    HTTP errors fail as `remote` or `timeout`.
+    The value is the mark scaled linearly from [low, high] to [0, 1]; the part `mark` is the mark itself. Marks are
+    cached. A reply without a valid verdict is retried and finally fails as `wrong_shape`; HTTP errors fail as `remote`
+    or `timeout`.
     """
 
     @property

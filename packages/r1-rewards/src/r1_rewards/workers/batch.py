@@ -4,11 +4,9 @@
                    └──────────────────────────────────────────┴───── an outcome ───────────┘
 
 A sample that is set aside keeps its worker at idle priority, and its outcome still counts. Another worker takes over
-the samples queued behind it, so the timeouts of slow samples overlap. Time in which this process or a worker waited for
-a processor is not counted.
-
-The number of samples set aside is limited until some have been scored. A batch that yields only timeouts is stuck: many
-of its samples are tried at once, and if they time out, too, the rest fails untried.
+the samples queued behind it, so the timeouts of slow samples overlap. Time spent waiting for a processor is not
+counted. Few samples are set aside until some have been scored. A batch that yields only timeouts is stuck: many of its
+samples are tried at once, and if they time out, too, the rest fails untried.
 """
 
 import contextlib
@@ -210,11 +208,7 @@ class Batch:
             self._idle.append(job.worker)
 
     def _on_worker_death(self, job: _Job) -> Iterator[tuple[int, Outcome]]:
-        """Fail the running sample of a worker that died, and queue its other samples again.
-
-        If the worker was killed from outside, as by the out-of-memory killer, the sample is retried once, alone, at the
-        end of the batch.
-        """
+        """Queue the other samples again; fail the running one, or retry it at the end if it was killed from outside."""
         end = self._reap(job)
         self._timeouts_in_a_row = 0
         index = job.indices.popleft()

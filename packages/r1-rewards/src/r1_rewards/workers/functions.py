@@ -202,8 +202,7 @@ def _import_file(path: Path) -> ModuleType:
 def _warm_algebra() -> None:
     """Import SymPy and fill its caches before workers are forked, if a mathematical verifier is loaded.
 
-    A new process takes up to half a second for its first product, root or set, which would look like a slow sample.
-    Raises ImportError without Math-Verify.
+    A new process's first product, root or set takes up to half a second. Raises ImportError without Math-Verify.
     """
     if not any(name in sys.modules for name in ALGEBRA):
         return

@@ -32,19 +32,10 @@ class PooledVerifier(OpenVerifier):
     another, within `timeout` plus one second per sample. If that call fails as a whole, every sample is scored again
     alone.
 
-    A sample that fails alone has `Score.error`, a `Failure(cause, message)`:
-
-    - timeout: no result in time; the worker was killed;
-    - exception: the function raised (`sys.exit` included); the message has type, text and line;
-    - out_of_memory: it needed more than `memory_mib`;
-    - crash: the worker died or cannot be started; after SIGKILL or SIGTERM the sample is first retried alone;
-    - non_finite: a NaN or infinite score;
-    - wrong_shape: not a number, a mapping without `overall`, or not one score;
-    - too_long: a response of more than MAX_CHARACTERS.
-
-    `failure_policy` "score" gives such a sample `failure_score`; "drop" also sets `Score.keep` to False and leaves
-    `parts` empty; "stop" raises RewardFailure. `failures` counts causes. If a batch yields only timeouts, many samples
-    are tried at once; if those time out, too, the rest fails untried.
+    A sample that fails alone has `Score.error`; the README lists the causes. `crash` also means a worker that cannot be
+    started, and after SIGKILL or SIGTERM the sample is first retried alone. `failure_policy` "score" gives such a
+    sample `failure_score`; "drop" also sets `Score.keep` to False and leaves `parts` empty; "stop" raises
+    RewardFailure. `failures` counts causes.
     """
 
     def __init__(

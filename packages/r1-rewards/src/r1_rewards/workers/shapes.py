@@ -1,7 +1,6 @@
 """Detect the shape of a user's reward function: mapping or text first, one response or many.
 
-EasyR1's functions take reward inputs (mappings) under any parameter name. A signature that could also be meant for
-texts is refused: a text function that is given a mapping would score 0 without an error.
+A signature that fits both is refused: a text function that is given a mapping would score 0 without an error.
 """
 
 import dis

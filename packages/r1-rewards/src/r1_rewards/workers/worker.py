@@ -1,8 +1,7 @@
 """The worker side: `python -m r1_rewards.workers.worker SOCKET` loads one reward, then forks workers on request.
 
-Forks have everything imported, so replacing a killed worker takes milliseconds. If the import started threads, which do
-not survive a fork, this process scores itself, and the pool starts another process for each worker. Everything that the
-reward prints goes to stderr.
+If the import started threads, which do not survive a fork, this process scores itself, and the pool starts another
+process for each worker. The reward's output goes to stderr.
 """
 
 import contextlib

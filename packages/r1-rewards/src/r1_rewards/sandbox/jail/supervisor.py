@@ -2,9 +2,9 @@
 
     owner (execution.py) ── socket ── supervisor ── launcher ── judged program
 
-The supervisor prepares namespaces once. For each request it forks a launcher, which makes a pid namespace and an empty
-working directory and forks the program as that namespace's first process: when it ends, the kernel kills all it
-started. The program reports its active protections over the socket and closes it before it runs judged code.
+The launcher makes a pid namespace and an empty working directory and forks the program as that namespace's first
+process: when it ends, the kernel kills all it started. The program reports its active protections over the socket and
+closes it before it runs judged code.
 """
 
 import builtins
