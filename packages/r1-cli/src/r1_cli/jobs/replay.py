@@ -67,7 +67,7 @@ OF_THE_CLOCK = ("timing_", "perf/")
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class StepComparison:
     answers: int | None  # that were compared; None: the run has no record of the step
     metrics: int | None  # that were compared; None: the run has no log of the step
     differences: list[str]  # in the order in which a step makes what differs
@@ -79,7 +79,7 @@ class Comparison:
         return not self.differences and (self.answers or self.metrics) is not None
 
 
-def compare_step(run: Path, again: Path, step: int) -> Comparison:
+def compare_step(run: Path, again: Path, step: int) -> StepComparison:
     differences: list[str] = []
     answers = None
     if step in RunReader(run).recorded_steps():
@@ -95,7 +95,7 @@ def compare_step(run: Path, again: Path, step: int) -> Comparison:
             for name, value in logged.items()
             if not _equal(value, repeated.get(name))
         ]
-    return Comparison(answers, metrics, differences, list_changes(run, again))
+    return StepComparison(answers, metrics, differences, list_changes(run, again))
 
 
 def compare_tables(then: pa.Table, now: pa.Table) -> list[str]:

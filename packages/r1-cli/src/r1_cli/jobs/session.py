@@ -54,7 +54,7 @@ from r1_cli.train import loop
 from r1_cli.train.groups.stream_position import StreamPosition, resume_stream_position
 from r1_cli.train.metrics.validate import Validation
 from r1_cli.train.recorder import Recorder
-from r1_cli.train.roles import Position, Progress, Sampler, Schedule, Stream, Update
+from r1_cli.train.roles import Position, Progress, PromptStream, Sampler, Schedule, Update
 from r1_cli.train.sampling.async_sampler import AsyncSampler, load_pending_steps
 from r1_cli.train.sampling.collect import DynamicSampling
 from r1_cli.train.sampling.weight_check import add_weight_check
@@ -65,7 +65,7 @@ log = logging.getLogger("r1")
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class TrainingSession:
     """One start of `r1 train`, phase by phase. `stack` closes what a phase opens."""
 
     console: Console
@@ -144,7 +144,7 @@ class Session:
         start_media(data.media, training, validation)
         return plan
 
-    def open_stream(self, config: RunConfig, folder: RunFolder, data: Data) -> Stream:
+    def open_stream(self, config: RunConfig, folder: RunFolder, data: Data) -> PromptStream:
         """Return the order of the prompts, and render the first ones while models are loaded."""
         stream = build_stream(config, data.training.prompts, data.training.sources)
         stream_position = resume_stream_position(read_state(folder.start)) if folder.start else StreamPosition()
@@ -248,7 +248,7 @@ class Session:
         data: Data,
         reports: Reports,
         schedule: Schedule,
-        stream: Stream,
+        stream: PromptStream,
         sampler: Sampler,
         at: Position,
     ) -> Sampling:
@@ -309,7 +309,7 @@ class Session:
 def build_collector(
     config: RunConfig,
     prompts: Mixture,
-    stream: Stream,
+    stream: PromptStream,
     sampling: SamplingParams,
     sampler: Sampler,
     update: Update,

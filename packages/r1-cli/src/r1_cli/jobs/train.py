@@ -8,7 +8,7 @@ from rich.console import Console
 from r1_cli.build.algorithm import try_algorithm
 from r1_cli.config import Provenance, RunConfig
 from r1_cli.jobs.next_steps import print_next_steps
-from r1_cli.jobs.session import Session, build_schedule
+from r1_cli.jobs.session import TrainingSession, build_schedule
 from r1_cli.plan.disk import require_room
 from r1_cli.runs.track.console import configure_logging
 from r1_cli.train import loop
@@ -33,7 +33,7 @@ def train(config: RunConfig, provenance: Provenance, *, until: int | None = None
     try_algorithm(config)
     require_room(config)
     with ExitStack() as stack:
-        session = Session(console, provenance, stack, torch.get_num_threads())
+        session = TrainingSession(console, provenance, stack, torch.get_num_threads())
         folder = session.open_folder(config)
         config, devices = session.reserve_devices(config, folder)
         reports = session.open_reports(config, folder)

@@ -24,7 +24,7 @@ from r1_cli.train.recorder import Recorder
 from r1_cli.train.roles import Collected, Collector, Position, Schedule, Update
 from r1_cli.train.sampling.async_sampler import AsyncSampler, save_pending_steps
 from r1_cli.train.sampling.weight_check import canary_metrics
-from r1_cli.train.trainable import Policy, Snapshot, Trainable, ValueModel, weights_of
+from r1_cli.train.trainable import ModelSnapshot, Policy, Trainable, ValueModel, weights_of
 from r1_core.needs import OF_POLICY, OF_REFERENCE
 from r1_core.objective import Objective
 from r1_core.own import OwnCodeError
@@ -252,7 +252,7 @@ def write_checkpoint(run: Run, at: Position, record: dict[str, float]) -> None:
     run.saver.finish()
     model_only = run.schedule.save_model_only
     models: dict[str, Trainable] = {"actor": run.learner} | ({"critic": run.critic} if run.critic else {})
-    copies: dict[str, Snapshot | None] = {}
+    copies: dict[str, ModelSnapshot | None] = {}
     for name, model in models.items():
         copies[name] = model.snapshot(model_only=model_only, max_bytes=free_memory() // 2)
         if run.critic:  # the two are never on the device together

@@ -33,7 +33,7 @@ class Dataset(Protocol):
         """Begin to render these prompts."""
 
 
-class Stream(Protocol):
+class PromptStream(Protocol):
     """The order of prompts: a pure function of the batch number, so that a resume needs no iterator state."""
 
     def batch(self, index: int) -> list[int]: ...

@@ -61,7 +61,7 @@ def merge_info(info: list[LearnerInfo]) -> LearnerInfo:
     )
 
 
-class Snapshot(Protocol):
+class ModelSnapshot(Protocol):
     """A learner or a critic as it was at one moment."""
 
     def write(self, folder: Path) -> None:
@@ -78,7 +78,7 @@ class Trainable(Protocol):
     def save(self, folder: Path, *, model_only: bool = False) -> None: ...
     def load(self, folder: Path, *, model_only: bool = False) -> None: ...
 
-    def snapshot(self, *, model_only: bool = False, max_bytes: int | None = None) -> Snapshot | None:
+    def snapshot(self, *, model_only: bool = False, max_bytes: int | None = None) -> ModelSnapshot | None:
         """Copy what `save` would write, for a thread to write. None if a machine would need more than `max_bytes`."""
 
 

@@ -13,7 +13,7 @@ from r1_cli.runs.track.stopwatch import Stopwatch
 from r1_cli.train.groups.group import Group, by_sample, filter_values, passes
 from r1_cli.train.groups.shaping import Shaping
 from r1_cli.train.groups.stream_position import StreamPosition
-from r1_cli.train.roles import Collected, Dataset, Position, Progress, Sampler, Stream
+from r1_cli.train.roles import Collected, Dataset, Position, Progress, PromptStream, Sampler
 from r1_cli.train.sampling.generate import DrainRule, render_prompts, sample_groups
 from r1_core.filtering import GroupFilter
 from r1_data.types import DataError
@@ -49,7 +49,7 @@ class DynamicSampling:
 
     sampler: Sampler
     dataset: Dataset
-    stream: Stream
+    stream: PromptStream
     sampling: SamplingParams
     baselines: bool  # whether the estimator needs the rewards of greedy responses
     shaping: Shaping
