@@ -59,7 +59,7 @@ from r1_core.filtering import KeepAll
 from r1_core.kl_control import FixedKL
 from r1_core.learner.trainable import LearnerInfo
 from r1_core.objective import Objective
-from r1_core.reward_normalization import RewardNormalizer
+from r1_core.reward_shaping import RewardNormalizer
 from r1_data.types import Example, Prompt
 from r1_rewards.types import Score
 from r1_rollout.types import Completion

@@ -24,16 +24,16 @@ from r1_cli.config.availability import NO_EFFECT
 from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, Option
 from r1_cli.config.root import RunConfig
 from r1_cli.config.section import lookup
-from r1_core import catalogue
-from r1_core.catalogue import Entry
+from r1_core import registry
+from r1_core.registry import Entry
 from r1_rewards.spec import SERVICES
 from r1_rewards.verifiers import BUILTINS
 
 ROOT = Path(__file__).resolve().parents[1]
 NOTE = "<!-- written by tests/write_tables.py -->"
 ALGORITHMS = {
-    "Advantage estimators": ("algorithm.adv_estimator", catalogue.estimators, ESTIMATOR_OPTIONS),
-    "Policy losses": ("worker.actor.loss_type", catalogue.losses, LOSS_OPTIONS),
+    "Advantage estimators": ("algorithm.adv_estimator", registry.estimators, ESTIMATOR_OPTIONS),
+    "Policy losses": ("worker.actor.loss_type", registry.losses, LOSS_OPTIONS),
 }
 OPTIONS = {option.key: option for option in (*ESTIMATOR_OPTIONS, *LOSS_OPTIONS)}
 LIST = re.compile(r"- |\d+\. ")
@@ -266,12 +266,12 @@ sequence, sg "no gradient". How losses are averaged, and which KL there is, stan
 def page_name(key: str, entry: Entry) -> str:
     """A loss that is called as an estimator is, as `gpg`, has its kind in the name of its page."""
     name = entry.names[0]
-    return f"{name}_loss" if key.endswith("loss_type") and name in {*catalogue.estimators(), "default"} else name
+    return f"{name}_loss" if key.endswith("loss_type") and name in {*registry.estimators(), "default"} else name
 
 
 def first_line(entry: Entry) -> str:
     """What an entry is: of a module of its own the first line, else that of its class."""
-    siblings = [one for one in {**catalogue.estimators(), **catalogue.losses()}.values() if one.help == entry.help]
+    siblings = [one for one in {**registry.estimators(), **registry.losses()}.values() if one.help == entry.help]
     alone = all(one.where == entry.where for one in siblings)
     return entry.help if alone else inspect.getdoc(entry.load()).partition("\n\n")[0].replace("\n", " ")
 

@@ -107,7 +107,7 @@ def test_they_take_a_step_with_what_they_need(copy: Copy, tmp_path: Path) -> Non
 
 @pytest.mark.slow
 def test_the_tests_of_estimators_losses_and_tables_pass_with_them(copy: Copy) -> None:
-    words = "certain or tempered or catalogue or readme or example_file or no_row or every_registered"
+    words = "certain or tempered or registry or readme or example_file or no_row or every_registered"
     files = [
         f"packages/r1-core/tests/test_core_{name}.py" for name in ("readme", "estimators", "loss_properties", "losses")
     ]

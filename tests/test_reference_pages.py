@@ -9,7 +9,7 @@ from write_tables import stale_pages
 from r1_cli.config.root import RunConfig
 from r1_cli.config.schema import schema
 from r1_cli.config.section import lookup
-from r1_core import catalogue
+from r1_core import registry
 from r1_rewards.spec import SERVICES
 from r1_rewards.verifiers import BUILTINS
 
@@ -36,7 +36,7 @@ def test_every_key_has_a_row_with_its_type_its_default_and_a_meaning() -> None:
 
 
 @pytest.mark.parametrize(("key", "entry"), ENTRIES, ids=lambda one: getattr(one, "names", [one])[0])
-def test_an_algorithms_page_says_what_it_is_when_to_use_it_and_its_settings(key: str, entry: catalogue.Entry) -> None:
+def test_an_algorithms_page_says_what_it_is_when_to_use_it_and_its_settings(key: str, entry: registry.Entry) -> None:
     page = (ROOT / f"docs/algorithms/{page_name(key, entry)}.md").read_text()
     assert f"`{key}={entry.names[0]}`" in page
     assert page.count("\nUse it ") == 1, "its docstring has a paragraph that begins `Use it`"

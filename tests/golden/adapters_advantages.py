@@ -26,7 +26,7 @@ from r1_core.advantages.scan import discounted_sums
 from r1_core.advantages.whitening import masked_mean, masked_variance, whiten
 from r1_core.filtering import MeanRange
 from r1_core.kl_control import AdaptiveKL, FixedKL
-from r1_core.soft_overlong import overlong_punishment
+from r1_core.reward_shaping import overlong_punishment
 
 
 def group_ids(names):

@@ -14,7 +14,7 @@ from r1_cli.train.roles import Position, Sampler
 from r1_cli.train.sampling.collect import DynamicSampling
 from r1_core.filtering import GroupFilter, NonzeroVariance
 from r1_core.kl_control import FixedKL
-from r1_core.reward_normalization import RewardNormalizer
+from r1_core.reward_shaping import RewardNormalizer
 from r1_data.stream import Stream
 from r1_data.types import Prompt
 from r1_rewards.types import RewardInput, Score

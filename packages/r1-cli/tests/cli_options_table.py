@@ -1,4 +1,4 @@
-"""Writes what follows from the catalogue of estimators and losses into the README's table and the example file.
+"""Writes what follows from the registry of estimators and losses into the README's table and the example file.
 
 python packages/r1-cli/tests/cli_options_table.py
 """

@@ -32,9 +32,9 @@ from r1_cli.config.options import (
     refuse_clashes,
     settings_of,
 )
-from r1_core import catalogue
-from r1_core.catalogue import Setting
+from r1_core import registry
 from r1_core.losses import POLICY_LOSSES, Correction, Rejection
+from r1_core.registry import Setting
 
 BASE = [
     "data.train_files=owner/rows@train",
@@ -63,17 +63,17 @@ def another(setting: Setting) -> Any:
     return words[0] if words else setting.default * 0.7
 
 
-def test_the_catalogue_is_read_without_torch_and_holds_what_the_classes_have() -> None:
-    code = "import sys; from r1_core import catalogue as c; c.estimators(), c.losses(); print('torch' in sys.modules)"
+def test_the_registry_is_read_without_torch_and_holds_what_the_classes_have() -> None:
+    code = "import sys; from r1_core import registry as c; c.estimators(), c.losses(); print('torch' in sys.modules)"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "False"
-    for entry in {*catalogue.estimators().values(), *catalogue.losses().values()}:
+    for entry in {*registry.estimators().values(), *registry.losses().values()}:
         loaded, settings = entry.load(), entry.settings
         assert (tuple(loaded.names), tuple(loaded.needs)) == (entry.names, entry.needs)
         assert [(field.name, field.default) for field in fields(loaded)] == [
             (s.name, s.default) for s in entry.settings
         ]
         assert [field.type for field in fields(loaded)] == [setting.type for setting in settings]
-    for name, entry in catalogue.losses().items():
+    for name, entry in registry.losses().items():
         loss = POLICY_LOSSES.get(name)
         assert (loss.token_wise, loss.aggregation) == (entry.token_wise, entry.aggregation)  # type: ignore[attr-defined]
 
@@ -110,15 +110,15 @@ def test_what_the_user_does_not_set_is_the_owners_own() -> None:
 
 def test_the_example_file_leaves_each_loss_its_own_widths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(EXAMPLE.parents[1])
-    for name in catalogue.losses():
+    for name in registry.losses():
         config, _ = load_config([str(EXAMPLE), f"worker.actor.loss_type={name}"])
         assert build_objective(config).policy_loss == POLICY_LOSSES.get(name)()
 
 
 def test_keys_that_clash_are_refused() -> None:
-    sapo = catalogue.losses()["sapo"]
+    sapo = registry.losses()["sapo"]
 
-    def named(name: str, setting: str) -> catalogue.Entry:
+    def named(name: str, setting: str) -> registry.Entry:
         return replace(sapo, names=(name,), settings=(replace(sapo.settings[0], name=setting),))
 
     with pytest.raises(ValueError, match=r"key worker.actor.a_b_c of its setting 'b_c' is taken; rename it"):

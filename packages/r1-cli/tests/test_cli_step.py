@@ -21,7 +21,7 @@ from r1_cli.train.roles import Position
 from r1_core.filtering import EMAStd, KeepAll
 from r1_core.kl_control import AdaptiveKL
 from r1_core.objective import Objective
-from r1_core.reward_normalization import RewardNormalizer
+from r1_core.reward_shaping import RewardNormalizer
 from r1_core.types import Sample
 
 

@@ -17,7 +17,7 @@ from r1_core.filtering import EMAStd, KeepAll, MeanRange, NonzeroVariance
 from r1_core.kl_control import AdaptiveKL, FixedKL
 from r1_core.losses import Correction
 from r1_core.own import as_estimator
-from r1_core.soft_overlong import overlong_punishment
+from r1_core.reward_shaping import overlong_punishment
 from r1_core.types import Sample
 
 # GDPO takes no penalties; test_core_gdpo.py asks the same of it.

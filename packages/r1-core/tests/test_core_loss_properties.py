@@ -15,7 +15,7 @@ from r1_core.kl import KL_ESTIMATORS
 from r1_core.losses import AGGREGATIONS, POLICY_LOSSES, Correction, Rejection, ValueLoss, aggregate
 from r1_core.losses.correction import diagnose, effective_sample_size, importance_weights, log_gap
 from r1_core.objective import Objective
-from r1_core.soft_overlong import overlong_punishment
+from r1_core.reward_shaping import overlong_punishment
 from r1_core.types import Totals
 
 seeds = st.integers(0, 10**6)

@@ -17,9 +17,8 @@ from r1_core.advantages.whitening import masked_mean, masked_variance, whiten
 from r1_core.learner.logprobs import token_logprobs
 from r1_core.losses import aggregation, correction, covariance
 from r1_core.objective import Objective
-from r1_core.reward_normalization import RewardNormalizer
+from r1_core.reward_shaping import RewardNormalizer, overlong_punishment
 from r1_core.rows import with_tokens
-from r1_core.soft_overlong import overlong_punishment
 from r1_core.types import Sample, Totals
 
 REWARDS = advantage_inputs(7)  # eight answers, six columns

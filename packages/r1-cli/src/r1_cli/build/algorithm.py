@@ -19,7 +19,7 @@ from r1_core.losses.correction import Measure, Span
 from r1_core.needs import OF_POLICY
 from r1_core.objective import Objective
 from r1_core.own import as_estimator, as_loss, try_own_estimator, try_own_loss
-from r1_core.reward_normalization import RewardNormalizer
+from r1_core.reward_shaping import RewardNormalizer
 
 
 def build_update(config: RunConfig, *, updates_per_step: int) -> Update:

@@ -9,7 +9,7 @@ from pydantic import BeforeValidator, Field
 from r1_cli.config.options import ESTIMATOR_OPTIONS, EstimatorName, EstimatorSettings, needs_of, refuse_clashes
 from r1_cli.config.problems import Applies, KeyProblem, KeyRemark
 from r1_cli.config.section import Count, FileFunction, NonNegative, Positive, Ratio, Section, lookup
-from r1_core import catalogue
+from r1_core import registry
 from r1_core.kl_control import MAX_ERROR
 
 KLPenalty = Literal["kl", "abs", "mse", "low_var_kl", "full", "k1", "k2", "k3", "k1+", "k3+"]
@@ -143,14 +143,14 @@ class AlgorithmConfig(EstimatorSettings):
     def need_problems(self, n: int, loss: str) -> Iterator[KeyProblem]:
         """Yield needs of the estimator and the loss that the configuration does not meet."""
         name = self.adv_estimator
-        needs = needs_of(catalogue.estimators(), name)
+        needs = needs_of(registry.estimators(), name)
         if "groups" in needs and n < 2:
             yield "worker.rollout.n", f"algorithm.adv_estimator={name} compares the answers to one prompt: at least 2"
         if "parts" in needs and not (self.use_kl_loss or self.disable_kl):
             yield "algorithm.use_kl_loss", f"adv_estimator={name} has no place for a KL in the reward, set true"
         for chosen, needed in (
             (f"algorithm.adv_estimator={name}", needs),
-            (f"worker.actor.loss_type={loss}", needs_of(catalogue.losses(), loss)),
+            (f"worker.actor.loss_type={loss}", needs_of(registry.losses(), loss)),
         ):
             if {"ref_logprobs", "full_kl"} & set(needed) and self.disable_kl:
                 yield "algorithm.disable_kl", f"{chosen} needs the reference: set false"

@@ -6,7 +6,7 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from r1_cli.config.problems import KeyProblem
-from r1_core.catalogue import own_needs
+from r1_core.registry import own_needs
 from r1_rewards.errors import RewardSpecError, suggest
 from r1_rewards.spec import SERVICES, RewardSpec, check_options, check_settings, parse_spec
 

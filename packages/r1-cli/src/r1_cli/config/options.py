@@ -1,4 +1,4 @@
-"""Keys of the settings that single estimators and losses declare in the catalogue."""
+"""Keys of the settings that single estimators and losses declare in the registry."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
@@ -12,8 +12,8 @@ from pydantic import BaseModel, Field, create_model
 
 from r1_cli.config.problems import KeyProblem
 from r1_cli.config.section import Section, Tree
-from r1_core import catalogue
-from r1_core.catalogue import Entry, Setting
+from r1_core import registry
+from r1_core.registry import Entry, Setting
 from r1_core.settings import fault
 
 # Settings that mean the same wherever they occur have one key for all, null unless set: each owner has a default of its
@@ -109,8 +109,8 @@ def _lenient(kind: Any) -> Any:
     return reduce(or_, [_lenient(part) for part in parts if part is not type(None)], None) if is_union else kind
 
 
-ESTIMATOR_OPTIONS = find_options("algorithm", catalogue.estimators())
-LOSS_OPTIONS = find_options("worker.actor", catalogue.losses())
+ESTIMATOR_OPTIONS = find_options("algorithm", registry.estimators())
+LOSS_OPTIONS = find_options("worker.actor", registry.losses())
 if TYPE_CHECKING:
     EstimatorName = str
     LossName = str
@@ -120,7 +120,7 @@ if TYPE_CHECKING:
     class LossSettings(Section): ...
 
 else:
-    EstimatorName, LossName = Literal[tuple(catalogue.estimators())], Literal[tuple(catalogue.losses())]
+    EstimatorName, LossName = Literal[tuple(registry.estimators())], Literal[tuple(registry.losses())]
     EstimatorSettings = section_of("EstimatorSettings", ESTIMATOR_OPTIONS)
     LossSettings = section_of("LossSettings", LOSS_OPTIONS)
 
@@ -155,7 +155,7 @@ def needs_of(entries: Mapping[str, Entry], name: str) -> tuple[str, ...]:
         return entries[name].needs
     path, _, function = name.rpartition(":")
     try:
-        return catalogue.own_needs(Path(path), function) or ()
+        return registry.own_needs(Path(path), function) or ()
     except (OSError, SyntaxError, ValueError):
         return ()  # reported by `function_problems`
 

@@ -15,7 +15,7 @@ from r1_cli.config.reward import RewardConfig
 from r1_cli.config.rollout import RolloutConfig, engine_module
 from r1_cli.config.section import Section, Tree
 from r1_cli.config.trainer import OWN_DEVICES, STALENESS, TrainerConfig
-from r1_core import catalogue
+from r1_core import registry
 
 SECRET = re.compile(r"(api_?key|secret|password|passwd|credential|(^|_)token)$", re.IGNORECASE)
 MASK = "***"
@@ -49,7 +49,7 @@ class RunConfig(Section):
 
     @property
     def has_critic(self) -> bool:
-        return "values" in needs_of(catalogue.estimators(), self.algorithm.adv_estimator)
+        return "values" in needs_of(registry.estimators(), self.algorithm.adv_estimator)
 
     def trained(self, owner: Owner) -> UpdateConfig:
         return self.worker.actor if owner == "actor" else self.worker.critic
@@ -152,8 +152,8 @@ def own_values(config: RunConfig) -> Iterator[tuple[str, Any]]:
     algorithm, actor = config.algorithm, config.worker.actor
     yield from own_defaults(algorithm, ESTIMATOR_OPTIONS, algorithm.adv_estimator)
     yield from own_defaults(actor, LOSS_OPTIONS, actor.loss_type)
-    if actor.loss_avg_mode is None and actor.loss_type in catalogue.losses():
-        yield "worker.actor.loss_avg_mode", catalogue.losses()[actor.loss_type].aggregation
+    if actor.loss_avg_mode is None and actor.loss_type in registry.losses():
+        yield "worker.actor.loss_avg_mode", registry.losses()[actor.loss_type].aggregation
     if algorithm.rollout_correction.rollout_is == "auto":
         yield "algorithm.rollout_correction.rollout_is", config.importance_weights
     if config.has_critic and config.worker.critic.loss_avg_mode is None:

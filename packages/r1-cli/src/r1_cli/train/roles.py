@@ -11,7 +11,7 @@ from r1_cli.train.groups.stream_position import StreamPosition, resume_stream_po
 from r1_core.filtering import GroupFilter
 from r1_core.kl_control import KLController
 from r1_core.objective import Objective
-from r1_core.reward_normalization import RewardNormalizer
+from r1_core.reward_shaping import RewardNormalizer
 from r1_data.types import Prompt
 from r1_rewards.types import Verifier
 from r1_rollout.types import Generator

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from r1_core import catalogue
+from r1_core import registry
 from r1_core.advantages.assign import assign
 from r1_core.advantages.dr_grpo import DrGRPO
 from r1_core.advantages.gae import GAE
@@ -24,7 +24,7 @@ from r1_core.registry import Registry
 
 # Each entry builds an estimator from keyword settings; what there is follows from the files of this folder.
 ESTIMATORS: Registry[Callable[..., Estimator]] = Registry(
-    "advantage estimator", {name: entry.load() for name, entry in catalogue.estimators().items()}
+    "advantage estimator", {name: entry.load() for name, entry in registry.estimators().items()}
 )
 register = ESTIMATORS.register
 get = ESTIMATORS.get

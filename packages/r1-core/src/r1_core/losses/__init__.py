@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from r1_core import catalogue
+from r1_core import registry
 from r1_core.losses.aggregation import AGGREGATIONS, Aggregation, aggregate
 from r1_core.losses.cispo import CISPO
 from r1_core.losses.correction import Correction, Rejection
@@ -20,7 +20,7 @@ from r1_core.registry import Registry
 
 # Each entry builds a loss from keyword settings; what there is follows from the files of this folder.
 POLICY_LOSSES: Registry[Callable[..., PolicyLoss]] = Registry(
-    "policy loss", {name: entry.load() for name, entry in catalogue.losses().items()}
+    "policy loss", {name: entry.load() for name, entry in registry.losses().items()}
 )
 register = POLICY_LOSSES.register
 get = POLICY_LOSSES.get

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from r1_cli.train.groups.group import Group, by_sample
-from r1_core.reward_normalization import RewardNormalizer
-from r1_core.soft_overlong import overlong_punishment
+from r1_core.reward_shaping import RewardNormalizer, overlong_punishment
 
 
 @dataclass(frozen=True, slots=True)

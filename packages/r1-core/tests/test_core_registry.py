@@ -6,8 +6,8 @@ from typing import Annotated, Any, Literal, Optional
 
 import pytest
 
-from r1_core import catalogue
-from r1_core.catalogue import Entry, Setting
+from r1_core import registry
+from r1_core.registry import Entry, Setting
 from r1_core.settings import NonNegative, Positive, Range, Share, check_settings, fault
 
 GOOD = '''"""A loss of this test: its first line.
@@ -41,7 +41,7 @@ class Mine(PolicyLoss):
 
 def read(folder: Path, text: str) -> list[Entry]:
     (folder / "mine.py").write_text(text)
-    return list(catalogue._read(folder / "mine.py", "pack.mine"))
+    return list(registry._read(folder / "mine.py", "pack.mine"))
 
 
 def test_a_class_is_read_with_all_that_it_says(tmp_path):
@@ -51,7 +51,7 @@ def test_a_class_is_read_with_all_that_it_says(tmp_path):
         (
             Setting("width", Positive, 0.5, "of the band"),
             Setting("most", float, math.inf, ""),
-            Setting("least", Optional[NonNegative], None, ""),  # noqa: UP045 (a value, as the catalogue gives it)
+            Setting("least", Optional[NonNegative], None, ""),  # noqa: UP045 (a value, as the registry gives it)
             Setting("kind", Literal["a", "b"], "a", ""),
             Setting("pair", Optional[tuple[float, float]], (-1.0, 1.0), ""),  # noqa: UP045
             Setting("many", tuple[str, ...], (), ""),
@@ -82,11 +82,11 @@ def test_what_cannot_be_read_is_named_with_file_and_line(tmp_path, old, new, mes
 
 def test_two_files_of_one_name_are_refused(tmp_path, monkeypatch):
     (tmp_path / "losses").mkdir()
-    monkeypatch.setattr(catalogue, "PACKAGE", tmp_path)
+    monkeypatch.setattr(registry, "PACKAGE", tmp_path)
     for name in ("one", "two"):
         (tmp_path / "losses" / f"{name}.py").write_text(GOOD)
     with pytest.raises(ValueError, match=r"r1_core.losses.two:Mine and r1_core.losses.one:Mine are both named 'mine'"):
-        catalogue._scan("losses")
+        registry._scan("losses")
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def test_a_range_names_what_a_value_must_be(kind: Any, value: Any, found: str | 
 
 
 def test_every_estimator_and_loss_holds_its_settings_to_their_ranges():
-    for entry in {*catalogue.estimators().values(), *catalogue.losses().values()}:
+    for entry in {*registry.estimators().values(), *registry.losses().values()}:
         assert entry.help
         for setting in entry.settings:
             for wrong in (-1.0, 0.0, 1.0, math.nan, "no such word"):

@@ -9,7 +9,7 @@ from core_draws import few
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from r1_core.reward_normalization import RewardNormalizer
+from r1_core.reward_shaping import RewardNormalizer
 
 rewards = st.lists(st.floats(-5, 5).map(lambda value: 1000 + value), min_size=2, max_size=12)
 

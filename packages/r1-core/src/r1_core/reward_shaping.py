@@ -1,4 +1,4 @@
-"""Normalize rewards to mean 0 and std 1, with fixed moments, one batch's, or running ones.
+"""Shape rewards: punish overlong answers; normalize to mean 0 and std 1 with fixed, one batch's or running moments.
 
 (r − mean) / (std + eps), with the unbiased std. Fixed: `RewardNormalizer(mean, std)`, for moments that come with a
 reward model (OpenRLHF's and LMM-R1's normalize_reward). One batch: `RewardNormalizer.of(rewards)(rewards)`. Running:
@@ -58,3 +58,18 @@ class RewardNormalizer:
         total, shift = self.count + number, mean - self.mean
         squares = self.std**2 * (self.count - 1) + std**2 * (number - 1) + shift**2 * self.count * number / total
         return RewardNormalizer(self.mean + shift * number / total, math.sqrt(squares / (total - 1)), total, self.eps)
+
+
+def overlong_punishment(lengths: Tensor, max_length: int, buffer: int, factor: float = 1.0) -> Tensor:
+    """Return DAPO's soft overlong punishment, from −factor to 0, for answer lengths [N] in tokens: float64 [N].
+
+    With free = max_length − buffer: 0 up to `free` tokens, (free − length) / buffer beyond, −1 from `max_length` on;
+    times `factor`, and added to an answer's score. arXiv 2503.14476 (DAPO).
+
+    Raises ValueError unless 0 < buffer <= max_length.
+    """
+    if not 0 < buffer <= max_length:
+        raise ValueError(f"buffer is {buffer}; it must be above 0 and at most max_length, {max_length}")
+    check_tensors("overlong_punishment", "[N]", lengths=lengths)
+    excess = (lengths.double() - (max_length - buffer)) / buffer
+    return -factor * torch.clamp(excess, 0.0, 1.0)
