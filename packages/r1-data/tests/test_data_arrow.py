@@ -1,4 +1,4 @@
-"""Tests of Arrow rows: folders that `datasets` saved, and runs of rows read one after the other."""
+"""Tests of Arrow rows: folders that `datasets` saved, and reader of rows read one after the other."""
 
 import json
 import pickle
@@ -7,7 +7,7 @@ import datasets
 import pytest
 
 from r1_data.sources import count_rows, read_rows
-from r1_data.tables.table import Runs
+from r1_data.tables.table import BatchedReader
 from r1_data.types import DataError
 
 ROWS = [{"problem": f"What is {i}+{i}?", "answer": str(2 * i)} for i in range(700)]
@@ -75,6 +75,6 @@ def test_rows_read_one_after_the_other_are_fetched_in_runs_and_others_alone():
         asked.append((start, most))
         return range(start, start + min(most, 10))
 
-    runs = Runs(fetch)
-    assert [runs[index] for index in (7, 3, 3, *range(4, 20))] == [7, 3, 3, *range(4, 20)]
+    reader = BatchedReader(fetch)
+    assert [reader[index] for index in (7, 3, 3, *range(4, 20))] == [7, 3, 3, *range(4, 20)]
     assert [(start, most > 1) for start, most in asked] == [(7, False), (3, False), (4, True), (14, True)]

@@ -37,7 +37,7 @@ def test_frames_of_any_video_have_the_published_size(fresh_processor, family, wa
         for size in ((1080, 1920), (1920, 1080), (480, 640), (240, 320), (2160, 3840), (100, 900)):
             height, width = published(*size, frames, *wanted, side)
             tokens = frames // 2 * (height // side) * (width // side)
-            told = vision._video.get_num_of_video_patches(frames, *size, {"size": vision.frame_range.of(frames)})
+            told = vision._video.get_num_of_video_patches(frames, *size, {"size": vision.frame_range.size_for(frames)})
             assert told == 4 * tokens, (frames, size)
 
 
@@ -61,7 +61,7 @@ def test_ten_seconds_of_full_hd_are_7200_tokens_under_easyr1s_defaults(fresh_pro
 def test_a_range_for_frames_alone_takes_the_place_of_that_for_pictures(fresh_processor):
     processor = fresh_processor("qwen2_vl")
     vision = Vision(processor, min_pixels=3136, max_pixels=50_176, video_min_pixels=10_000, video_max_pixels=2_000_000)
-    assert vision.frame_range.of(768) == {"shortest_edge": 10_000, "longest_edge": 2_000_000}
+    assert vision.frame_range.size_for(768) == {"shortest_edge": 10_000, "longest_edge": 2_000_000}
     assert vision.budget == {"shortest_edge": 3136, "longest_edge": 50_176}
     with pytest.raises(DataError, match=r"video_min_pixels must be above 0 and at most video_max_pixels, got 9 and 8"):
         Vision(processor, video_min_pixels=9, video_max_pixels=8)
@@ -70,4 +70,4 @@ def test_a_range_for_frames_alone_takes_the_place_of_that_for_pictures(fresh_pro
 def test_without_a_range_frames_are_as_the_processor_is_configured(fresh_processor):
     for family in FAMILIES:
         processor = fresh_processor(family)
-        assert Vision(processor).frame_range.of(40) == dict(processor.video_processor.size)
+        assert Vision(processor).frame_range.size_for(40) == dict(processor.video_processor.size)

@@ -43,7 +43,7 @@ class SourceRows:
     reader: Callable[[str, Mapping[str, object]], Example]
 
 
-class Look(NamedTuple):
+class Inspection(NamedTuple):
     """A worker's result for one example; a tuple, because a million of them go through a pipe."""
 
     tokens: int | None  # None: the headers are broken
@@ -57,28 +57,30 @@ class Inspector:
     def __init__(self, renderer: Renderer, max_prompt_length: int) -> None:
         self.renderer, self.max_prompt_length = renderer, max_prompt_length
 
-    def inspect(self, examples: Sequence[Example]) -> list[Look]:
+    def inspect(self, examples: Sequence[Example]) -> list[Inspection]:
         """Measure each example from its headers, then decode and resize its media."""
         fetched_examples = [_fetch(example) for example in examples]
         sound = [example for example in fetched_examples if isinstance(example, Example)]
         lengths = iter(self.renderer.measure(sound, self.max_prompt_length))
         return [
-            Look(None, error=example) if isinstance(example, DataError) else self._look(example, next(lengths))
+            Inspection(None, error=example)
+            if isinstance(example, DataError)
+            else self._load_media(example, next(lengths))
             for example in fetched_examples
         ]
 
     def load(self, example: Example) -> Pixels:
         return self.renderer.load(example)
 
-    def _look(self, example: Example, tokens: int | DataError) -> Look:
+    def _load_media(self, example: Example, tokens: int | DataError) -> Inspection:
         if isinstance(tokens, DataError):
-            return Look(None, error=tokens)
+            return Inspection(None, error=tokens)
         try:
             if example.media and tokens <= self.max_prompt_length:
                 self.renderer.load(example)
-            return Look(tokens, _digest(example))
+            return Inspection(tokens, _digest(example))
         except DataError as error:
-            return Look(tokens, error=error)
+            return Inspection(tokens, error=error)
 
 
 def examine_all(
@@ -101,11 +103,11 @@ def examine_all(
                 yield _Row(found), None
                 continue
             key, decoded_key = _keys(known, example)
-            look = _recall(decoded_key, known, example)
+            look = _read_known(decoded_key, known, example)
             if look is not None:
                 key = decoded_key = None  # already cached
             yield (
-                _Row(found, tuple(remarks[found.source].of(example)), key, decoded_key, look),
+                _Row(found, tuple(remarks[found.source].find(example)), key, decoded_key, look),
                 None if look else example,
             )
 
@@ -127,7 +129,7 @@ class _Row:
     remarks: tuple[tuple[str, str], ...] = ()
     key: bytes | None = None  # of its length
     decoded_key: bytes | None = None  # of the fact that its media decode, too
-    look: Look | None = None
+    look: Inspection | None = None
 
 
 def _read_all(sources: Sequence[SourceRows]) -> Iterator[tuple[Examined, Example | None]]:
@@ -158,15 +160,15 @@ def _keys(known: KnownLengths | None, example: Example) -> tuple[bytes | None, b
     return key, hashlib.blake2b(key + b"decoded", digest_size=16).digest() if key and sound else None
 
 
-def _recall(decoded_key: bytes | None, known: KnownLengths | None, example: Example) -> Look | None:
+def _read_known(decoded_key: bytes | None, known: KnownLengths | None, example: Example) -> Inspection | None:
     tokens = known.get(decoded_key) if known and decoded_key else None
     try:
-        return None if tokens is None else Look(tokens, _digest(example))
+        return None if tokens is None else Inspection(tokens, _digest(example))
     except MediaError:  # deleted meanwhile
         return None
 
 
-def _conclude(row: _Row, look: Look | WorkerDied | None, limit: int, known: KnownLengths | None) -> Examined:
+def _conclude(row: _Row, look: Inspection | WorkerDied | None, limit: int, known: KnownLengths | None) -> Examined:
     found = row.found
     if look is None:
         return found
@@ -176,14 +178,14 @@ def _conclude(row: _Row, look: Look | WorkerDied | None, limit: int, known: Know
         known.put(row.key, look.tokens)
         if look.error is None and look.tokens <= limit and row.decoded_key:
             known.put(row.decoded_key, look.tokens)
-    kind, reason = _judge(row, look, limit)
+    kind, reason = _find_trouble(row, look, limit)
     # Not `replace`, which would take a tenth of the time of a text row.
     return Examined(
         found.source, found.index, found.id, look.tokens, found.media, found.ground_truth, look.digest, kind, reason
     )
 
 
-def _judge(row: _Row, look: Look, limit: int) -> tuple[str, str]:
+def _find_trouble(row: _Row, look: Inspection, limit: int) -> tuple[str, str]:
     if look.error is not None:
         late = look.tokens is not None and isinstance(look.error, MediaError)
         return "damage" if late else "prompt" if look.error.kind == "row" else look.error.kind, str(look.error)

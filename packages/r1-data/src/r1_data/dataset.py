@@ -137,7 +137,7 @@ class PromptDataset:
                 yield index, error
                 continue
             self.has_media = self.has_media or bool(example.media)
-            self._remarks += [said for _, said in remarks.of(example)]
+            self._remarks += [text for _, text in remarks.find(example)]
             self._digest.update(repr((example.id, example.messages, example.ground_truth)).encode())
             self._digest.update("\0".join(map(describe, example.media)).encode("utf-8", "backslashreplace"))
             yield index, example

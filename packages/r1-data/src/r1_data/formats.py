@@ -107,13 +107,13 @@ def detect(
 
 
 def _named(row_format: str, fitting: list[tuple[str, str, str]], keys: set[str]) -> tuple[str, str, str]:
-    wanted = next((form for form in FORMATS if form.name == row_format), None)
-    if wanted is None:
+    requested = next((form for form in FORMATS if form.name == row_format), None)
+    if requested is None:
         raise DataError(f"there is no row format {row_format!r}; there are {', '.join(NAMES)}")
     found = next((entry for entry in fitting if entry[0] == row_format), None)
     if found is None:
-        prompts, answers = " or ".join(wanted.prompts), " or ".join(wanted.ground_truths)
-        more = f" and {', '.join(wanted.needs)}" if wanted.needs else ""
+        prompts, answers = " or ".join(requested.prompts), " or ".join(requested.ground_truths)
+        more = f" and {', '.join(requested.needs)}" if requested.needs else ""
         raise DataError(
             f"not of row format {row_format} (prompt in {prompts}, answer in {answers}{more}); "
             f"columns found: {', '.join(sorted(keys))}"

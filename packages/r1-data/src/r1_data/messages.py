@@ -226,11 +226,11 @@ def _flatten_content(content: object, embedded: Cells) -> str:
 
 
 def _apply_format(messages: list[Message], template: "Template", row: Mapping[str, object]) -> None:
-    asked = next((message for message in reversed(messages) if message["role"] == "user"), None)
-    if asked is None:
+    question = next((message for message in reversed(messages) if message["role"] == "user"), None)
+    if question is None:
         raise DataError("the format prompt has no user message to apply to")
     try:
-        asked["content"] = template.render({**row, "content": asked["content"]})
+        question["content"] = template.render({**row, "content": question["content"]})
     except Exception as error:  # a template may call any method of the row's values
         raise DataError(f"the format prompt cannot be filled ({error}); columns found: {', '.join(row)}") from error
 
@@ -258,12 +258,12 @@ def _markers(
 
 def _match_markers(messages: list[Message], media: Cells, pattern: "re.Pattern[str]", columns: Columns) -> None:
     """Check the number of markers; media of a kind without any marker go first, pictures before videos."""
-    asked = next((message for message in messages if message["role"] == "user"), messages[-1])
+    question = next((message for message in messages if message["role"] == "user"), messages[-1])
     for marker, column in ((VIDEO_MARKER, columns.videos), (IMAGE_MARKER, columns.images)):
         found = [found for message in messages for found in pattern.findall(message["content"])]
         markers, items = found.count(marker), len(media[marker])
         if markers == 0 and items:
-            asked["content"] = marker * items + asked["content"]
+            question["content"] = marker * items + question["content"]
         elif markers != items:
             raise MarkerMismatch(f"{markers} {marker} markers but {items} {_NAMES[marker]} in column {column!r}")
 

@@ -46,17 +46,17 @@ class FrameRange:
     video_high: int | None = None  # of frames only; may exceed the cap
 
     def __post_init__(self) -> None:
-        low, high = self._wanted
+        low, high = self._requested
         if low is not None and high is not None:
             _require_range(low, high, "video_")
 
     @property
-    def _wanted(self) -> tuple[int | None, int | None]:
+    def _requested(self) -> tuple[int | None, int | None]:
         return self.video_low or self.low, self.video_high or self.high
 
-    def of(self, frames: int) -> dict[str, int]:
+    def size_for(self, frames: int) -> dict[str, int]:
         """Return the processor's `size` for a video with this many frames; the upper bound takes precedence."""
-        low, high = self._wanted
+        low, high = self._requested
         if low is None and high is None:
             return {"shortest_edge": self.configured[0], "longest_edge": self.configured[1]}
         low = _LEAST * self.token if low is None else low

@@ -52,9 +52,9 @@ def fetch(url: Url) -> Downloaded:
                 data += block
                 if len(data) > limits.max_bytes or time.monotonic() > end:
                     raise MediaError(f"{address}: over {limits.max_bytes:,} bytes or {limits.timeout:g} seconds")
-            wanted = response.headers.get("Content-Length", "")
-            if wanted.isdecimal() and len(data) < int(wanted):
-                raise MediaError(f"{address}: cut off after {len(data):,} of {int(wanted):,} bytes")
+            expected = response.headers.get("Content-Length", "")
+            if expected.isdecimal() and len(data) < int(expected):
+                raise MediaError(f"{address}: cut off after {len(data):,} of {int(expected):,} bytes")
     except (OSError, ValueError, HTTPException) as error:
         if isinstance(error, MediaError):
             raise
@@ -171,11 +171,13 @@ def describe(reference: object, kind: str = "picture") -> str:
     return f"{kind} {reference}" if isinstance(reference, str | os.PathLike | Url) else f"{kind} in memory"
 
 
-def _resolve_file(value: object, image_dir: str | None, downloads: Downloads | None, wanted: str) -> bytes | Path | Url:
+def _resolve_file(
+    value: object, image_dir: str | None, downloads: Downloads | None, expected: str
+) -> bytes | Path | Url:
     if isinstance(value, bytes | bytearray | memoryview):
         return bytes(value)
     if not isinstance(value, str | os.PathLike):
-        raise MediaError(f"{wanted}, found {type(value).__name__}")
+        raise MediaError(f"{expected}, found {type(value).__name__}")
     text = os.fspath(value)
     found = _SCHEME.match(text)
     scheme = found[1].lower() if found and (found[2] or found[1].lower() == "data") else None

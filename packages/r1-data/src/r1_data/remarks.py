@@ -30,7 +30,7 @@ class Remarks:
         own = [reader.format_prompt or "", reader.system_prompt or ""] if isinstance(reader, RowReader) else []
         self._own = Counter(self._control.findall("\n".join(own)) if self._control else ())
 
-    def of(self, example: Example) -> Iterator[tuple[str, str]]:
+    def find(self, example: Example) -> Iterator[tuple[str, str]]:
         """Yield (kind, description) of each oddity of an example."""
         if not is_visible(example.ground_truth):
             yield "blank answer", f"{example.id}: the answer is empty"

@@ -10,7 +10,7 @@ from r1_data.references import Video
 from r1_data.tokens import count_beyond, encode_all
 from r1_data.types import DataError, Example, MediaError, Overlong, Prompt
 from r1_data.videos import FrameRules
-from r1_data.vision import Pixels, Vision, why_unread
+from r1_data.vision import Pixels, Vision, unsupported_reason
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -64,7 +64,7 @@ class Renderer:
         self._vision: Vision | None = None
         self._refusal: str | None = "the row has pictures or videos, but the model reads text only"
         if self._processor is not None:
-            self._refusal = why_unread(processor)
+            self._refusal = unsupported_reason(processor)
         if self._refusal is None:
             pixels = {"min_pixels": min_pixels, "max_pixels": max_pixels}
             video_pixels = {"video_min_pixels": video_min_pixels, "video_max_pixels": video_max_pixels}
@@ -237,12 +237,12 @@ class Renderer:
     def _check_placeholders(self, example: Example, token_ids: list[int]) -> None:
         assert self._vision is not None
         videos = sum(isinstance(reference, Video) for reference in example.media)
-        wanted = {"picture": len(example.media) - videos, "video": videos}
+        expected = {"picture": len(example.media) - videos, "video": videos}
         for kind, (token, token_id) in self._vision.tokens.items():
             found = token_ids.count(token_id)
-            if found != wanted[kind]:
+            if found != expected[kind]:
                 raise DataError(
-                    f"{example.id}: {found} {kind} placeholders in the prompt for {wanted[kind]} {kind}s; the text "
+                    f"{example.id}: {found} {kind} placeholders in the prompt for {expected[kind]} {kind}s; the text "
                     f"must not spell {token}, and the chat template must place each {kind} once"
                 )
 

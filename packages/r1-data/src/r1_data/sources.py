@@ -92,32 +92,32 @@ class _Hub:
 class _Source:
     spec: str
     parts: tuple[_File | _Hub, ...]
-    cut: Slice | None
+    rows_slice: Slice | None
 
     def count(self) -> int | None:
         counts = [part.count() for part in self.parts]
         if None in counts:
             return None
         total = sum(count for count in counts if count is not None)
-        return total if self.cut is None else len(self._taken(total))
+        return total if self.rows_slice is None else len(self._selected(total))
 
     def open(self) -> list[tuple[str, Table]]:
         tables = [(part.label, part.open()) for part in self.parts]
-        if self.cut is None:
+        if self.rows_slice is None:
             return tables
-        taken, start, windows = self._taken(sum(len(table) for _, table in tables)), 0, list[tuple[str, Table]]()
+        selected, start, windows = self._selected(sum(len(table) for _, table in tables)), 0, list[tuple[str, Table]]()
         for label, table in tables:
-            rows = range(max(taken.start - start, 0), min(taken.stop - start, len(table)))
+            rows = range(max(selected.start - start, 0), min(selected.stop - start, len(table)))
             windows += [(label, Window(table, rows))] if rows else []
             start += len(table)
         return windows
 
-    def _taken(self, total: int) -> range:
-        assert self.cut is not None
-        taken = self.cut.rows(total)
-        if not taken:
-            raise DataError(f"{self.spec!r}: the slice {self.cut} holds none of the {total} rows")
-        return taken
+    def _selected(self, total: int) -> range:
+        assert self.rows_slice is not None
+        selected = self.rows_slice.rows(total)
+        if not selected:
+            raise DataError(f"{self.spec!r}: the slice {self.rows_slice} holds none of the {total} rows")
+        return selected
 
 
 class Rows(Sequence[tuple[str, Row]]):
@@ -185,7 +185,7 @@ def count_rows(spec: str | list[str]) -> int | None:
 def _resolve_all(specs: list[str]) -> list[_Source]:
     if not specs:
         raise DataError("no data source is given; name a file, a folder or a hub dataset")
-    return _label_apart([_resolve(spec) for spec in specs])
+    return _disambiguate_labels([_resolve(spec) for spec in specs])
 
 
 def _resolve(spec: str) -> _Source:
@@ -194,8 +194,8 @@ def _resolve(spec: str) -> _Source:
     try:
         if Path(spec).expanduser().exists():  # a name may end in brackets
             return _Source(spec, tuple(_parts(spec)), None)
-        source, cut = split_slice(spec)
-        return _Source(spec, tuple(_parts(source)), cut)
+        source, rows_slice = split_slice(spec)
+        return _Source(spec, tuple(_parts(source)), rows_slice)
     except (OSError, RuntimeError) as error:  # a name too long, an unknown home, a folder without permission
         raise DataError(f"{spec!r} cannot be opened ({error})") from error
 
@@ -266,7 +266,7 @@ def _split_files(folder: Path, split: str) -> list[_File]:
     splits = {file: _split_of(file.path.relative_to(folder), split) for file in files}
     chosen = [file for file in files if splits[file] == split]
     if chosen:
-        _say_unread(folder, tuple(file.path.name for file in files if splits[file] is None))
+        _warn_unread(folder, tuple(file.path.name for file in files if splits[file] is None))
         return chosen
     found = sorted({name for name in splits.values() if name})
     if not found and split == "train":
@@ -275,7 +275,7 @@ def _split_files(folder: Path, split: str) -> list[_File]:
 
 
 @cache
-def _say_unread(folder: Path, names: tuple[str, ...]) -> None:
+def _warn_unread(folder: Path, names: tuple[str, ...]) -> None:
     if names:
         shown = ", ".join(names[:3]) + (", …" if names[3:] else "")
         log.warning("%s: %d files that no split is named in are not read: %s", folder, len(names), shown)
@@ -290,8 +290,8 @@ def _saved(folder: Path, saved: Mapping[str, Path], split: str) -> _File:
     return _File(saved[name], "arrow", folder.name + (f"/{name}" if name else ""))
 
 
-def _split_of(path: Path, wanted: str) -> str | None:
-    words_of = {wanted: (wanted.lower(),), **_SPLIT_WORDS}
+def _split_of(path: Path, requested: str) -> str | None:
+    words_of = {requested: (requested.lower(),), **_SPLIT_WORDS}
     for part in (path.stem, *reversed(path.parent.parts)):
         words = {part.lower(), *re.split(r"[^a-z0-9]+", part.lower())}
         for split, aliases in words_of.items():
@@ -300,32 +300,34 @@ def _split_of(path: Path, wanted: str) -> str | None:
     return None
 
 
-def _label_apart(sources: list[_Source]) -> list[_Source]:
+def _disambiguate_labels(sources: list[_Source]) -> list[_Source]:
     """Give files of the same name the shortest labels that differ, so that row ids do.
 
     Slices of one file are labelled by the slice: `train.jsonl[:100]`.
     """
-    cuts = Counter((part.identity, source.cut) for source in sources for part in source.parts)
-    twice = [identity for (identity, _), count in cuts.items() if count > 1]
+    slices = Counter((part.identity, source.rows_slice) for source in sources for part in source.parts)
+    twice = [identity for (identity, _), count in slices.items() if count > 1]
     if twice:
         raise DataError(f"{twice[0]} is given twice; a source may stand in the list once")
-    shared = Counter(identity for identity, _ in cuts)
+    shared = Counter(identity for identity, _ in slices)
     depth, labels = 1, {part.identity: part.label for source in sources for part in source.parts}
     while len(set(labels.values())) < len(labels):
         depth += 1
         labels = {part.identity: part.relabel(depth).label for source in sources for part in source.parts}
 
-    def relabel(part: _File | _Hub, cut: Slice | None) -> _File | _Hub:
-        own = str(cut) if cut and shared[part.identity] > 1 else ""
+    def relabel(part: _File | _Hub, rows_slice: Slice | None) -> _File | _Hub:
+        own = str(rows_slice) if rows_slice and shared[part.identity] > 1 else ""
         return replace(part, label=labels[part.identity] + own)
 
-    return [replace(source, parts=tuple(relabel(part, source.cut) for part in source.parts)) for source in sources]
+    return [
+        replace(source, parts=tuple(relabel(part, source.rows_slice) for part in source.parts)) for source in sources
+    ]
 
 
 def _near(path: Path) -> str:
-    folder, wanted = path.parent, path.name
+    folder, requested = path.parent, path.name
     while not folder.is_dir() and folder != folder.parent:
-        folder, wanted = folder.parent, folder.name
+        folder, requested = folder.parent, folder.name
     names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
-    close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.5)
+    close = difflib.get_close_matches(requested, names, n=3, cutoff=0.5)
     return f"; did you mean {', '.join(str(folder / name) for name in close)}?" if close else ""

@@ -41,8 +41,8 @@ class FrameRules:
 
     def sample(self, total: int, source_fps: float) -> list[int]:
         """Return the indices of the sampled frames of a video with `total` frames, `source_fps` per second."""
-        wanted = total / source_fps * self.fps
-        count = int(min(max(wanted, self.min_frames), self.max_frames, total)) // self.multiple * self.multiple
+        expected = total / source_fps * self.fps
+        count = int(min(max(expected, self.min_frames), self.max_frames, total)) // self.multiple * self.multiple
         if count == 0:
             return [*range(min(total, self.multiple)), *[total - 1] * max(0, self.multiple - total)]
         if count == 1:
@@ -129,19 +129,19 @@ def _decode(source: "bytes | Path | Url", clip: Clip) -> "list[Tensor]":
     import numpy
     import torch
 
-    wanted, found = set(clip.indices), {}
+    expected, found = set(clip.indices), {}
     with _opened(source) as (container, stream):
         stream.thread_count = 1  # workers are parallel already
         for index, frame in enumerate(container.decode(stream)):
-            if index in wanted:
+            if index in expected:
                 pixels = numpy.rot90(frame.to_ndarray(format="rgb24"), clip.turn)
                 if pixels.shape[:2] != (clip.height, clip.width):
                     raise MediaError(f"frame {index} has another size, {frame.width}x{frame.height}")
                 found[index] = torch.from_numpy(numpy.ascontiguousarray(pixels)).reshape(-1)
-            if len(found) == len(wanted):
+            if len(found) == len(expected):
                 break
-    if len(found) < len(wanted):
-        missing = min(wanted - found.keys())
+    if len(found) < len(expected):
+        missing = min(expected - found.keys())
         raise MediaError(f"{describe(source, 'video')}: cut off, frame {missing} of {clip.total} does not decode")
     return [found[index] for index in clip.indices]
 

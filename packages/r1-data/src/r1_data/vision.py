@@ -37,7 +37,7 @@ class Pixels:
     clips: list[Clip]  # one a video
 
 
-def why_unread(processor: "ProcessorMixin") -> str | None:
+def unsupported_reason(processor: "ProcessorMixin") -> str | None:
     """Return why media of this processor's family cannot be used (texts can); None if they can.
 
     Families whose pictures attend in both directions (Gemma 3, PaliGemma) tell the model by `token_type_ids`. Prompts
@@ -92,7 +92,7 @@ class Vision:
     ) -> None:
         """None: as the processor is configured. Raises DataError: unknown family, or a lower bound above the upper."""
         self._processor, self._cache = processor, cache
-        if why := why_unread(processor):
+        if why := unsupported_reason(processor):
             raise DataError(why)
         self._image: BaseImageProcessor = processor.image_processor
         video = getattr(processor, "video_processor", None)
@@ -123,7 +123,7 @@ class Vision:
         clip = self.probe(video)
         count, size = len(clip.indices), (clip.height, clip.width)
         with _named(video):
-            patches = self._video.get_num_of_video_patches(count, *size, {"size": self.frame_range.of(count)})
+            patches = self._video.get_num_of_video_patches(count, *size, {"size": self.frame_range.size_for(count)})
         moments = -(-count // self._video.temporal_patch_size)
         # Only the first number and the product of the others matter; the factors are unknown.
         grid = torch.tensor([[moments, 1, patches // moments]])
@@ -139,7 +139,7 @@ class Vision:
             patches, owner = self.picture_tokens(reference) * self._image.merge_size**2, self._image
         else:
             clip, owner = self.probe(reference), self._video
-            size = {"size": self.frame_range.of(len(clip.indices))}
+            size = {"size": self.frame_range.size_for(len(clip.indices))}
             patches = int(owner.get_num_of_video_patches(len(clip.indices), clip.height, clip.width, size))
         return int(patches * 3 * owner.temporal_patch_size * owner.patch_size**2)
 
@@ -253,7 +253,7 @@ class Vision:
         owner = self._video
         resized = owner.resize(
             load_frames(video, clip)[None],
-            size=_size_dict(self.frame_range.of(len(clip.indices))),
+            size=_size_dict(self.frame_range.size_for(len(clip.indices))),
             resample=owner.resample,
             factor=owner.patch_size * owner.merge_size,
             temporal_factor=owner.temporal_patch_size,
@@ -266,7 +266,7 @@ class Vision:
 
     def _key(self, reference: MediaReference, clip: Clip | None) -> str:
         owner = self._image if clip is None else self._video
-        budget = self.budget if clip is None else self.frame_range.of(len(clip.indices))
+        budget = self.budget if clip is None else self.frame_range.size_for(len(clip.indices))
         how = [_RULES, budget, owner.patch_size, owner.merge_size, owner.resample, clip and asdict(clip)]
         digest = hashlib.blake2b(repr(how).encode(), digest_size=16)
         digest.update(digest_content(reference))

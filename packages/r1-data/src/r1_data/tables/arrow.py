@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from r1_data.tables.table import Runs, as_dicts
+from r1_data.tables.table import BatchedReader, as_dicts
 from r1_data.types import DataError, Overlong, Row
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ class ArrowTable:
 
     def __init__(self, columns: "datasets.Dataset | pyarrow.Table") -> None:
         self._columns = columns
-        self._rows = Runs(self._read)
+        self._rows = BatchedReader(self._read)
 
     def __len__(self) -> int:
         return len(self._columns)

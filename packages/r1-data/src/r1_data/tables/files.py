@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from r1_data.tables.arrow import SavedTable
-from r1_data.tables.table import BLOCK, MAX_ROW_BYTES, Runs, Table, require_row_bytes
+from r1_data.tables.table import BLOCK, MAX_ROW_BYTES, BatchedReader, Table, require_row_bytes
 from r1_data.types import DataError, Overlong, Row
 
 KINDS = {".json": "json", ".jsonl": "json", ".parquet": "parquet", ".csv": "csv"}  # suffix -> kind
@@ -113,7 +113,7 @@ class JsonLinesFile:
 
     def __init__(self, text: TextFile) -> None:
         self._text, self.path = text, text.path
-        self._lines = Runs(self._read)
+        self._lines = BatchedReader(self._read)
         self._numbers, self._offsets, self._lengths = array("Q"), array("Q"), array("Q")  # of nonblank lines
         offset = 0
         with text.open() as file:
@@ -202,9 +202,9 @@ class CsvTable:
         return len(self._rows)
 
     def __getitem__(self, index: int) -> tuple[int, Row]:
-        cells, wanted = self._rows[index], len(self._header)
-        if len(cells) != wanted:
-            raise DataError(f"{self.path}:{index + 1}: the row has {len(cells)} fields but the header has {wanted}")
+        cells, expected = self._rows[index], len(self._header)
+        if len(cells) != expected:
+            raise DataError(f"{self.path}:{index + 1}: the row has {len(cells)} fields but the header has {expected}")
         return index + 1, dict(zip(self._header, cells, strict=True))
 
 

@@ -14,7 +14,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from r1_data.tables.table import Runs, as_dicts
+from r1_data.tables.table import BatchedReader, as_dicts
 from r1_data.types import DataError, Overlong, Row
 
 if TYPE_CHECKING:
@@ -71,10 +71,10 @@ class ParquetTable:
         import pyarrow
 
         rows = self._ends[which] - (self._ends[which - 1] if which else 0)
-        wanted = max(1, min(_MOST_ROWS, rows * _BATCH // max(1, self._sizes[which])))
+        batch_rows = max(1, min(_MOST_ROWS, rows * _BATCH // max(1, self._sizes[which])))
 
         def batches() -> Iterator["pyarrow.RecordBatch"]:
-            return iter(self._file.iter_batches(batch_size=wanted, row_groups=[which]))
+            return iter(self._file.iter_batches(batch_size=batch_rows, row_groups=[which]))
 
         try:
             return _Batches(self._kept(batches))
@@ -103,7 +103,7 @@ class _Batches:
     def __init__(self, batches: Iterable["pyarrow.RecordBatch"]) -> None:
         self._batches = [batch for batch in batches if batch.num_rows]
         self._ends = list(accumulate(batch.num_rows for batch in self._batches))
-        self.rows = Runs(self._read)
+        self.rows = BatchedReader(self._read)
 
     def _read(self, start: int, most: int) -> list[Row]:
         which = bisect_right(self._ends, start)

@@ -39,11 +39,11 @@ def split_slice(spec: str) -> tuple[str, Slice | None]:
     found = _SLICE.fullmatch(spec)
     if found is None:
         raise DataError(f"{spec!r}: a slice is written [start:stop], in rows or percent, such as [:1000] or [10%:20%]")
-    cut = Slice(found["start"] or "", found["stop"] or "")
-    for bound in (cut.start, cut.stop):
+    found_slice = Slice(found["start"] or "", found["stop"] or "")
+    for bound in (found_slice.start, found_slice.stop):
         if bound.endswith("%") and abs(int(bound[:-1])) > 100:
             raise DataError(f"{spec!r}: {bound} is more than all rows")
-    return found["source"], cut
+    return found["source"], found_slice
 
 
 def _bound(text: str, size: int) -> int | None:

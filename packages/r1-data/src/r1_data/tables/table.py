@@ -48,23 +48,23 @@ class ListTable:
         return index + 1, dict(self.rows[index])
 
 
-class Runs(Generic[Item]):
+class BatchedReader(Generic[Item]):
     """Items by number from a batched reader: sequential access reads ahead, random access reads one."""
 
     def __init__(self, fetch: Callable[[int, int], Sequence[Item]]) -> None:
         """`fetch(start, most)` returns one to `most` items from `start` on."""
         self._fetch = fetch
-        self._run: tuple[int, Sequence[Item]] = (-1, ())  # the latest batch: its first index, its items
+        self._batch: tuple[int, Sequence[Item]] = (-1, ())  # the latest batch: its first index, its items
 
     def __getitem__(self, index: int) -> Item:
-        start, run = self._run
-        if not start <= index < start + len(run):
-            most = _MOST if index == start + len(run) else 1
-            start, run = self._run = index, self._fetch(index, most)
-        return run[index - start]
+        start, batch = self._batch
+        if not start <= index < start + len(batch):
+            most = _MOST if index == start + len(batch) else 1
+            start, batch = self._batch = index, self._fetch(index, most)
+        return batch[index - start]
 
     def __reduce__(self) -> tuple[object, ...]:
-        return Runs, (self._fetch,)
+        return BatchedReader, (self._fetch,)
 
 
 def as_dicts(table: "pyarrow.Table | pyarrow.RecordBatch") -> list[Row]:
@@ -72,11 +72,11 @@ def as_dicts(table: "pyarrow.Table | pyarrow.RecordBatch") -> list[Row]:
 
     Raises Overlong if the first row alone exceeds MAX_ROW_BYTES.
     """
-    run = table.slice(0, max(1, table.num_rows * BLOCK // max(1, table.nbytes)))
-    if run.nbytes > MAX_ROW_BYTES:
-        run = table.slice(0, 1)
-        require_row_bytes(run.nbytes)
-    rows: list[Row] = run.to_pylist()
+    batch = table.slice(0, max(1, table.num_rows * BLOCK // max(1, table.nbytes)))
+    if batch.nbytes > MAX_ROW_BYTES:
+        batch = table.slice(0, 1)
+        require_row_bytes(batch.nbytes)
+    rows: list[Row] = batch.to_pylist()
     return rows
 
 

@@ -167,7 +167,7 @@ class _Process:
                 self.stop()
                 if code not in _FROM_OUTSIDE or attempt == 2:
                     raise RuntimeError(
-                        "a worker process for media did not start; what it said stands above. A script that starts "
+                        "a worker process for media did not start; its output is above. A script that starts "
                         'workers must do so below `if __name__ == "__main__":`'
                     ) from None
 
