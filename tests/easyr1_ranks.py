@@ -42,7 +42,7 @@ def take_step(name: str, path: str) -> list[dict[str, float]]:
     groups = [drawn(renderer.render(example), config.worker.rollout.n, seed) for seed, example in enumerate(examples)]
     update = build_update(config, updates_per_step=schedule.updates_per_step)
     samples = learner.add_logprobs(to_samples(groups), update.needs & OF_POLICY)
-    samples = update.estimate(learner.add_logprobs(samples, OF_REFERENCE), groups, config.algorithm.kl_coef)
+    samples = update.compute_advantages(learner.add_logprobs(samples, OF_REFERENCE), groups, config.algorithm.kl_coef)
     objective = replace(update.objective, kl_coef=config.algorithm.kl_coef)
     updates = minibatches(samples, schedule.global_batch_size, schedule.ppo_epochs)
     return [learner.forward_backward(some, objective) | learner.optim_step() for some in updates]

@@ -26,11 +26,11 @@ def test_a_run_that_offloads_learner_and_critic_is_the_same_to_the_bit(
 ) -> None:
     left: list[OffloadableTensors] = []
     order: list[str] = []
-    residences: list[OffloadManager] = []  # of learner and critic
+    managers: list[OffloadManager] = []  # of learner and critic
 
     def run(name: str, *words: str) -> Path:
         folder = tmp_path / name
-        residences.clear()
+        managers.clear()
         result = r1("train", QUICKSTART, *SMALL, *STEPS, f"trainer.save_checkpoint_path={folder}", *words)
         assert result.exit_code == 0, result.output
         return folder
@@ -43,24 +43,24 @@ def test_a_run_that_offloads_learner_and_critic_is_the_same_to_the_bit(
     monkeypatch.setattr(session, "open_engine", noted("engine", session.open_engine))
     staying = run("staying")
     assert order == ["engine", "learner"]
-    leave = OffloadableTensors.leave
-    monkeypatch.setattr(OffloadableTensors, "leave", lambda movable: (left.append(movable), leave(movable)))
+    offload = OffloadableTensors.offload
+    monkeypatch.setattr(OffloadableTensors, "offload", lambda movable: (left.append(movable), offload(movable)))
     # Processors have nothing to make room for; what a GPU does is done to their own memory here.
     monkeypatch.setattr(assembly, "build_offload", lambda config, hardware: Offload(True, True, True))
     monkeypatch.setattr(critic, "build_critic_offload", lambda config, hardware: Offload(True, True))
-    begin, fetch, sample = OffloadManager.__init__, OffloadManager.fetch, EmbeddedEngine.generate
+    begin, load, sample = OffloadManager.__init__, OffloadManager.load, EmbeddedEngine.generate
 
-    def fetch_alone(residence: OffloadManager, *owners: Any) -> None:
-        fetch(residence, *owners)
-        assert not any(bytes_of(other) for other in residences if other is not residence)
+    def load_alone(manager: OffloadManager, *owners: Any) -> None:
+        load(manager, *owners)
+        assert not any(bytes_of(other) for other in managers if other is not manager)
 
     def sample_alone(engine: EmbeddedEngine, *args: Any) -> Any:
-        assert not any(map(bytes_of, residences))
+        assert not any(map(bytes_of, managers))
         return sample(engine, *args)
 
     monkeypatch.setattr(EmbeddedEngine, "generate", sample_alone)
-    monkeypatch.setattr(OffloadManager, "__init__", lambda one, *args: (begin(one, *args), residences.append(one))[0])
-    monkeypatch.setattr(OffloadManager, "fetch", fetch_alone)
+    monkeypatch.setattr(OffloadManager, "__init__", lambda one, *args: (begin(one, *args), managers.append(one))[0])
+    monkeypatch.setattr(OffloadManager, "load", load_alone)
     resting = run("resting", "trainer.max_steps=2")
     run("resting")
     assert len(left) > 20
@@ -70,6 +70,6 @@ def test_a_run_that_offloads_learner_and_critic_is_the_same_to_the_bit(
         assert all((tensor == other[name]).all() for name, tensor in one.items())
 
 
-def bytes_of(residence: OffloadManager) -> int:
+def bytes_of(manager: OffloadManager) -> int:
     """What states that may leave take of the device."""
-    return sum(bytes_on_device(movable._find()) for movable in residence._movable.values())
+    return sum(bytes_on_device(movable._find()) for movable in manager._movable.values())

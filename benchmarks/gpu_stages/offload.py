@@ -38,8 +38,8 @@ def _job(parallel: Parallel, bench: Bench, name: str, form: str) -> Row:
     row["leaving s"] = _timed(bench, learner.offload)
     row["held GB while others compute"] = _held(bench, learner)
     # The weights are fetched for the log-probs, and the optimizer's states for the next step of it.
-    row["fetching weights s"] = _timed(bench, lambda: learner._residence.fetch(learner.model))
-    row["fetching states s"] = _timed(bench, lambda: learner._residence.fetch(learner.optimizer))
+    row["fetching weights s"] = _timed(bench, lambda: learner._offloads.load(learner.model))
+    row["fetching states s"] = _timed(bench, lambda: learner._offloads.load(learner.optimizer))
     return row
 
 
