@@ -1,4 +1,4 @@
-"""Code blocks of pages: found, and run as they stand on a desk that looks like the repository's folder.
+"""Find the code blocks of pages, and run them in a folder that looks like the repository.
 
 A block with `title="NAME"` is a file of that name; other Python runs in one namespace a page; `console` blocks are
 commands of r1, in this process. A run that is no dry run is made tiny by further words.

@@ -1,4 +1,4 @@
-"""The command as a user types it, and the quickstart run once for all tests that look at it."""
+"""Fixtures: the `r1` command in this process, and one quickstart run for all tests that read it."""
 
 import os
 from collections.abc import Iterator

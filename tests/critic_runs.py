@@ -1,4 +1,4 @@
-"""Words of short trainings of the quickstart with a critic."""
+"""Settings of short quickstart trainings with a critic."""
 
 from pathlib import Path
 

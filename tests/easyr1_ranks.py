@@ -1,4 +1,4 @@
-"""The learner of each command of EasyR1's users, alone and as two ranks: the same step of drawn answers."""
+"""The learner of each EasyR1 command, in one process and on two ranks: the same step on random answers."""
 
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Every command of EasyR1's users, for two steps on two ranks, with tiny models, rows and batches in place of its own.
+"""Every EasyR1 command for two steps on two ranks, with tiny models, rows and batches.
 
 uv run python tests/easyr1_runs.py [NAME]...
 """

@@ -1,4 +1,4 @@
-"""What the end-to-end tests share: where things are, a small run's settings, and how to read its log."""
+"""Helpers of the end-to-end tests: paths, the settings of a small run, and reading its log."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Prompts of every family, rendered as a run renders them, and a learner that packs them."""
+"""Prompts of every family, rendered as in a run, and a learner that packs them."""
 
 from collections.abc import Iterable
 from typing import Any

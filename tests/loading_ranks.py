@@ -1,4 +1,4 @@
-"""What gloo ranks do in the tests of loading in parts."""
+"""Functions that gloo ranks run in the tests of sharded loading."""
 
 import gc
 from pathlib import Path

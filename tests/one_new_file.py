@@ -1,4 +1,4 @@
-"""A copy of the repository that a file can be added to: for claims that one new file is enough.
+"""A copy of the repository to which a test adds one file, to show that one new file is enough.
 
     copy = copy_repository(tmp_path)
     copy.add("packages/r1-core/src/r1_core/losses/mine.py", TEXT)  # refuses to overwrite: a new file, no edited one

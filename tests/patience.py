@@ -1,4 +1,4 @@
-"""Patience of tests: they wait for what comes, however late, and a limit that was too short for a machine grows.
+"""Wait for other processes in tests, however slow the machine is.
 
 A test that starts another process, thread or server knows neither when that begins nor how long it is kept from a
 processor: seconds, where others compute.

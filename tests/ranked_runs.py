@@ -1,4 +1,4 @@
-"""Whole runs of `r1 train` on gloo ranks, without Ray: each rank is a driver, too, and samples the same by itself."""
+"""Whole runs of `r1 train` on gloo ranks without Ray: each rank is also a driver and samples the same."""
 
 import contextlib
 import multiprocessing

@@ -1,4 +1,4 @@
-"""Gloo ranks for tests: processes that are started once and run one case after another.
+"""Gloo ranks for tests: processes that start once and run one case after another.
 
 A case is a function that can be imported by its name, from a module beside the tests and not from a test's own; each
 rank calls it with the same arguments, the default process group joined, and what it returns comes back by pickle.

@@ -1,4 +1,4 @@
-"""The pages of docs/ that follow from the code: every configuration key, estimator, loss and built-in reward.
+"""Generate pages of docs/ from the code: configuration keys, estimators, losses and built-in rewards.
 
 `pages()` gives their texts by path; `tests/write_tables.py` writes them, and with `--check` compares.
 """

@@ -1,4 +1,4 @@
-"""What gloo ranks do in the tests of a run's checkpoints."""
+"""Functions that gloo ranks run in the tests of checkpoints."""
 
 import os
 from pathlib import Path

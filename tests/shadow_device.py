@@ -1,4 +1,4 @@
-"""A GPU that is none: tensors that say they lie on one and are computed by the processor.
+"""A simulated GPU: tensors that report a GPU as their device and are computed on the CPU.
 
 Where a tensor of the one kind meets a tensor of the other, a GPU would raise an error, and so does this. Where the host
 must wait for a result (`.item()`, `.tolist()`, `nonzero`, an index of booleans, a copy back), it is counted.

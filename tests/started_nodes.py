@@ -1,4 +1,4 @@
-"""Two nodes on this machine started by the lines of docs/many-devices.md; nothing of them is left at the end."""
+"""Two Ray nodes on this machine, started by the commands of docs/many-devices.md and stopped at the end."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Runs that train less than all weights: an adapter, or what patterns leave."""
+"""Runs that train a part of the weights: an adapter, or the parameters that patterns do not freeze."""
 
 import json
 import shutil

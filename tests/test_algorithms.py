@@ -1,4 +1,4 @@
-"""Every estimator, loss and aggregation is reachable from the configuration and takes a real step on the quickstart.
+"""Every estimator, loss and aggregation can be configured and takes a real step on the quickstart.
 
 Those that ask a run for nothing else take it on the answers that one run has sampled, with its learner as it began.
 """

@@ -1,4 +1,4 @@
-"""Bad input is named before training starts, or counted while the run goes on; it never ends a run silently."""
+"""Bad input is reported before training starts, or counted during the run; it never ends a run silently."""
 
 import shutil
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""The scripts for clusters: their commands are ones that r1 accepts, and what they say of Ray is in order."""
+"""The cluster scripts: r1 accepts their commands, and their Ray specifications are valid."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Runs on two nodes, and with vLLM under Ray: what one process learns, in the end or until something is killed.
+"""Runs on two nodes and with vLLM under Ray reach what one process reaches, also after a kill.
 
 What each way has reached stands in benchmarks/results/cluster.md.
 """

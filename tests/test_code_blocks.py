@@ -1,4 +1,4 @@
-"""Every code block of the pages is run: by the runner here, or by a test that is named, or it says why not."""
+"""Every code block of the pages runs: here or in a named test; otherwise a reason is given."""
 
 from collections import defaultdict
 from collections.abc import Mapping

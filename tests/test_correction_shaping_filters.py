@@ -1,4 +1,4 @@
-"""What stands around estimator and loss: correction of the gap, shaping of rewards, filters, learning rates."""
+"""Rollout correction, reward shaping, group filters and learning rates in real runs."""
 
 import json
 from math import cos, pi

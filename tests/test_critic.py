@@ -1,4 +1,4 @@
-"""Runs with a critic: what they learn, report, keep and resume, on one device."""
+"""Runs with a critic on one device: learning, metrics, checkpoints and resuming."""
 
 import re
 from pathlib import Path

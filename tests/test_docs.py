@@ -1,4 +1,4 @@
-"""The pages under docs/: what they name exists, what they print is what happens."""
+"""The pages under docs/: what they name exists, and the output they show is real."""
 
 import ast
 import json

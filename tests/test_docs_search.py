@@ -1,4 +1,4 @@
-"""The site, opened from a folder in headless Chromium: its search works and brings the right page first."""
+"""The site, opened from a folder in headless Chromium: its search finds the right page first."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""The commands of EasyR1's users on two ranks."""
+"""The EasyR1 commands on two ranks."""
 
 import re
 from importlib.util import find_spec

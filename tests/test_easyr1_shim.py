@@ -1,4 +1,4 @@
-"""Scripts of EasyR1's users start r1 as they are typed, and a real verl is never hidden."""
+"""EasyR1 scripts start r1 unchanged, and an installed verl is never hidden."""
 
 import os
 import subprocess

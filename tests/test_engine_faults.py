@@ -1,4 +1,4 @@
-"""An engine that fails in the middle of a run ends it with a message and a checkpoint, and nothing is lost."""
+"""An engine that fails during a run ends it with a message and a checkpoint; no step is lost."""
 
 import importlib.util
 import re

@@ -1,4 +1,4 @@
-"""Rendered prompts of every vision-language family in one pack: each is to the learner what it is to the model alone.
+"""Prompts of every vision-language family in one pack have the log-probs that the model alone gives them.
 
 Alone, Hugging Face's model gets what its processor returns and finds the positions by itself, those of the answer, too,
 as it does in `generate`.

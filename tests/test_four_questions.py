@@ -1,4 +1,4 @@
-"""At start a run compares its ways to compute log-probs with the model's own, and takes only what is right."""
+"""At its start, a run compares its ways to compute log-probs with the model's own and uses only correct ones."""
 
 import copy
 from collections.abc import Callable
@@ -209,7 +209,7 @@ def test_rows_that_see_one_another_are_computed_one_by_one(dtype: torch.dtype) -
         (lambda model: model.lm_head.weight.data.fill_(torch.nan), "its log-probs are not finite: look at the weights"),
     ],
 )
-def test_a_model_of_which_nothing_is_right_is_refused_by_name(change: Callable[[Any], Any], words: str) -> None:
+def test_a_model_without_a_correct_way_is_refused_by_name(change: Callable[[Any], Any], words: str) -> None:
     learner = make_learner("llama")
     change(learner.model)
     with pytest.raises(ModelError, match="r1 cannot train llama") as error:
@@ -261,7 +261,7 @@ def test_models_that_choose_their_attention_or_experts_themselves_load_and_are_r
         assert float(gap.abs().max()) < 1e-5
 
 
-def test_asking_changes_neither_weights_nor_random_numbers() -> None:
+def test_the_comparisons_change_neither_weights_nor_random_numbers() -> None:
     learner = make_learner("gemma2")
     before, state = copy.deepcopy(learner.model.state_dict()), torch.get_rng_state()
     faults_of(learner, torch.float32)

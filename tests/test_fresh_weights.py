@@ -1,4 +1,4 @@
-"""A run samples only from weights that are proven fresh: the canary through the command line."""
+"""The canary in whole runs: a run samples only from the current weights."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

@@ -1,4 +1,4 @@
-"""The benchmark for GPUs goes its ways on processors, so that it does not fail first where time is dear."""
+"""The GPU benchmark runs on CPUs, so that its errors are found before GPU time is spent."""
 
 import importlib
 import json

@@ -1,4 +1,4 @@
-"""GSM8K rows as published train a text model."""
+"""The published GSM8K rows train a text model."""
 
 import subprocess
 import sys

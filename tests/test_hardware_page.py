@@ -1,4 +1,4 @@
-"""The table of hardware is what `r1 estimate` says, model by model."""
+"""The table of docs/hardware.md is what `r1 estimate` prints for each model."""
 
 import json
 import re

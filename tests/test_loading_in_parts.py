@@ -1,4 +1,4 @@
-"""A model whose ranks read their own rows of its files is the model that is read whole."""
+"""A model that ranks load in shards equals the model that one process loads."""
 
 import loading_ranks
 import pytest

@@ -1,4 +1,4 @@
-"""A run on two ranks under Ray: the numbers of one process; killed, it names what died and goes on on one rank."""
+"""Two ranks under Ray give the numbers of one process; after a kill the run resumes on one rank."""
 
 import os
 import re

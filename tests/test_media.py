@@ -1,4 +1,4 @@
-"""Text, pictures and videos in one run: the engine and the learner see the same, packed or padded."""
+"""Text, images and videos in one run: engine and learner see the same, packed or padded."""
 
 import io
 import json

@@ -1,4 +1,4 @@
-"""A mixture of experts in an engine: after every sync its log-probs are the learner's, whichever experts have moved."""
+"""A mixture-of-experts model in an engine has the learner's log-probs after every weight sync."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""A new verifier is one new file and no edited one."""
+"""A new verifier is one new file and edits no other."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""A learner and a critic whose states leave the device while others compute: the run is the same, step by step."""
+"""A learner and a critic that are offloaded while others compute give the same run."""
 
 from collections.abc import Callable
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""`examples/one_file.py`: it is GRPO, it needs no r1-cli, and it learns."""
+"""`examples/one_file.py` is GRPO, needs no r1-cli, and learns."""
 
 import ast
 import importlib.util

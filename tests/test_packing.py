@@ -1,4 +1,4 @@
-"""A run finds out by itself whether its model's sequences may share a row, and the learner is right either way."""
+"""A run detects whether its model can be packed, and the learner is right either way."""
 
 from collections.abc import Callable
 from typing import Any
@@ -128,7 +128,7 @@ def fail(model: Any) -> None:
         (fail, "qwen2 cannot read a shared prompt ('x')"),
     ],
 )
-def test_a_model_that_cannot_share_prompts_packs_without_and_it_is_said_in_a_line(
+def test_a_model_that_cannot_share_prompts_packs_without_and_a_line_says_so(
     change: Callable[[Any], None], words: str
 ) -> None:
     ready = make_learner(families.make_model("qwen2"))

@@ -1,4 +1,4 @@
-"""A base in 4 bits under an adapter: engine, learner and merged model have the same numbers."""
+"""A 4-bit base with an adapter: engine, learner and merged model compute the same numbers."""
 
 from importlib.util import find_spec
 from pathlib import Path

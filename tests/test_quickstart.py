@@ -1,4 +1,4 @@
-"""The quickstart as a user meets it: it trains, it shows what it does, and the model really looks at the pictures."""
+"""The quickstart trains, reports what it does, and its model uses the pictures."""
 
 import io
 import json
@@ -96,7 +96,7 @@ def test_micro_batches_choose_themselves_and_say_so(quickstart: Path) -> None:
     assert kept == dict(zip(SIZES, (update, experience), strict=True))
 
 
-def test_a_rehearsal_leaves_no_trace_and_a_checkpoint_keeps_what_it_chose(
+def test_profiling_passes_change_nothing_and_a_checkpoint_keeps_the_sizes(
     quickstart: Path, r1: R1, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run(folder: Path, *words: str) -> str:
@@ -120,7 +120,7 @@ def test_a_rehearsal_leaves_no_trace_and_a_checkpoint_keeps_what_it_chose(
         assert all(torch.equal(found[key], tensor) for key, tensor in expected.items()), name
 
 
-def test_a_run_whose_newest_checkpoint_is_cut_off_goes_on_from_the_one_before_and_says_so(
+def test_a_run_with_a_truncated_newest_checkpoint_resumes_from_the_one_before_and_says_so(
     quickstart: Path, r1: R1, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"

@@ -1,4 +1,4 @@
-"""The generated pages: as the code has them, nothing missing, nothing without a word."""
+"""The generated pages are up to date and complete, and explain every entry."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""The reference-probability reward in whole runs: whom it asks, what it reports, what it survives."""
+"""The reference-probability reward in whole runs: the models it calls, its metrics, and failures."""
 
 import json
 import math

@@ -1,4 +1,4 @@
-"""What a release needs: one version, a changelog that tells of it, and a container without the repository's clutter."""
+"""A release has one version, a changelog entry, and a container without needless files."""
 
 from pathlib import Path
 

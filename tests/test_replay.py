@@ -1,4 +1,4 @@
-"""`r1 replay`: a step of an old run is taken again to the bit, and what is not the same is named."""
+"""`r1 replay` repeats a step of an old run bit for bit, and names what differs."""
 
 import json
 import shutil

@@ -1,4 +1,4 @@
-"""Kill a run at any moment, type the same command again, and nothing shows that it was ever killed."""
+"""A run that is killed at any moment and started again equals one that was never killed."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""What a reward can see and be in a real step: pictures, messages, the step, columns; a server over HTTP."""
+"""The inputs of a reward in a real step (images, messages, the step, columns), and rewards over HTTP."""
 
 import json
 import threading

@@ -1,4 +1,4 @@
-"""Adding a row format: by one file, in a copy of the packages."""
+"""A new row format is one new file, tested in a copy of the packages."""
 
 import importlib
 import os

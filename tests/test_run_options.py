@@ -1,4 +1,4 @@
-"""Options that change how a run goes do what they say, in real runs of a step or two."""
+"""Run options do what they promise, in real runs of one or two steps."""
 
 import json
 from pathlib import Path
@@ -44,7 +44,7 @@ def plain(r1: R1, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, An
     ],
     ids=lambda overrides: overrides[0].rsplit(".", 1)[-1],
 )
-def test_how_the_work_is_cut_does_not_change_what_is_learned(
+def test_the_split_of_the_work_does_not_change_what_is_learned(
     r1: R1, tmp_path: Path, plain: list[dict[str, Any]], overrides: list[str]
 ) -> None:
     found, expected = (without_clock(records) for records in (train(r1, tmp_path, *overrides), plain))

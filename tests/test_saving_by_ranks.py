@@ -1,4 +1,4 @@
-"""A run's checkpoint that ranks have written: named by the driver, read by every command."""
+"""Checkpoints that ranks write: the driver names them and every command reads them."""
 
 import pytest
 import ranks

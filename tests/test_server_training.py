@@ -1,4 +1,4 @@
-"""The quickstart, pictures and all, trained on answers of a real vLLM server."""
+"""The quickstart, with pictures, trained on answers of a real vLLM server."""
 
 import importlib.util
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Learner and embedded engine on a GPU that is none: no tensor meets one of the processor, and the host seldom waits.
+"""Learner and embedded engine on a simulated GPU: no tensor mixes devices, and the host seldom waits.
 
 Found without a GPU is what a GPU would refuse or slow down; see `shadow_device`.
 """

@@ -1,4 +1,4 @@
-"""A short training by each of the field's recipes on two ranks: the numbers of one process, kept and gone on with."""
+"""A short training by each published recipe on two ranks gives the numbers of one process, also after resuming."""
 
 from pathlib import Path
 from typing import Any

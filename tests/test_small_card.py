@@ -1,4 +1,4 @@
-"""The examples for small cards: a dry run accepts them, and by its own arithmetic every phase fits."""
+"""The examples for small GPUs: a dry run accepts them, and every phase fits by its estimate."""
 
 import json
 from pathlib import Path

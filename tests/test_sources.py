@@ -1,4 +1,4 @@
-"""Runs on several sources: mixed, judged and reported each in its own way; and the check of their rows."""
+"""Runs on several sources, each with its own weight, reward and metrics; and the check of their rows."""
 
 import json
 import subprocess

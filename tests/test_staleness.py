@@ -1,4 +1,4 @@
-"""Sampling ahead of the learner, in real runs: an engine in a process of its own, and a resume to the bit."""
+"""Sampling ahead in real runs: an engine in its own process, and resuming bit for bit."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Each message on the page of troubleshooting is one that the code has."""
+"""Each message of docs/troubleshooting.md is in the code."""
 
 import ast
 import re

@@ -1,4 +1,4 @@
-"""Runs that sample with vLLM: the quickstart, and rows of every kind of medium."""
+"""Runs that sample with vLLM: the quickstart, and rows with every kind of media."""
 
 import importlib.util
 from pathlib import Path
@@ -60,7 +60,7 @@ def test_vllm_and_the_learner_agree_on_text_pictures_and_videos(r1: R1, tmp_path
         assert record["rollout/logprob_gap_max"] < GAP
 
 
-def test_a_model_without_room_in_the_cache_is_a_message_and_no_traceback(r1: R1, tmp_path: Path) -> None:
+def test_a_cache_too_small_for_the_model_is_a_message_and_no_traceback(r1: R1, tmp_path: Path) -> None:
     result = r1(
         "train", QUICKSTART, *SMALL, VLLM, "worker.rollout.max_model_len=100000000",
         f"trainer.save_checkpoint_path={tmp_path}", ok=False,

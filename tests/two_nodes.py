@@ -1,4 +1,4 @@
-"""A Ray cluster of two nodes on this machine, until the standard input ends; prints its address and its raylets.
+"""Run a Ray cluster of two nodes on this machine until standard input ends; print its address and raylets.
 
 python tests/two_nodes.py CPUS_OF_A_NODE
 """

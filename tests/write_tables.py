@@ -1,4 +1,4 @@
-"""Writes what follows from the code: tables of estimators, losses and settings in READMEs and examples, pages in docs/.
+"""Write the tables and pages that are generated from the code, in READMEs, examples and docs/.
 
 uv run python tests/write_tables.py            # `--check` writes nothing and fails if something is out of date
 """

@@ -1,4 +1,4 @@
-"""The recipes' tests are slow, but not for who asks for this folder: `uv run pytest tests/recipes` runs all of them."""
+"""Mark the recipes' tests as slow, unless you name this folder: `uv run pytest tests/recipes` runs all."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The commands of a recipe's page, word for word, and what makes them tiny."""
+"""The commands of a recipe's page, word for word, with settings that make them tiny."""
 
 import re
 import shlex

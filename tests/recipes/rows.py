@@ -1,4 +1,4 @@
-"""Rows in place of those that recipes take from the hub, in the same columns."""
+"""Rows with the columns of the hub data sets that recipes use."""
 
 import json
 from pathlib import Path

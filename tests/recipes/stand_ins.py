@@ -1,4 +1,4 @@
-"""What stands in for published models: tiny random ones, with tokenizers that have the real ones' special tokens.
+"""Tiny random models in place of published ones, with the special tokens of the real tokenizers.
 
 Each has one token a byte, and of the special tokens those that matter: what begins, ends and pads a text, what takes
 turns, what opens a thought.

@@ -1,4 +1,4 @@
-"""Models and rows from elsewhere than the Hugging Face hub: a mirror of it, ModelScope. Nothing leaves this machine."""
+"""Models and rows from a mirror of the Hugging Face hub, or from ModelScope. Nothing leaves this machine."""
 
 import json
 import os

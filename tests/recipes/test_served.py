@@ -1,4 +1,4 @@
-"""A trained model behind a real `vllm serve`: asked as the page says, and asked by RLPR in the policy's place."""
+"""A trained model behind a real `vllm serve`: queried as on the page, and by RLPR instead of the policy."""
 
 import base64
 import importlib.metadata
