@@ -27,11 +27,26 @@ LONG_FUNCTION = 50  # lines; longer functions are printed
 LEARNER_METHOD = "set_micro_batch_limits"  # of the policy and of the critic; how many places a method takes
 TOKEN_FIELD = "full_kl"  # a number per token that goes from the policy to the loss; how many places a field takes
 TRANSPORT = "Transport"  # the protocol of r1_rollout.transports for what carries weights to an engine
+# Measured on 2026-11-24, with about a tenth of room. What has to stay at its figure has the figure.
 LIMITS: dict[str, float] = {
-    "lines of the longest file": 400,
-    "lines of the longest function": 180,
+    "% of files under 30 lines of code": 22,
+    "lines of the longest file": 430,
+    "modules of the fullest folder": 26,
+    "lines of the longest function": 78,
     "import cycles, between modules or packages": 0,
     "imports of another package by a leaf": 0,
+    "packages of r1_cli": 12,
+    "import levels of r1_cli": 10,
+    "modules that a training step enters": 103,
+    "functions that a training step enters": 755,
+    "protocols": 47,
+    "class names used twice": 20,
+    "`Any` per 1,000 lines": 11,
+    "`getattr` and `hasattr` per 1,000 lines": 3,
+    "words in docstrings": 68_000,
+    "classes that implement Transport": 5,
+    "classes that define a learner method (set_micro_batch_limits)": 2,
+    "declarations of a per-token field (full_kl)": 6,
 }
 
 Graph = dict[str, set[str]]
@@ -403,6 +418,8 @@ def main() -> int:
         print(*map(drawing, PACKAGES), sep="\n\n", end="\n\n")
     found = measures()
     print(*found, sep="\n")
+    if unknown := LIMITS.keys() - {measure.name for measure in found}:
+        sys.exit(f"LIMITS names no measure: {', '.join(sorted(unknown))}")
     return any(measure.too_much for measure in found)
 
 

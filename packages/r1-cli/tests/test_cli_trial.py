@@ -23,7 +23,7 @@ def findings(tmp_path: Path) -> Callable[..., dict[str, RewardCheck]]:
     def find(code: str, **settings: object) -> dict[str, RewardCheck]:
         (tmp_path / "reward.py").write_text(code)
         spec = f"{tmp_path / 'reward.py'}:f"
-        timeout = 1.0 if "while" in code else 60.0
+        timeout = 0.3 if "while" in code else 60.0  # ten answers run into it
         return {finding.check: finding for finding in try_reward(spec, {}, timeout=timeout, **settings)}  # type: ignore[arg-type]
 
     return find
