@@ -56,12 +56,13 @@ def pages() -> dict[str, str]:
 def configuration() -> str:
     head = """# Every key of the configuration
 
-A file and `key=value` words set them, words after files; `r1 train FILE key=value --dry-run` shows on one screen what
-differs from the defaults and what the run comes to, with `--full` the value of each key as it is used. Unknown keys,
-and values of another type or out of range, are refused by name.
-Keys of `worker.critic` and `worker.ref` that are not listed are those of `worker.actor`, with the same defaults.
-Where a default is *its own*, the chosen estimator or loss has one: [algorithms](algorithms/index.md).
-[examples/config.yaml](../examples/config.yaml) is a file with the usual values."""
+Set keys in a file and with `key=value` on the command line, which overrides the file. `r1 train FILE key=value --dry-run` shows
+the keys that differ from the defaults, and the plan of the run; with `--full` it shows every key. r1 refuses unknown keys, and
+values of a wrong type or out of range, by name.
+
+Keys of `worker.critic` and `worker.ref` that are not listed are those of `worker.actor`, with the same defaults. If a default is
+*its own*, the chosen [estimator or loss](algorithms/index.md) defines it. [examples/config.yaml](../examples/config.yaml) is a file
+with the usual values."""
     return "\n".join([head, "", NOTE, *sections(RunConfig, "", None)]) + "\n"
 
 
@@ -250,10 +251,11 @@ def allowed(mark: Any) -> tuple[str, ...]:
 def algorithms() -> str:
     head = """# Algorithms
 
-A run has an advantage estimator and a policy loss; any goes with any, unless `--dry-run` says otherwise. In formulas
-A is the advantage, r the reward of an answer, r\\_t that of a token, ratio pi / pi\\_old, s the ratio of a whole
-sequence, sg "no gradient". How losses are averaged, and which KL there is, stands with
-[r1-core](../../packages/r1-core/README.md#estimators-losses-aggregations-kl-penalties)."""
+A run has an advantage estimator and a policy loss. You can combine any two, unless `--dry-run` refuses them.
+
+In formulas, A is the advantage, r the reward of an answer, r\\_t that of a token, ratio is pi / pi\\_old, s the ratio of a whole
+sequence, and sg means "no gradient". [r1-core](../../packages/r1-core/README.md#estimators-losses-aggregations-kl-penalties) lists
+aggregations and KL penalties."""
     lines = [head, "", NOTE]
     for title, (key, entries, _) in ALGORITHMS.items():
         lines += ["", f"## {title}", "", f"`{key}`", ""]
@@ -299,7 +301,7 @@ def algorithm(key: str, entry: Entry, options: tuple[Option, ...]) -> str:
     lines += ["| key | type and range | default | meaning |", "|---|---|---|---|", *rows] if rows else ["None."]
     lines += ["", f"Needs beyond rewards and log-probs: {', '.join(f'`{need}`' for need in entry.needs) or 'nothing'}."]
     if key.endswith("loss_type"):
-        lines += ["", f"Meant for `worker.actor.loss_avg_mode={entry.aggregation}`, which null comes to."]
+        lines += ["", f"Default of `worker.actor.loss_avg_mode` with this loss: `{entry.aggregation}`."]
     lines += ["", f"Code: [`{path}`](../../{path})."]
     return "\n".join(lines) + "\n"
 
@@ -310,8 +312,9 @@ def algorithm(key: str, entry: Entry, options: tuple[Option, ...]) -> str:
 def rewards() -> str:
     head = """# Built-in rewards
 
-Each is a name for `worker.reward.reward_function`; its options are `worker.reward.reward_function_kwargs`. How answers
-are found, what a failure costs, sums, and functions of your own: [r1-rewards](../packages/r1-rewards/README.md)."""
+Set the name of a reward in `worker.reward.reward_function`, and its options in `worker.reward.reward_function_kwargs`.
+[r1-rewards](../packages/r1-rewards/README.md) explains how answers are extracted, what happens on failures, sums of rewards, and
+your own functions."""
     lines = [head, "", NOTE]
     for name in BUILTINS:
         module = import_module(f"r1_rewards.verifiers.{name}")
