@@ -76,6 +76,7 @@ def test_its_loss_and_gradient_are_those_of_the_package(one_file: ModuleType) ->
     torch.testing.assert_close(*gradients)
 
 
+@pytest.mark.slow
 def test_it_learns_to_count(one_file: ModuleType) -> None:
     """Half as many prompts as the example and twice its learning rate: fourteen small steps."""
     with one_file.open_trainer(prompts=8, learning_rate=2e-4) as trainer:

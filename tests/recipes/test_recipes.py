@@ -102,7 +102,6 @@ def test_the_page_of_r1v_runs(r1: R1, models: Callable[[str], str], desk: Path) 
     assert follow_alone("r1v", r1, models, desk).keys() == {"clevr_counting", "geoqa"}
 
 
-@pytest.mark.quick
 def test_a_base_model_goes_on_with_plain_text_and_is_merged_as_it_was(
     r1: R1, models: Callable[[str], str], desk: Path
 ) -> None:
@@ -113,7 +112,6 @@ def test_a_base_model_goes_on_with_plain_text_and_is_merged_as_it_was(
     assert not list((desk / "my-model").glob("chat_template*"))
 
 
-@pytest.mark.quick
 def test_a_template_that_opens_the_thought_leaves_its_end_to_the_model(
     r1: R1, models: Callable[[str], str], desk: Path
 ) -> None:
