@@ -56,13 +56,13 @@ def pages() -> dict[str, str]:
 def configuration() -> str:
     head = """# Every key of the configuration
 
-Set keys in a file and with `key=value` on the command line, which overrides the file. `r1 train FILE key=value --dry-run` shows
-the keys that differ from the defaults, and the plan of the run; with `--full` it shows every key. r1 refuses unknown keys, and
-values of a wrong type or out of range, by name.
+Set keys in a file and with `key=value` on the command line, which overrides the file.
+`r1 train FILE key=value --dry-run` shows the keys that differ from the defaults, and the plan of the run; with `--full`
+it shows every key. r1 refuses unknown keys, and values of a wrong type or out of range, by name.
 
-Keys of `worker.critic` and `worker.ref` that are not listed are those of `worker.actor`, with the same defaults. If a default is
-*its own*, the chosen [estimator or loss](algorithms/index.md) defines it. [examples/config.yaml](../examples/config.yaml) is a file
-with the usual values."""
+Keys of `worker.critic` and `worker.ref` that are not listed are those of `worker.actor`, with the same defaults. If a
+default is *its own*, the chosen [estimator or loss](algorithms/index.md) defines it.
+[examples/config.yaml](../examples/config.yaml) is a file with the usual values."""
     return "\n".join([head, "", NOTE, *sections(RunConfig, "", None)]) + "\n"
 
 
@@ -253,9 +253,10 @@ def algorithms() -> str:
 
 A run has an advantage estimator and a policy loss. You can combine any two, unless `--dry-run` refuses them.
 
-In formulas, A is the advantage, r the reward of an answer, r\\_t that of a token, ratio is pi / pi\\_old, s the ratio of a whole
-sequence, and sg means "no gradient". [r1-core](../../packages/r1-core/README.md#estimators-losses-aggregations-kl-penalties) lists
-aggregations and KL penalties."""
+In formulas, A is the advantage, r the reward of an answer, r\\_t that of a token, ratio is pi / pi\\_old, s the ratio of
+a whole sequence, and sg means "no gradient".
+[r1-core](../../packages/r1-core/README.md#estimators-losses-aggregations-kl-penalties) lists aggregations and KL
+penalties."""
     lines = [head, "", NOTE]
     for title, (key, entries, _) in ALGORITHMS.items():
         lines += ["", f"## {title}", "", f"`{key}`", ""]
@@ -313,8 +314,8 @@ def rewards() -> str:
     head = """# Built-in rewards
 
 Set the name of a reward in `worker.reward.reward_function`, and its options in `worker.reward.reward_function_kwargs`.
-[r1-rewards](../packages/r1-rewards/README.md) explains how answers are extracted, what happens on failures, sums of rewards, and
-your own functions."""
+[r1-rewards](../packages/r1-rewards/README.md) explains how answers are extracted, what happens on failures, sums of
+rewards, and your own functions."""
     lines = [head, "", NOTE]
     for name in BUILTINS:
         module = import_module(f"r1_rewards.verifiers.{name}")
