@@ -253,8 +253,8 @@ def algorithms() -> str:
 
 A run has an advantage estimator and a policy loss. You can combine any two, unless `--dry-run` refuses them.
 
-In formulas, A is the advantage, r the reward of an answer, r\\_t that of a token, ratio is pi / pi\\_old, s the ratio of
-a whole sequence, and sg means "no gradient".
+In formulas, A is the advantage, r the reward of an answer, r\\_t that of a token, ratio is pi / pi\\_old, s the ratio
+of a whole sequence, and sg means "no gradient".
 [r1-core](../../packages/r1-core/README.md#estimators-losses-aggregations-kl-penalties) lists aggregations and KL
 penalties."""
     lines = [head, "", NOTE]
