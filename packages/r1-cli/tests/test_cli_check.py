@@ -53,7 +53,7 @@ def test_rows_are_compared_within_their_set_and_with_training() -> None:
     report = report_of()
     asked = [(0, "x", "1"), (1, "x", "1"), (0, "x", "2"), (0, "y", "1"), (2, "x", "1"), (2, "z", "1")]
     for number, (source, asks, answer) in enumerate(asked):
-        report.take(row(source, number, asks=asks, answer=answer))
+        report.add_row(row(source, number, asks=asks, answer=answer))
     assert told(report) == {"duplicate": ("warning", 1), "contradiction": ("warning", 1), "leak": ("warning", 1)}
     assert not report.failed
     assert report.findings["leak"].examples[0][0] == "s2:4: is training row s0:0"
@@ -62,7 +62,7 @@ def test_rows_are_compared_within_their_set_and_with_training() -> None:
 @pytest.mark.parametrize(("filtered", "level"), [("true", "warning"), ("false", "error")])
 def test_a_prompt_over_the_limit_is_an_error_unless_it_is_filtered(filtered: str, level: str) -> None:
     report = report_of(f"data.filter_overlong_prompts={filtered}")
-    report.take(Examined(0, 0, "s0:0", 9000, kind="overlong", reason="s0:0: the prompt has 9000 tokens"))
+    report.add_row(Examined(0, 0, "s0:0", 9000, kind="overlong", reason="s0:0: the prompt has 9000 tokens"))
     assert told(report) == {"overlong": (level, 1)}
     assert (report.failed, report.sources[0].usable) == (level == "error", 0)
 
@@ -79,7 +79,7 @@ def test_rows_that_a_run_would_leave_out_are_warnings_unless_strict(bad_rows: st
     for strict in (False, True):
         report = report_of(f"data.bad_rows={bad_rows}", strict=strict)
         for number, kind in enumerate([*levels, "markup"]):
-            report.take(Examined(0, number, f"s0:{number}", kind=kind, reason="why"))
+            report.add_row(Examined(0, number, f"s0:{number}", kind=kind, reason="why"))
         found = {kind: level for kind, (level, _) in told(report).items()}
         assert found == {"markup": "warning", **(dict.fromkeys(levels, "error") if strict else levels)}
         refused = {kind for kind, finding in report.findings.items() if finding.consequence == "a run would not start"}
@@ -91,10 +91,10 @@ def test_rows_that_a_run_would_leave_out_are_warnings_unless_strict(bad_rows: st
 
 def test_a_source_of_which_no_row_would_be_left_is_an_error() -> None:
     report = report_of()
-    report.take(row(1, 0))
-    report.take(row(2, 0))
+    report.add_row(row(1, 0))
+    report.add_row(row(2, 0))
     assert not report.failed
-    report.take(Examined(0, 0, "s0:0", kind="media", reason="s0:0: no such file"))
+    report.add_row(Examined(0, 0, "s0:0", kind="media", reason="s0:0: no such file"))
     report.close()
     assert told(report)["no rows"] == ("error", 1)
     assert report.findings["no rows"].examples[0][0].endswith("every row of it would be left out")
@@ -103,9 +103,9 @@ def test_a_source_of_which_no_row_would_be_left_is_an_error() -> None:
 def test_usable_rows_too_few_for_one_batch_are_the_error_that_they_are_in_a_run() -> None:
     report = report_of("data.train_files=owner/a")
     for number in range(3):
-        report.take(row(0, number))
-    report.take(row(1, 0))  # of validation
-    report.take(Examined(0, 9, "s0:9", 9000, kind="overlong", reason="s0:9: too long"))
+        report.add_row(row(0, number))
+    report.add_row(row(1, 0))  # of validation
+    report.add_row(Examined(0, 9, "s0:9", 9000, kind="overlong", reason="s0:9: too long"))
     report.close(whole=False)  # rows that stand for many more
     assert "batch" not in report.findings
     report.close()
@@ -115,7 +115,7 @@ def test_usable_rows_too_few_for_one_batch_are_the_error_that_they_are_in_a_run(
     assert report.findings["batch"].examples[0][0] == str(caught.value.problems[0])
     enough = report_of("data.train_files=owner/a")
     for number in range(4):
-        enough.take(row(0, number))
+        enough.add_row(row(0, number))
     enough.close()
     assert "batch" not in enough.findings
 
@@ -123,8 +123,8 @@ def test_usable_rows_too_few_for_one_batch_are_the_error_that_they_are_in_a_run(
 def test_errors_come_first_and_only_some_rows_are_named() -> None:
     report = report_of()
     for number in range(9):
-        report.take(row(0, number, asks="same"))
-    report.take(Examined(0, 9, "s0:9", kind="empty", reason="s0:9: the answer is empty"))
+        report.add_row(row(0, number, asks="same"))
+    report.add_row(Examined(0, 9, "s0:9", kind="empty", reason="s0:9: the answer is empty"))
     first, second = report.ordered()
     assert (first.kind, second.kind, second.count, len(second.examples)) == ("empty", "duplicate", 8, 3)
     assert report.failed
@@ -133,8 +133,8 @@ def test_errors_come_first_and_only_some_rows_are_named() -> None:
 def test_the_histogram_counts_every_training_row_once() -> None:
     report = report_of()
     for number, tokens in enumerate([5, 6, 40, 40, 99]):
-        report.take(row(number % 2, number, tokens))
-    report.take(row(2, 9, 500))
+        report.add_row(row(number % 2, number, tokens))
+    report.add_row(row(2, 9, 500))
     bins = report.histogram()
     assert sum(rows for _, _, rows in bins) == 5
     assert (bins[0][0], bins[-1][1] > 99) == (5, True)
@@ -145,9 +145,9 @@ def test_the_histogram_counts_every_training_row_once() -> None:
 def test_a_steps_tokens_follow_the_weights_and_count_no_row_that_is_left_out() -> None:
     for words, mean in ([], 50 / 3), (["data.train_probs=[0.25,0.75]"], 25):
         report = report_of(*words)
-        report.take(Examined(0, 7, "s0:7", 9000, kind="overlong", reason="too long"))
+        report.add_row(Examined(0, 7, "s0:7", 9000, kind="overlong", reason="too long"))
         for number, source in enumerate([0, 0, 1]):
-            report.take(row(source, number, 10 if source == 0 else 30))
+            report.add_row(row(source, number, 10 if source == 0 else 30))
         prompts, answers = report.tokens_per_step() or (0, 0)
         assert prompts == pytest.approx(4 * 2 * mean, abs=1)
         assert answers == 4 * 2 * 10
@@ -166,7 +166,7 @@ def test_media_that_break_a_worker_are_no_danger_to_the_page() -> None:
     report = report_of()
     for tally in report.sources:
         tally.opened.rows[:] = [("<s>:1", {"prompt": "<image>?", "answer": "1", "images": [b"picture"]})]  # type: ignore[index]
-    report.take(Examined(0, 0, "<s>:1", media=1, kind="crash", reason="<s>:1: it took longer than 120 seconds"))
+    report.add_row(Examined(0, 0, "<s>:1", media=1, kind="crash", reason="<s>:1: it took longer than 120 seconds"))
     page = write_page(report, SimpleNamespace(render=print), Dying())  # type: ignore[arg-type]
     assert page.count("<pre>it took longer than 120 seconds</pre>") == 4  # in the finding, and as a row of each source
     assert "rows on which a worker process died: left out (data.bad_rows=skip_media)" in page

@@ -18,7 +18,7 @@ from r1_cli.main import main
 from r1_cli.models.adapters import Adapters, Form
 from r1_cli.models.load import ModelError, load_model, model_family
 from r1_cli.plan.estimate.cards import CardError, Cards, read_cards
-from r1_cli.plan.estimate.estimate import Estimate, as_on_processors, estimate_on_cards, find_savings
+from r1_cli.plan.estimate.estimate import Estimate, as_on_cpu, estimate_on_cards, find_savings
 from r1_cli.plan.estimate.models import find_models
 from r1_cli.plan.estimate.times import Assumptions, Work
 from r1_cli.plan.memory import estimate
@@ -76,7 +76,7 @@ def held_for_backward(model: Any, **inputs: Any) -> int:
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 def test_weights_gradients_and_states_of_the_quickstart_are_what_they_take_on_processors(dtype: str) -> None:
-    config = as_on_processors(config_of(MODEL, f"worker.actor.fsdp.torch_dtype={dtype}"))
+    config = as_on_cpu(config_of(MODEL, f"worker.actor.fsdp.torch_dtype={dtype}"))
     config = with_value(config, "worker.actor.micro_batch_size_per_device_for_update", 10**6)  # one: no sums beside
     memory = estimate(config)
     assert memory is not None
@@ -97,7 +97,7 @@ def test_weights_gradients_and_states_of_the_quickstart_are_what_they_take_on_pr
 def test_activations_of_text_are_within_15_percent_of_the_measured(layers: int, tmp_path: Path) -> None:
     made = Qwen2Config(**TEXT | {"num_hidden_layers": layers}, tie_word_embeddings=True, attn_implementation="sdpa")
     words = ["worker.actor.fsdp.torch_dtype=bf16", "worker.actor.micro_batch_size_per_device_for_update=8"]
-    config = as_on_processors(config_of(only_config(tmp_path / "model", made), *words))
+    config = as_on_cpu(config_of(only_config(tmp_path / "model", made), *words))
     memory = estimate(config, find_models(config)[0])
     assert memory is not None
     counted = {phase.name: phase.parts for phase in find_phases(config, memory, on_gpu=False)}["gradient"]

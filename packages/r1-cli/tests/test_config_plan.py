@@ -22,11 +22,11 @@ from r1_cli.checkpoint.folders import CheckpointStore, find_damage
 from r1_cli.config import ConfigError, Provenance, RunConfig, load_config
 from r1_cli.main import main
 from r1_cli.plan import disk
-from r1_cli.plan.announce import announce, oddities, warn_of_memory
+from r1_cli.plan.announce import announce, find_oddities, memory_warnings
 from r1_cli.plan.batches import Plan, count, make_plan
-from r1_cli.plan.disk import checkpoint_bytes, checkpoints_kept, require_room, size_text
+from r1_cli.plan.disk import checkpoint_bytes, checkpoints_kept, require_disk_space, size_text
 from r1_cli.plan.phases import find_phases
-from r1_cli.plan.start import find_start, hold_folder, require_free, require_same_shape, set_damaged_aside
+from r1_cli.plan.start import find_start, lock_folder, rename_damaged, require_free, require_same_shape
 from r1_core.learner.batching import rounds
 from r1_core.prompts import SharedPrompts
 from r1_core.types import Sample
@@ -155,8 +155,8 @@ def test_a_card_with_too_little_memory_is_warned_of_with_what_to_set(tmp_path: P
     assert plan.memory is not None
     phases = find_phases(config, plan.memory, None)
     needed = max(phase.total for phase in phases)
-    assert warn_of_memory(config, phases, None) == warn_of_memory(config, phases, needed) == []
-    (warning,) = warn_of_memory(config, phases, needed - 1)
+    assert memory_warnings(config, phases, None) == memory_warnings(config, phases, needed) == []
+    (warning,) = memory_warnings(config, phases, needed - 1)
     assert "of this GPU: " in warning
 
 
@@ -178,8 +178,8 @@ def test_the_plan_says_how_stale_samples_are_corrected() -> None:
         ),
     ):
         config = config_of(*words)
-        assert any(expected in note for note in oddities(config, make_plan(config, 512)))
-    assert not any("max_staleness" in note for note in oddities(config_of(), make_plan(config_of(), 512)))
+        assert any(expected in note for note in find_oddities(config, make_plan(config, 512)))
+    assert not any("max_staleness" in note for note in find_oddities(config_of(), make_plan(config_of(), 512)))
 
 
 def test_too_few_rows_for_one_batch_are_refused() -> None:
@@ -302,15 +302,15 @@ def test_a_disk_without_room_for_one_checkpoint_is_refused_and_for_those_that_ar
     with pytest.raises(
         ConfigError, match=r"save_checkpoint_path=.*b: a checkpoint takes about 1.44 KB, and .* 1.44 KB"
     ):
-        require_room(config)
-    require_room(config_of(*words, "trainer.save_model_only=true"))
-    require_room(config_of(*words, "trainer.save_freq=-1"))
+        require_disk_space(config)
+    require_disk_space(config_of(*words, "trainer.save_model_only=true"))
+    require_disk_space(config_of(*words, "trainer.save_freq=-1"))
     free = 4 * 1440 - 1
-    require_room(config)
+    require_disk_space(config)
     assert "note: 4 checkpoints of about 1.44 KB come to lie in" in text_of(config, make_plan(config, 512))
     free = 4 * 1440
     assert "come to lie in" not in text_of(config, make_plan(config, 512))
-    require_room(config_of("trainer.save_freq=1"))  # of a model of the hub nothing is known yet
+    require_disk_space(config_of("trainer.save_freq=1"))  # of a model of the hub nothing is known yet
 
 
 def test_the_announcement_names_limits_and_notices() -> None:
@@ -385,7 +385,7 @@ def test_damaged_checkpoints_are_passed_over_by_name_and_never_pruned_for_or_rem
     (run / "global_step_7/actor/model.safetensors").write_bytes(whole[:-1])
     (run / "global_step_5/trainer.json").write_text('{"step": ')
     assert find_start(config, store) == run / "global_step_3"
-    five, seven = set_damaged_aside(store, run / "global_step_3")[::-1]
+    five, seven = rename_damaged(store, run / "global_step_3")[::-1]
     assert "actor/model.safetensors: it has " in seven
     assert "trainer.json is cut off" in five
     assert "2 steps are taken again" in five
@@ -420,7 +420,7 @@ def test_a_damaged_checkpoint_is_none_of_those_that_save_limit_keeps(tmp_path: P
     for step in (5, 7):
         shutil.copytree(run / "global_step_3", run / f"global_step_{step}")
     (run / "global_step_5/actor/config.json").write_text("{")
-    (line,) = set_damaged_aside(store, find_start(starting(run, "owner/model"), store))
+    (line,) = rename_damaged(store, find_start(starting(run, "owner/model"), store))
     assert line.endswith("it is now damaged_global_step_5, and the run goes on from global_step_7")
     store.publish(store.write(9, lambda folder: None, {}))
     assert store.steps() == [7, 9]
@@ -450,8 +450,8 @@ def test_an_index_of_a_missing_file_is_damage(tmp_path: Path) -> None:
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from r1_cli.plan.start import hold_folder
-with hold_folder(Path(sys.argv[1])):
+from r1_cli.plan.start import lock_folder
+with lock_folder(Path(sys.argv[1])):
     child = os.fork()  # as libraries do; it outlives a run that is killed
     if child:
         print(child, flush=True)
@@ -465,7 +465,7 @@ def test_two_runs_never_share_a_folder_and_a_killed_one_leaves_it_free(tmp_path:
         assert first.stdout is not None
         child = int(first.stdout.readline())
         said = rf"save_checkpoint_path={run}.*in use by another run: process {first.pid} on {platform.node()}"
-        with pytest.raises(ConfigError, match=said), hold_folder(run):
+        with pytest.raises(ConfigError, match=said), lock_folder(run):
             pass
         words = ["train", str(ROOT / "examples/quickstart/config.yaml"), f"trainer.save_checkpoint_path={run}"]
         refused = CliRunner().invoke(main, [*words, "--dry-run"])
@@ -477,9 +477,9 @@ def test_two_runs_never_share_a_folder_and_a_killed_one_leaves_it_free(tmp_path:
             require_free(run)
         finally:
             os.kill(child, signal.SIGKILL)
-    with hold_folder(run), pytest.raises(ConfigError, match="in use by another run"):
+    with lock_folder(run), pytest.raises(ConfigError, match="in use by another run"):
         require_free(run)
-    with hold_folder(tmp_path / "refused"):  # a configuration that is refused writes nothing
+    with lock_folder(tmp_path / "refused"):  # a configuration that is refused writes nothing
         pass
     assert not (tmp_path / "refused").exists()
 

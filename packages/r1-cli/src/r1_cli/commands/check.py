@@ -67,10 +67,10 @@ def _is_model(word: str) -> bool:
 def _check_model(path: str, precision: str, *, as_json: bool) -> None:
     """Check the batch layouts of a model and print the results."""
     from r1_cli.models.load import ModelError
-    from r1_cli.plan.check.model import ask_about
+    from r1_cli.plan.check.model import examine_layouts
 
     with user_errors(ModelError):
-        answers = dict(ask_about(path, precision))
+        answers = dict(examine_layouts(path, precision))
     if as_json:
         click.echo(json.dumps({"model": path, "precision": precision, **answers}, indent=2))
         return

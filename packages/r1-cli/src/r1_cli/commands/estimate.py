@@ -57,7 +57,7 @@ def estimate(
         config, _ = load_config([*settings, *devices])
 
     from r1_cli.hardware import free_memory
-    from r1_cli.plan.estimate.estimate import estimate_on_cards, estimate_on_processors
+    from r1_cli.plan.estimate.estimate import estimate_on_cards, estimate_on_cpu
     from r1_cli.plan.estimate.models import find_models
     from r1_cli.plan.estimate.times import Assumptions
 
@@ -65,7 +65,7 @@ def estimate(
     with user_errors(ValueError):
         models, notes = find_models(config)
         if cards is None:
-            found = estimate_on_processors(config, models, free_memory(), assumed)
+            found = estimate_on_cpu(config, models, free_memory(), assumed)
         else:
             found = estimate_on_cards(config, models, cards, assumed)
     found.notes.extend(notes)

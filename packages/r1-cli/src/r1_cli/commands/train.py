@@ -74,7 +74,7 @@ def _show(config: "RunConfig", provenance: "Provenance", *, full: bool) -> None:
     from r1_cli.plan.announce import render_sources
     from r1_cli.plan.batches import count, make_plan
     from r1_cli.plan.check.try_reward import try_own_rewards
-    from r1_cli.plan.disk import require_room
+    from r1_cli.plan.disk import require_disk_space
     from r1_cli.plan.start import find_start, require_free
 
     store = CheckpointStore(config.trainer.checkpoint_folder, limit=max(config.trainer.save_limit, 0) or None)
@@ -83,7 +83,7 @@ def _show(config: "RunConfig", provenance: "Provenance", *, full: bool) -> None:
     plan = make_plan(config, *count(config))
     sources, val_sources = training_sources(config.data), validation_sources(config.data)
     opened = open_local(sources) + open_local(val_sources)
-    require_room(config)
+    require_disk_space(config)
     dry_run.require_template(config)
     warnings = try_own_rewards(config, opened)
     if ":" in config.algorithm.adv_estimator or ":" in config.worker.actor.loss_type:

@@ -44,7 +44,7 @@ from r1_cli.jobs.startup import Data, DataSplit, Devices, Logs, Models, Reports,
 from r1_cli.models.files import open_critic_config, open_model, read_assets
 from r1_cli.plan.announce import announce, render_sources, show_phases, show_table
 from r1_cli.plan.batches import Plan, make_plan
-from r1_cli.plan.start import find_start, hold_folder, require_same_shape, set_damaged_aside
+from r1_cli.plan.start import find_start, lock_folder, rename_damaged, require_same_shape
 from r1_cli.runs.reader import RunReader
 from r1_cli.runs.record.manifest import record_start
 from r1_cli.runs.track import RunInfo, Tracker, libraries
@@ -76,9 +76,9 @@ class TrainingSession:
     def open_folder(self, config: RunConfig) -> RunFolder:
         """Lock the run's folder and find the checkpoint to resume from. Raises ConfigError if neither can be done."""
         store = CheckpointStore(config.trainer.checkpoint_folder, limit=max(config.trainer.save_limit, 0) or None)
-        self.stack.enter_context(hold_folder(store.root))
+        self.stack.enter_context(lock_folder(store.root))
         start = find_start(config, store)
-        for line in set_damaged_aside(store, start):
+        for line in rename_damaged(store, start):
             log.warning("%s", line)
         return RunFolder(store, start)
 

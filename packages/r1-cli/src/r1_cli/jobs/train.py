@@ -9,7 +9,7 @@ from r1_cli.build.algorithm import try_algorithm
 from r1_cli.config import Provenance, RunConfig
 from r1_cli.jobs.next_steps import print_next_steps
 from r1_cli.jobs.session import TrainingSession, build_schedule
-from r1_cli.plan.disk import require_room
+from r1_cli.plan.disk import require_disk_space
 from r1_cli.runs.track.console import configure_logging
 from r1_cli.train import loop
 from r1_cli.train.roles import Position
@@ -31,7 +31,7 @@ def train(config: RunConfig, provenance: Provenance, *, until: int | None = None
     console = Console()
     configure_logging(console)
     try_algorithm(config)
-    require_room(config)
+    require_disk_space(config)
     with ExitStack() as stack:
         session = TrainingSession(console, provenance, stack, torch.get_num_threads())
         folder = session.open_folder(config)

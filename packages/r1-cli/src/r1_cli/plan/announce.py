@@ -41,7 +41,7 @@ def show_notes(console: Console, config: RunConfig, provenance: Provenance, plan
         lines.append(f"  each about {size_text(size)}, and as much of the processors' memory while it is written")
     limits = without_effect(config, provenance)
     lines += ["no effect here:", *(f"  {limit}: {limit.reason}" for limit in limits)] if limits else []
-    for note in (*oddities(config, plan), *provenance.notices):
+    for note in (*find_oddities(config, plan), *provenance.notices):
         lines.append(f"note: {note}")
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -53,11 +53,11 @@ def show_phases(console: Console, config: RunConfig, plan: Plan, card: int | Non
         return
     phases = find_phases(config, plan.memory, card)
     show_table(console, render_phases(phases, card))
-    for warning in warn_of_memory(config, phases, card):
+    for warning in memory_warnings(config, phases, card):
         console.print(f"note: {warning}", markup=False, highlight=False, soft_wrap=True)
 
 
-def warn_of_memory(config: RunConfig, phases: Sequence[Phase], card: int | None) -> list[str]:
+def memory_warnings(config: RunConfig, phases: Sequence[Phase], card: int | None) -> list[str]:
     """Return what to set if a phase needs more than the `card` bytes of a GPU; None: no GPU is here."""
     if card is None or all(phase.total <= card for phase in phases):
         return []
@@ -75,7 +75,7 @@ def render_phases(phases: Sequence[Phase], card: int | None) -> Table:
     return table
 
 
-def oddities(config: RunConfig, plan: Plan) -> list[str]:
+def find_oddities(config: RunConfig, plan: Plan) -> list[str]:
     """Return notes on settings that are allowed and rarely intended."""
     notes = []
     rollout = config.worker.rollout

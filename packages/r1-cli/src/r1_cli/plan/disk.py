@@ -42,7 +42,7 @@ def free_space(folder: Path) -> tuple[Path, int]:
     return there, free
 
 
-def require_room(config: RunConfig) -> None:
+def require_disk_space(config: RunConfig) -> None:
     """Raise ConfigError if not even one checkpoint fits on the disk."""
     size, wanted = checkpoint_bytes(config), config.trainer.checkpoint_folder
     if size is None or config.trainer.save_freq <= 0:

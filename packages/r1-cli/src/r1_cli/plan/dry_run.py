@@ -18,12 +18,12 @@ from r1_cli.config.section import flatten
 from r1_cli.hardware import find_card
 from r1_cli.plan.announce import (
     announce,
+    memory_warnings,
     render,
     render_placement,
     show_notes,
     show_phases,
     show_table,
-    warn_of_memory,
 )
 from r1_cli.plan.batches import Plan
 from r1_cli.plan.disk import size_text
@@ -65,7 +65,7 @@ def show_screen(console: Console, config: RunConfig, provenance: Provenance, pla
         phases = find_phases(config, plan.memory, card)
         sizes = ", ".join(f"{phase.name} {size_text(phase.total)}" for phase in phases)
         console.print(f"memory of a GPU, about: {sizes}", **PLAIN)
-        warnings = warn_of_memory(config, phases, card)
+        warnings = memory_warnings(config, phases, card)
     show_notes(console, config, provenance, plan)
     return warnings
 

@@ -60,7 +60,7 @@ def find_start(config: RunConfig, store: CheckpointStore) -> Path | None:
 
 
 @contextmanager
-def hold_folder(root: Path) -> Iterator[None]:
+def lock_folder(root: Path) -> Iterator[None]:
     """Lock a run's folder against other runs while the block runs.
 
     The operating system releases the lock when this process ends, even if it is killed. A network disk without locks
@@ -115,7 +115,7 @@ def _lock(file: IO[str], root: Path, kind: int = fcntl.LOCK_EX) -> None:
         log.warning("%s cannot be locked (%s): start no second run in it", root, error)
 
 
-def set_damaged_aside(store: CheckpointStore, start: Path | None) -> list[str]:
+def rename_damaged(store: CheckpointStore, start: Path | None) -> list[str]:
     """Rename the damaged checkpoints of a folder to resume in, and return a line for each."""
     if start is None or start.parent != store.root:
         return []

@@ -42,7 +42,7 @@ class Conversion:
     lost: list[str] = field(default_factory=list)  # what has no counterpart, and why
     _read: set[str] = field(default_factory=set)
 
-    def take(self, name: str) -> Any:
+    def read(self, name: str) -> Any:
         """Return the given value, else the trainer's default, else None, and mark `name` as known.
 
         Raises:
@@ -59,31 +59,31 @@ class Conversion:
             raise ValueError(f"{name}={value}: must be a list")
         return value
 
-    def take_under(self, name: str) -> Tree:
+    def read_section(self, name: str) -> Tree:
         """Return the values below a name: `{"x": 1}` for `name.x=1`."""
         inside = [key for key in self.given if key.startswith(f"{name}.")]
-        return (self.take(name) or {}) | {key.removeprefix(f"{name}."): self.take(key) for key in inside}
+        return (self.read(name) or {}) | {key.removeprefix(f"{name}."): self.read(key) for key in inside}
 
     def rename(self, keys: Mapping[str, str]) -> None:
         for name, key in keys.items():
-            if (value := self.take(name)) is not None:
+            if (value := self.read(name)) is not None:
                 self.settings[key] = value
 
-    def lose(self, reasons: Mapping[str, str]) -> None:
+    def report_lost(self, reasons: Mapping[str, str]) -> None:
         """Report settings without a counterpart, unless they have their default."""
         for name, why in reasons.items():
-            value = self.take(name)
+            value = self.read(name)
             if name in self.given and value not in (None, False, "", [], {}) and value != self.defaults.get(name):
                 self.lost.append(f"{_shown(name, value)}: {why}")
 
-    def left(self) -> list[str]:
+    def unread(self) -> list[str]:
         """Return the names, given or with a default, that have not been read."""
         return [name for name in {**self.given, **self.defaults} if name not in self._read]
 
     def unknown(self) -> list[str]:
         return [_shown(name, value) for name, value in self.given.items() if name not in self._read]
 
-    def whole_prompts(self, key: str, sequences: int, answers: int, label: str) -> None:
+    def set_prompts(self, key: str, sequences: int, answers: int, label: str) -> None:
         """Set a batch size in prompts from one in sequences, rounded up."""
         prompts, rest = divmod(sequences, answers)
         self.settings[key] = max(1, prompts + bool(rest))

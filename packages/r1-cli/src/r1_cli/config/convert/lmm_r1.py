@@ -26,7 +26,7 @@ def convert_lmm_r1(command: str) -> Conversion:
     _model(made)
     _placement(made)
     _reports(made)
-    made.lose(_dashed(NO_COUNTERPART))
+    made.report_lost(_dashed(NO_COUNTERPART))
     return made
 
 
@@ -35,18 +35,18 @@ def _dashed(table: Tree) -> Tree:
 
 
 def _data(made: Conversion) -> None:
-    split, settings = made.take("--prompt_split"), made.settings
-    if data := made.take("--prompt_data"):
+    split, settings = made.read("--prompt_split"), made.settings
+    if data := made.read("--prompt_data"):
         entries = [_entry(one.strip(), split) for one in str(data).split(",")]
         settings["data.train_files"] = entries if len(entries) > 1 else entries[0]
-    if probs := made.take("--prompt_data_probs"):
+    if probs := made.read("--prompt_data_probs"):
         settings["data.train_probs"] = [float(one) for one in str(probs).split(",")]
-    eval_split = made.take("--eval_split")
-    if rows := made.take("--eval_dataset"):
+    eval_split = made.read("--eval_split")
+    if rows := made.read("--eval_dataset"):
         settings["data.val_files"] = _entry(str(rows), eval_split)
-    if made.take("--label_key") is None:
+    if made.read("--label_key") is None:
         made.remarks.append("--label_key is not given, so that labels are empty there: set data.answer_key")
-    if template := made.take("--input_template"):
+    if template := made.read("--input_template"):
         jinja = str(template).replace("{}", "{{ content }}")
         made.lost.append(f"--input_template: write {jinja!r} into a file, and name it in data.format_prompt")
     pixels = {"min_pixels": 4 * 28 * 28, "max_pixels": 16384 * 28 * 28, **_mapping(made, "--processor_kwargs")}
@@ -60,7 +60,7 @@ def _data(made: Conversion) -> None:
             settings["worker.rollout.limit_images"] = value
         else:
             made.lost.append(f"--limit_mm_per_prompt {name}={value}: only pictures are limited")
-    settings["data.seed"] = settings["worker.rollout.seed"] = made.take("--seed")
+    settings["data.seed"] = settings["worker.rollout.seed"] = made.read("--seed")
     made.remarks.append("prompts over data.max_prompt_length are left out, where LMM-R1 keeps them")
 
 
@@ -72,7 +72,7 @@ def _entry(name: str, split: str) -> str:
 
 
 def _mapping(made: Conversion, name: str) -> Tree:
-    value = made.take(name)
+    value = made.read(name)
     if isinstance(value, str):
         value = json.loads(value)
     if value is not None and not isinstance(value, dict):
@@ -81,9 +81,9 @@ def _mapping(made: Conversion, name: str) -> Tree:
 
 
 def _algorithm(made: Conversion) -> None:
-    settings, estimator = made.settings, made.take("--advantage_estimator")
-    kept_std = not made.take("--no_advantage_std_norm")
-    gamma, lam = made.take("--gamma"), made.take("--lambd")
+    settings, estimator = made.settings, made.read("--advantage_estimator")
+    kept_std = not made.read("--no_advantage_std_norm")
+    gamma, lam = made.read("--gamma"), made.read("--lambd")
     if estimator == "gae":
         chosen: Tree = {"adv_estimator": "gae", "gamma": gamma, "lam": lam, "norm_adv_by_std": kept_std}
         chosen["adv_unbiased_std"] = False
@@ -100,9 +100,9 @@ def _algorithm(made: Conversion) -> None:
     else:
         raise ValueError(f"--advantage_estimator {estimator} is none of LMM-R1's")
     settings |= {f"algorithm.{name}": value for name, value in chosen.items()}
-    settings["algorithm.reward_clip_range"] = [float(end) for end in made.take("--reward_clip_range")]
-    coefficient, target = made.take("--init_kl_coef"), made.take("--kl_target")
-    horizon, estimate, in_loss = made.take("--kl_horizon"), made.take("--kl_estimator"), made.take("--use_kl_loss")
+    settings["algorithm.reward_clip_range"] = [float(end) for end in made.read("--reward_clip_range")]
+    coefficient, target = made.read("--init_kl_coef"), made.read("--kl_target")
+    horizon, estimate, in_loss = made.read("--kl_horizon"), made.read("--kl_estimator"), made.read("--use_kl_loss")
     if coefficient <= 0:
         settings["algorithm.disable_kl"] = True
     else:
@@ -111,20 +111,20 @@ def _algorithm(made: Conversion) -> None:
         if target is not None:
             settings |= {"algorithm.kl_type": "adaptive", "algorithm.kl_target": target}
             settings["algorithm.kl_horizon"] = float(horizon)
-    clip = made.take("--eps_clip")
+    clip = made.read("--eps_clip")
     settings |= {"worker.actor.clip_ratio_low": clip, "worker.actor.clip_ratio_high": clip}
     settings["worker.actor.clip_ratio_dual"] = 1.0e9  # it has no dual clip
     settings |= {"worker.actor.optim.lr_scheduler_type": "cosine", "worker.actor.optim.min_lr_ratio": 0.1}
-    sequences, answers = made.take("--train_batch_size"), settings["worker.rollout.n"]
-    made.whole_prompts("worker.actor.global_batch_size", sequences, answers, "--train_batch_size")
+    sequences, answers = made.read("--train_batch_size"), settings["worker.rollout.n"]
+    made.set_prompts("worker.actor.global_batch_size", sequences, answers, "--train_batch_size")
     _critic(made, estimator == "gae")
-    if made.take("--store_extra_buffers"):
+    if made.read("--store_extra_buffers"):
         settings["algorithm.surplus_max_age"] = 1
 
 
 def _critic(made: Conversion, used: bool) -> None:
-    model, rate, clip = (made.take(f"--{name}") for name in ("critic_pretrain", "critic_learning_rate", "value_clip"))
-    warmup = made.take("--freezing_actor_steps")
+    model, rate, clip = (made.read(f"--{name}") for name in ("critic_pretrain", "critic_learning_rate", "value_clip"))
+    warmup = made.read("--freezing_actor_steps")
     if not used:
         return
     if model and model != made.settings.get("worker.actor.model.model_path"):
@@ -140,8 +140,8 @@ def _critic(made: Conversion, used: bool) -> None:
 
 
 def _reward(made: Conversion) -> None:
-    remote, models = made.take("--remote_rm_url"), made.take("--reward_pretrain")
-    normalized = made.take("--normalize_reward")
+    remote, models = made.read("--remote_rm_url"), made.read("--reward_pretrain")
+    normalized = made.read("--normalize_reward")
     if remote:
         made.settings["worker.reward.reward_function"] = _own_function(str(remote))
         if normalized:
@@ -167,9 +167,9 @@ def _own_function(remote: str) -> str:
 
 
 def _model(made: Conversion) -> None:
-    rank, alpha = made.take("--lora_rank") or 0, made.take("--lora_alpha")
-    targets, excluded = made.take("--target_modules"), made.take("--exclude_modules")
-    four_bits = made.take("--load_in_4bit")
+    rank, alpha = made.read("--lora_rank") or 0, made.read("--lora_alpha")
+    targets, excluded = made.read("--target_modules"), made.read("--exclude_modules")
+    four_bits = made.read("--load_in_4bit")
     if rank:
         lora: Tree = {"rank": rank, "alpha": alpha, "exclude_modules": excluded}
         if targets not in (None, "all-linear"):
@@ -179,7 +179,7 @@ def _model(made: Conversion) -> None:
         made.settings["worker.actor.model.quantization"] = "nf4"
     elif four_bits:
         made.lost.append("--load_in_4bit: weights in 4 bits are not trained; set --lora_rank")
-    prefixes = made.take("--freeze_prefix")
+    prefixes = made.read("--freeze_prefix")
     for prefix in prefixes if isinstance(prefixes, list) else [str(prefixes)] if prefixes else []:
         if prefix.removeprefix("model.") == "visual":
             made.settings["worker.actor.model.freeze_vision_tower"] = True
@@ -188,8 +188,8 @@ def _model(made: Conversion) -> None:
 
 
 def _placement(made: Conversion) -> None:
-    engines, size = made.take("--vllm_num_engines"), made.settings["worker.rollout.tensor_parallel_size"]
-    together = made.take("--colocate_all_models")
+    engines, size = made.read("--vllm_num_engines"), made.settings["worker.rollout.tensor_parallel_size"]
+    together = made.read("--colocate_all_models")
     if engines and not together:
         nodes = -(-engines * size // 8)
         made.settings["worker.rollout.engines.nnodes"] = nodes
@@ -199,17 +199,17 @@ def _placement(made: Conversion) -> None:
 
 
 def _reports(made: Conversion) -> None:
-    wandb, board, modelscope = (made.take(f"--{name}") for name in ("use_wandb", "use_tensorboard", "use_ms"))
+    wandb, board, modelscope = (made.read(f"--{name}") for name in ("use_wandb", "use_tensorboard", "use_ms"))
     made.settings["trainer.logger"] = ["console", "file", *(["wandb"] if wandb else ["tensorboard"] if board else [])]
     if isinstance(wandb, str):
         made.remarks.append("the key in --use_wandb is not copied: set WANDB_API_KEY in the environment")
     if modelscope:
         made.remarks.append("--use_ms: set USE_MODELSCOPE_HUB=1 in the environment")
-    steps = made.take("--eval_steps")
+    steps = made.read("--eval_steps")
     made.settings["trainer.val_freq"] = steps
     if steps == -1 and "data.val_files" in made.settings:
         made.remarks.append("--eval_steps -1 is once an episode there, and here never: set trainer.val_freq")
-    answers, temperature = made.take("--eval_n_samples_per_prompt"), made.take("--eval_temperature")
+    answers, temperature = made.read("--eval_n_samples_per_prompt"), made.read("--eval_temperature")
     if "data.val_files" in made.settings:
         sampling = {"n": answers, "temperature": temperature, "top_p": made.settings.get("worker.rollout.top_p", 1.0)}
         made.settings |= {f"worker.rollout.val_override_config.{name}": value for name, value in sampling.items()}

@@ -29,10 +29,10 @@ def convert_trl(text: str, devices: int) -> Conversion:
     _sampling(made)
     _reward(made)
     _reports(made)
-    made.lose(NO_COUNTERPART)
+    made.report_lost(NO_COUNTERPART)
     for name, default in HARMLESS.items():
         if name in given and given[name] == default:
-            made.take(name)
+            made.read(name)
     return made
 
 
@@ -50,45 +50,45 @@ def _read(text: str) -> Tree:
 
 
 def _data(made: Conversion) -> None:
-    name, config = made.take("dataset_name"), made.take("dataset_config")
-    splits = {"train_files": made.take("dataset_train_split"), "val_files": made.take("dataset_test_split")}
-    if made.take("eval_strategy") == "no":
+    name, config = made.read("dataset_name"), made.read("dataset_config")
+    splits = {"train_files": made.read("dataset_train_split"), "val_files": made.read("dataset_test_split")}
+    if made.read("eval_strategy") == "no":
         splits.pop("val_files")
     for key, split in splits.items():
         if name:
             made.settings[f"data.{key}"] = f"{name}{f':{config}' if config else ''}@{split}"
-    made.settings["data.seed"] = made.take("data_seed") or made.take("seed")
-    made.settings["worker.rollout.seed"] = made.take("seed")
+    made.settings["data.seed"] = made.read("data_seed") or made.read("seed")
+    made.settings["worker.rollout.seed"] = made.read("seed")
     if not name:
         made.remarks.append("a GRPOConfig names no rows: set data.train_files")
 
 
 def _batches(made: Conversion, devices: int) -> None:
-    sequences, accumulated = made.take("per_device_train_batch_size"), made.take("gradient_accumulation_steps")
-    per_generation = made.take("steps_per_generation") or accumulated
-    sampled = made.take("generation_batch_size") or sequences * devices * per_generation
+    sequences, accumulated = made.read("per_device_train_batch_size"), made.read("gradient_accumulation_steps")
+    per_generation = made.read("steps_per_generation") or accumulated
+    sampled = made.read("generation_batch_size") or sequences * devices * per_generation
     answers, settings = made.settings["worker.rollout.n"], made.settings
     update = sequences * accumulated * devices
-    made.whole_prompts("worker.actor.global_batch_size", update, answers, "per_device_train_batch_size × …")
-    made.whole_prompts("data.rollout_batch_size", sampled, answers, "generation_batch_size")
+    made.set_prompts("worker.actor.global_batch_size", update, answers, "per_device_train_batch_size × …")
+    made.set_prompts("data.rollout_batch_size", sampled, answers, "generation_batch_size")
     settings["worker.actor.micro_batch_size_per_device_for_update"] = sequences
     settings["worker.actor.micro_batch_size_per_device_for_experience"] = sequences
     settings["data.val_batch_size"] = -1
-    made.take("per_device_eval_batch_size")
-    updates = max(1, sampled // update) * made.take("num_iterations")  # optimizer steps of one of our steps
-    settings["trainer.total_epochs"] = max(1, ceil(made.take("num_train_epochs")))
-    if (steps := made.take("max_steps")) > 0:
+    made.read("per_device_eval_batch_size")
+    updates = max(1, sampled // update) * made.read("num_iterations")  # optimizer steps of one of our steps
+    settings["trainer.total_epochs"] = max(1, ceil(made.read("num_train_epochs")))
+    if (steps := made.read("max_steps")) > 0:
         settings["trainer.max_steps"] = ceil(steps / updates)
-    limit, strategy = made.take("save_total_limit"), made.take("save_strategy")
+    limit, strategy = made.read("save_total_limit"), made.read("save_strategy")
     settings["trainer.save_limit"] = -1 if limit is None else limit
     settings["trainer.save_freq"] = _steps(made, "save_steps", updates) if strategy == "steps" else -1
-    made.take("eval_steps")
-    evaluated = made.take("eval_strategy") == "steps"
+    made.read("eval_steps")
+    evaluated = made.read("eval_strategy") == "steps"
     settings["trainer.val_freq"] = _steps(made, "eval_steps", updates) if evaluated else -1
-    settings["trainer.val_before_train"] = bool(made.take("eval_on_start"))
+    settings["trainer.val_before_train"] = bool(made.read("eval_on_start"))
     if strategy not in ("steps", "no"):
         made.lost.append(f"save_strategy={strategy}: set trainer.save_freq, in steps")
-    warmup = made.take("warmup_steps")
+    warmup = made.read("warmup_steps")
     if warmup and warmup < 1:  # a share of all steps
         settings["worker.actor.optim.lr_warmup_ratio"] = warmup
     elif warmup:
@@ -98,7 +98,7 @@ def _batches(made: Conversion, devices: int) -> None:
 
 
 def _steps(made: Conversion, name: str, updates: int) -> int:
-    value = made.take(name)
+    value = made.read(name)
     if value is None:
         return -1
     if value < 1:
@@ -108,8 +108,8 @@ def _steps(made: Conversion, name: str, updates: int) -> int:
 
 
 def _loss(made: Conversion) -> None:
-    name, level = made.take("loss_type"), made.take("importance_sampling_level")
-    low, high, both = made.take("epsilon"), made.take("epsilon_high"), made.take("delta")
+    name, level = made.read("loss_type"), made.read("importance_sampling_level")
+    low, high, both = made.read("epsilon"), made.read("epsilon_high"), made.read("delta")
     if name not in LOSSES:
         raise ValueError(f"loss_type={name} is none of {', '.join(LOSSES)}")
     loss, averaged = LOSSES[name]
@@ -120,26 +120,26 @@ def _loss(made: Conversion) -> None:
     if loss == "cispo":  # a bound above, of the ratio itself
         chosen |= {"clip_ratio_low": 1.0, "clip_ratio_high": high - 1}
     elif loss == "sapo":
-        positive, negative = made.take("sapo_temperature_pos"), made.take("sapo_temperature_neg")
+        positive, negative = made.read("sapo_temperature_pos"), made.read("sapo_temperature_neg")
         chosen |= {"tau_positive": positive, "tau_negative": negative}
     else:
         chosen |= {"clip_ratio_low": low, "clip_ratio_high": high, "clip_ratio_dual": both or 1.0e9}
     made.settings |= {f"worker.actor.{key}": value for key, value in chosen.items()}
     if name == "bnpo":
         made.remarks.append("loss_type=bnpo averages over the tokens of the whole optimizer step here")
-    made.take("sapo_temperature_pos"), made.take("sapo_temperature_neg")
-    beta = made.take("beta")
+    made.read("sapo_temperature_pos"), made.read("sapo_temperature_neg")
+    beta = made.read("beta")
     made.settings["algorithm.disable_kl"] = not beta
     if beta:
         made.settings |= {"algorithm.kl_coef": beta, "algorithm.kl_penalty": "low_var_kl"}
 
 
 def _advantages(made: Conversion) -> None:
-    scale = {True: "group", False: "none"}.get(made.take("scale_rewards"), made.take("scale_rewards"))
+    scale = {True: "group", False: "none"}.get(made.read("scale_rewards"), made.read("scale_rewards"))
     if scale not in SCALES:
         raise ValueError(f"scale_rewards={scale} is none of {', '.join(SCALES)}")
     estimator = SCALES[scale]
-    if made.take("multi_objective_aggregation") == "normalize_then_sum":
+    if made.read("multi_objective_aggregation") == "normalize_then_sum":
         estimator = "gdpo"
     made.settings["algorithm.adv_estimator"] = estimator
     if estimator in ("grpo", "lite_ppo"):
@@ -148,8 +148,8 @@ def _advantages(made: Conversion) -> None:
 
 def _optimizer(made: Conversion) -> None:
     settings = made.settings
-    settings["worker.actor.optim.betas"] = [made.take("adam_beta1"), made.take("adam_beta2")]
-    kind, options = made.take("lr_scheduler_type"), made.take("lr_scheduler_kwargs") or {}
+    settings["worker.actor.optim.betas"] = [made.read("adam_beta1"), made.read("adam_beta2")]
+    kind, options = made.read("lr_scheduler_type"), made.read("lr_scheduler_kwargs") or {}
     ours = {"constant_with_warmup": "constant", "cosine_with_min_lr": "cosine"}.get(kind, kind)
     if ours not in ("constant", "cosine", "linear"):
         made.lost.append(f"lr_scheduler_type={kind}: there are constant, cosine and linear")
@@ -164,19 +164,19 @@ def _optimizer(made: Conversion) -> None:
             settings["worker.actor.optim.num_cycles"] = value
         else:
             made.lost.append(f"lr_scheduler_kwargs {name}={value}: no such setting")
-    halves, fp16 = made.take("bf16"), made.take("fp16")
+    halves, fp16 = made.read("bf16"), made.read("fp16")
     settings["worker.actor.fsdp.mp_param_dtype"] = "bf16" if halves is not False and not fp16 else "fp32"
     if fp16:
         made.lost.append("fp16=true: losses are not scaled; float32 is set, bf16 is quicker")
-    kept = made.take("dtype") or made.take("torch_dtype")
+    kept = made.read("dtype") or made.read("torch_dtype")
     if kept in ("bfloat16", "bf16"):
         settings["worker.actor.fsdp.torch_dtype"] = "bf16"
-    made.take("torch_dtype")
+    made.read("torch_dtype")
 
 
 def _adapter(made: Conversion) -> None:
-    used, rank, alpha = made.take("use_peft"), made.take("lora_r"), made.take("lora_alpha")
-    targets, four_bits = made.take("lora_target_modules"), made.take("load_in_4bit")
+    used, rank, alpha = made.read("use_peft"), made.read("lora_r"), made.read("lora_alpha")
+    targets, four_bits = made.read("lora_target_modules"), made.read("load_in_4bit")
     if used:
         chosen = {"rank": rank, "alpha": alpha} | ({"target_modules": targets} if targets else {})
         made.settings |= {f"worker.actor.model.lora.{key}": value for key, value in chosen.items()}
@@ -187,11 +187,11 @@ def _adapter(made: Conversion) -> None:
 
 
 def _sampling(made: Conversion) -> None:
-    settings, served = made.settings, made.take("use_vllm")
-    settings["worker.rollout.top_k"] = made.take("top_k") or -1
-    mode, size = made.take("vllm_mode"), made.take("vllm_tensor_parallel_size")
-    corrected, how = made.take("vllm_importance_sampling_correction"), made.take("vllm_importance_sampling_mode")
-    cap = made.take("vllm_importance_sampling_cap")
+    settings, served = made.settings, made.read("use_vllm")
+    settings["worker.rollout.top_k"] = made.read("top_k") or -1
+    mode, size = made.read("vllm_mode"), made.read("vllm_tensor_parallel_size")
+    corrected, how = made.read("vllm_importance_sampling_correction"), made.read("vllm_importance_sampling_mode")
+    cap = made.read("vllm_importance_sampling_cap")
     if served:
         made.remarks.append("use_vllm: worker.rollout.name=auto takes vLLM where it is installed (r1-rollout[vllm])")
         settings["worker.rollout.tensor_parallel_size"] = size or 1
@@ -201,7 +201,7 @@ def _sampling(made: Conversion) -> None:
             level, _, bound = how.partition("_")
             settings["algorithm.rollout_correction.rollout_is"] = level
             settings["algorithm.rollout_correction.rollout_is_threshold"] = cap if bound == "truncate" else f"0_{cap}"
-    answers = made.take("num_generations_eval")
+    answers = made.read("num_generations_eval")
     if "data.val_files" in settings:
         sampling = {"temperature": settings.get("worker.rollout.temperature", 1.0)}
         sampling |= {"top_p": settings.get("worker.rollout.top_p", 1.0), "n": answers or settings["worker.rollout.n"]}
@@ -209,7 +209,7 @@ def _sampling(made: Conversion) -> None:
 
 
 def _reward(made: Conversion) -> None:
-    functions, weights, model = (made.take(n) for n in ("reward_funcs", "reward_weights", "reward_model_name_or_path"))
+    functions, weights, model = (made.read(n) for n in ("reward_funcs", "reward_weights", "reward_model_name_or_path"))
     named: list[tuple[str, Tree]] = [("reward_model", {"path": model})] if model else []
     for name in [functions] if isinstance(functions, str) else functions or []:
         if name.rpartition(".")[2] in REWARDS:
@@ -235,7 +235,7 @@ def _reward(made: Conversion) -> None:
 
 
 def _reports(made: Conversion) -> None:
-    asked = made.take("report_to")
+    asked = made.read("report_to")
     listed = [asked] if isinstance(asked, str) else asked or []
     known = [name for name in listed if name in ("wandb", "tensorboard", "mlflow", "swanlab", "trackio")]
     made.lost += [

@@ -65,15 +65,15 @@ def _resolved(value: object, given: Tree) -> object:
 
 
 def _algorithm(made: Conversion) -> None:
-    settings, estimator = made.settings, made.take("algorithm.adv_estimator")
+    settings, estimator = made.settings, made.read("algorithm.adv_estimator")
     settings["algorithm.adv_estimator"] = estimator
-    if estimator == "grpo" and made.take("algorithm.norm_adv_by_std_in_grpo") is False:
+    if estimator == "grpo" and made.read("algorithm.norm_adv_by_std_in_grpo") is False:
         settings["algorithm.norm_adv_by_std"] = False
-    made.take("algorithm.norm_adv_by_std_in_grpo")
-    in_reward, in_loss = made.take("algorithm.use_kl_in_reward"), made.take(f"{ACTOR}use_kl_loss")
-    of_reward = {key: made.take(f"algorithm.{key}") for key in ("kl_penalty", "kl_ctrl.kl_coef", "kl_ctrl.type")}
-    horizon, target = made.take("algorithm.kl_ctrl.horizon"), made.take("algorithm.kl_ctrl.target_kl")
-    of_loss = {key: made.take(f"{ACTOR}{key}") for key in ("kl_loss_type", "kl_loss_coef")}
+    made.read("algorithm.norm_adv_by_std_in_grpo")
+    in_reward, in_loss = made.read("algorithm.use_kl_in_reward"), made.read(f"{ACTOR}use_kl_loss")
+    of_reward = {key: made.read(f"algorithm.{key}") for key in ("kl_penalty", "kl_ctrl.kl_coef", "kl_ctrl.type")}
+    horizon, target = made.read("algorithm.kl_ctrl.horizon"), made.read("algorithm.kl_ctrl.target_kl")
+    of_loss = {key: made.read(f"{ACTOR}{key}") for key in ("kl_loss_type", "kl_loss_coef")}
     if in_loss:
         chosen = {"kl_penalty": of_loss["kl_loss_type"], "kl_coef": of_loss["kl_loss_coef"]}
         if in_reward:
@@ -85,23 +85,23 @@ def _algorithm(made: Conversion) -> None:
     else:
         chosen = {"disable_kl": True}
     settings |= {f"algorithm.{key}": value for key, value in chosen.items()}
-    loss = made.take(f"{ACTOR}policy_loss.loss_mode")
+    loss = made.read(f"{ACTOR}policy_loss.loss_mode")
     settings["worker.actor.loss_type"] = LOSSES.get(loss, loss)
-    clip, dual = made.take(f"{ACTOR}clip_ratio"), made.take(f"{ACTOR}clip_ratio_c")
+    clip, dual = made.read(f"{ACTOR}clip_ratio"), made.read(f"{ACTOR}clip_ratio_c")
     for end in ("low", "high"):
-        own = made.take(f"{ACTOR}clip_ratio_{end}")
+        own = made.read(f"{ACTOR}clip_ratio_{end}")
         settings[f"worker.actor.clip_ratio_{end}"] = clip if own is None else own
     if loss == "vanilla":
         settings["worker.actor.clip_ratio_dual"] = dual
-    if metric := made.take("algorithm.filter_groups.metric"):
+    if metric := made.read("algorithm.filter_groups.metric"):
         settings["algorithm.filter_mode"] = "zero_variance"
         settings["algorithm.filter_key"] = "accuracy" if metric == "acc" else "overall"
 
 
 def _reward(made: Conversion) -> None:
-    path, name = made.take("custom_reward_function.path"), made.take("custom_reward_function.name")
-    files = str(made.take("data.train_files") or "").lower()
-    options = made.take_under("custom_reward_function.reward_kwargs")
+    path, name = made.read("custom_reward_function.path"), made.read("custom_reward_function.name")
+    files = str(made.read("data.train_files") or "").lower()
+    options = made.read_section("custom_reward_function.reward_kwargs")
     if path:
         made.settings["worker.reward.reward_function"] = f"{path}:{name}"
         if options:
@@ -111,27 +111,27 @@ def _reward(made: Conversion) -> None:
         made.settings["worker.reward.reward_function"] = chosen
         made.remarks.append("veRL chooses the verdict by each row's data_source, r1 by the configuration: by the")
         made.remarks[-1] += f" files' names {chosen} is chosen; data.sources gives each source its own"
-    model = made.take("reward_model.model.path")
-    if made.take("reward_model.enable"):
+    model = made.read("reward_model.model.path")
+    if made.read("reward_model.enable"):
         made.lost.append(f"reward_model.model.path={model}: set reward_function=reward_model and its path as a keyword")
 
 
 def _data(made: Conversion) -> None:
-    rows = made.take("data.train_files")
+    rows = made.read("data.train_files")
     if rows is None:
         made.remarks.append("data.train_files is not in it")
-    seed = made.take("data.seed")
+    seed = made.read("data.seed")
     if seed is not None:
         made.settings["data.seed"] = seed
     made.settings["data.row_format"] = "verl"
-    size = made.take("data.val_batch_size")
+    size = made.read("data.val_batch_size")
     made.settings["data.val_batch_size"] = -1 if size is None else size
     for name in ("train_files", "val_files"):
-        if (files := made.take(f"data.{name}")) is not None:
+        if (files := made.read(f"data.{name}")) is not None:
             made.settings[f"data.{name}"] = files
-    if options := made.take_under("data.apply_chat_template_kwargs"):
+    if options := made.read_section("data.apply_chat_template_kwargs"):
         made.settings["data.chat_template_kwargs"] = options
-    prompt = made.take("data.prompt_key")
+    prompt = made.read("data.prompt_key")
     if prompt != "prompt":
         made.settings |= {"data.prompt_key": prompt, "data.answer_key": "reward_model.ground_truth"}
         made.settings["data.row_format"] = None
@@ -139,46 +139,46 @@ def _data(made: Conversion) -> None:
 
 def _sizes(made: Conversion) -> None:
     settings = made.settings
-    prompts, draw = made.take("data.train_batch_size"), settings.get("data.mini_rollout_batch_size")
+    prompts, draw = made.read("data.train_batch_size"), settings.get("data.mini_rollout_batch_size")
     settings["data.rollout_batch_size"] = prompts
     if draw is not None and prompts % draw:
         made.lost.append(f"data.gen_batch_size={draw}: a sampling round must divide the {prompts} prompts of a step")
         del settings["data.mini_rollout_batch_size"]
-    if not made.take(f"{MODEL}lora_rank"):
+    if not made.read(f"{MODEL}lora_rank"):
         for key in [key for key in settings if key.startswith("worker.actor.model.lora.")]:
             del settings[key]
     else:
-        settings["worker.actor.model.lora.alpha"] = made.take(f"{MODEL}lora_alpha")
-    tokens, longest = made.take(f"{ACTOR}ppo_max_token_len_per_gpu"), made.take("data.max_prompt_length")
-    longest += made.take("data.max_response_length")
-    if made.take(f"{ACTOR}use_dynamic_bsz") and tokens:
+        settings["worker.actor.model.lora.alpha"] = made.read(f"{MODEL}lora_alpha")
+    tokens, longest = made.read(f"{ACTOR}ppo_max_token_len_per_gpu"), made.read("data.max_prompt_length")
+    longest += made.read("data.max_response_length")
+    if made.read(f"{ACTOR}use_dynamic_bsz") and tokens:
         settings["worker.actor.micro_batch_size_per_device_for_update"] = max(1, tokens // longest)
         settings["worker.actor.micro_batch_size_per_device_for_experience"] = max(1, tokens // longest)
-    settings["worker.actor.dynamic_batching"] = bool(made.take(f"{ACTOR}use_dynamic_bsz"))
-    settings["data.max_prompt_length"] = made.take("data.max_prompt_length")
-    settings["data.max_response_length"] = made.take("data.max_response_length")
-    if not made.take(f"{ROLLOUT}val_kwargs.do_sample"):
+    settings["worker.actor.dynamic_batching"] = bool(made.read(f"{ACTOR}use_dynamic_bsz"))
+    settings["data.max_prompt_length"] = made.read("data.max_prompt_length")
+    settings["data.max_response_length"] = made.read("data.max_response_length")
+    if not made.read(f"{ROLLOUT}val_kwargs.do_sample"):
         settings["worker.rollout.val_override_config.temperature"] = 0.0
-    engine = made.take(f"{ROLLOUT}name")
+    engine = made.read(f"{ROLLOUT}name")
     if engine not in (None, "vllm", "hf"):
         made.lost.append(f"{ROLLOUT}name={engine}: worker.rollout.name=auto takes vLLM where it is installed")
-    keep = made.take("trainer.max_actor_ckpt_to_keep")
+    keep = made.read("trainer.max_actor_ckpt_to_keep")
     settings["trainer.save_limit"] = -1 if keep is None else keep
 
 
 def _rest(made: Conversion) -> None:
     has_critic = made.settings["algorithm.adv_estimator"] == "gae"
     has_model = bool(made.given.get("reward_model.enable"))
-    for key in made.left():
+    for key in made.unread():
         of_none = (key.startswith("critic.") and not has_critic) or (key.startswith("reward_model.") and not has_model)
         if of_none and key != "reward_model.reward_manager":
-            made.take(key)
+            made.read(key)
             continue
         why, today = _reason(key), _today(key, made.given.get(key, DEFAULTS.get(key)))
         if today is None:
-            made.lose({key: why} if why else {})
+            made.report_lost({key: why} if why else {})
             continue
-        value = made.take(key)
+        value = made.read(key)
         for setting in today.settings:
             if setting.value is not None and not (setting.key.endswith("lr_warmup_steps") and setting.value < 0):
                 made.settings.setdefault(setting.key, setting.value)

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 
 from r1_cli.config import ConfigError, unavailable, without_effect
 from r1_cli.hardware import find_card, free_memory
-from r1_cli.plan.announce import oddities
+from r1_cli.plan.announce import find_oddities
 from r1_cli.plan.batches import count, make_plan
 from r1_cli.plan.check.findings import Finding, Subject
-from r1_cli.plan.disk import require_room, size_text
+from r1_cli.plan.disk import require_disk_space, size_text
 from r1_cli.plan.phases import find_peak, find_remedies
 
 
@@ -27,7 +27,7 @@ def check_settings(subject: Subject) -> Iterator[Finding]:
     except ConfigError as error:
         yield from problems(error)
         return
-    for text in (*oddities(config, plan), *provenance.notices):
+    for text in (*find_oddities(config, plan), *provenance.notices):
         yield Finding("config.odd", "warning", text)
     if config.trainer.save_freq <= 0:
         yield Finding(
@@ -39,7 +39,7 @@ def check_settings(subject: Subject) -> Iterator[Finding]:
 
 def check_disk(subject: Subject) -> Iterator[Finding]:
     try:
-        require_room(subject.config)
+        require_disk_space(subject.config)
     except ConfigError as error:
         fix = "free some, or name another disk in trainer.save_checkpoint_path"
         yield from (Finding("environment.disk", "error", str(problem), fix) for problem in error.problems)
@@ -47,12 +47,12 @@ def check_disk(subject: Subject) -> Iterator[Finding]:
 
 def check_memory(subject: Subject) -> Iterator[Finding]:
     """Check that a step fits in this machine's GPU, or in its memory if it has none."""
-    from r1_cli.plan.estimate.estimate import OF_PROCESSORS, as_on_processors
+    from r1_cli.plan.estimate.estimate import CPU_REMEDIES, as_on_cpu
 
     card, config = find_card(), subject.config
     if card is None:
-        config = as_on_processors(config)
-        capacity, remedies = free_memory() // config.trainer.devices, OF_PROCESSORS
+        config = as_on_cpu(config)
+        capacity, remedies = free_memory() // config.trainer.devices, CPU_REMEDIES
         peak = find_peak(config, None, on_gpu=False)
         where = "of free memory for each process"
         settings = find_remedies(config, capacity, remedies=remedies, on_gpu=False)

@@ -25,7 +25,7 @@ QUESTIONS = 8
 LONGEST = 5.0  # seconds that a reward may take for an answer here, at most
 
 
-def _quietly(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
+def _no_progress(items: Iterable[Item], what: str, total: int) -> Iterator[Item]:
     yield from items
 
 
@@ -36,7 +36,7 @@ def check_rows(subject: Subject) -> Iterator[Finding]:
 
     renderer = build_renderer(subject.config, subject.model)
     inspector = Inspector(renderer, subject.config.data.max_prompt_length)
-    report = check(subject.config, inspector, None, _quietly, most=ROWS)
+    report = check(subject.config, inspector, None, _no_progress, most=ROWS)
     for found in report.ordered():
         message = f"{found.count} × {TITLES.get(found.kind, found.kind)}"
         first = found.examples[0][0] if found.examples else ""

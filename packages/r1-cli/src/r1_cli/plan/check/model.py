@@ -64,7 +64,7 @@ def check_dtype(subject: Subject) -> Iterator[Finding]:
         yield Finding("model.dtype", "warning", "fp16 overflows in training where nothing scales the loss", "take bf16")
 
 
-def ask_about(path: str, precision: str = "fp32") -> Iterator[tuple[str, str]]:
+def examine_layouts(path: str, precision: str = "fp32") -> Iterator[tuple[str, str]]:
     """Yield the four questions of `build.packing` about a model, with their answers. Raises ModelError."""
     import torch
 

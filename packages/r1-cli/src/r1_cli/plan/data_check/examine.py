@@ -30,7 +30,7 @@ Row = dict[str, Any]
 BATCH = 256  # answers that a reward is given at a time
 
 
-class Some(Sequence[tuple[str, Row]]):
+class SpacedRows(Sequence[tuple[str, Row]]):
     """At most `most` rows, evenly spaced from the first."""
 
     def __init__(self, rows: Sequence[tuple[str, Row]], most: int) -> None:
@@ -72,7 +72,7 @@ def check(
     """
     opened, training = open_all(config)
     if most is not None:
-        opened = [replace(one, rows=Some(one.rows, most)) for one in opened]
+        opened = [replace(one, rows=SpacedRows(one.rows, most)) for one in opened]
     report = Report(config, opened, training, strict=strict, write=write)
     sources = [SourceRows(one.source.label, one.rows, one.reader) for one in opened]
     total = sum(len(one.rows) for one in opened)
@@ -81,7 +81,7 @@ def check(
         if known is not None:
             stack.enter_context(closing(known))
         for row in progress(examine_all(sources, inspector, workers, known), "rows", total):
-            report.take(row)
+            report.add_row(row)
     report.close(whole=most is None)
     check_answers(config, opened, report, progress)
     return report

@@ -135,7 +135,7 @@ class Report:
             except ConfigError as error:
                 self.add("batch", str(error.problems[-1]))
 
-    def take(self, row: Examined) -> None:
+    def add_row(self, row: Examined) -> None:
         tally = self.sources[row.source]
         if row.tokens is not None:
             tally.tokens[row.tokens] += 1

@@ -13,9 +13,7 @@ from r1_cli.plan.memory import Memory, estimate
 from r1_cli.plan.model_sizes import Models
 from r1_cli.plan.phases import REMEDIES, Phase, Remedy, find_peak, find_phases, find_remedies, with_value
 
-OF_PROCESSORS = tuple(
-    setting for setting in REMEDIES if "offload" not in setting[0] and "memory_util" not in setting[0]
-)
+CPU_REMEDIES = tuple(setting for setting in REMEDIES if "offload" not in setting[0] and "memory_util" not in setting[0])
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +72,17 @@ def estimate_on_cards(config: RunConfig, models: Models, cards: Cards, assumed: 
         times,
         _tokens(config, assumed),
         config.trainer.max_staleness > 0,
-        [*notes, *(_say(config, assumed) if times else ["no time: config.json names no sizes that are known"])],
+        [
+            *notes,
+            *(_assumptions(config, assumed) if times else ["no time: config.json names no sizes that are known"]),
+        ],
         find_savings(config, models, cards.memory, on_gpu=True),
     )
 
 
-def estimate_on_processors(config: RunConfig, models: Models, capacity: int, assumed: Assumptions) -> Estimate:
+def estimate_on_cpu(config: RunConfig, models: Models, capacity: int, assumed: Assumptions) -> Estimate:
     """Estimate a run without GPUs; `capacity` bytes of memory are for all processes."""
-    config, devices = as_on_processors(config), config.trainer.devices
+    config, devices = as_on_cpu(config), config.trainer.devices
     memory = _require(config, models)
     share = capacity // devices
     notes = [
@@ -93,7 +94,7 @@ def estimate_on_processors(config: RunConfig, models: Models, capacity: int, ass
     return Estimate(name, share, memory, phases, {}, _tokens(config, assumed), False, notes, remedies)
 
 
-def as_on_processors(config: RunConfig) -> RunConfig:
+def as_on_cpu(config: RunConfig) -> RunConfig:
     """Return the configuration as it runs without GPUs: no offloading, no half precision."""
     values: Tree = {
         "worker.rollout.dtype": "fp32",
@@ -117,7 +118,7 @@ def as_on_processors(config: RunConfig) -> RunConfig:
 
 def find_savings(config: RunConfig, models: Models, capacity: int, *, on_gpu: bool) -> list[tuple[str, int]] | None:
     """Return the settings that make it fit, each with the bytes that it saves of the largest phase."""
-    remedies: Sequence[Remedy] = REMEDIES if on_gpu else OF_PROCESSORS
+    remedies: Sequence[Remedy] = REMEDIES if on_gpu else CPU_REMEDIES
     found = find_remedies(config, capacity, models=models, remedies=remedies, on_gpu=on_gpu)
     if found is None:
         return None
@@ -142,7 +143,7 @@ def _tokens(config: RunConfig, assumed: Assumptions) -> int:
     return config.data.rollout_batch_size * config.worker.rollout.n * answer
 
 
-def _say(config: RunConfig, assumed: Assumptions) -> list[str]:
+def _assumptions(config: RunConfig, assumed: Assumptions) -> list[str]:
     data = config.data
     prompt, answer = assumed.prompt_tokens, assumed.answer_tokens
     return [
