@@ -48,15 +48,15 @@ def serve(words: list[str]) -> None:
     from r1_cli.main import main
     from r1_cli.train import loop
 
-    take, conclude = loop.take_step, loop.conclude_step
+    take, finish = loop.take_step, loop.finish_step
 
     def take_step(*args: Any) -> Any:
         gate.open()
         return take(*args)
 
-    def conclude_step(run: Any, at: Any, record: dict[str, float], *others: Any) -> None:
+    def finish_step(run: Any, at: Any, record: dict[str, float], *others: Any) -> None:
         validates, saves = run.schedule.validates(at.step), run.schedule.saves(at.step)
-        conclude(run, at, record, *others)
+        finish(run, at, record, *others)
         phases = {
             name: sum(record.get(f"timing_s/{stage}", 0.0) for stage in stages) for name, stages in PHASES.items()
         }
@@ -64,7 +64,7 @@ def serve(words: list[str]) -> None:
         found = {name: value for name, value in record.items() if name.startswith("val/")}
         gate.passed(phases=phases, plain=not (validates or saves), step=at.step, found=found, **facts)
 
-    loop.take_step, loop.conclude_step = take_step, conclude_step
+    loop.take_step, loop.finish_step = take_step, finish_step
     main(["train", *words], standalone_mode=False)
 
 

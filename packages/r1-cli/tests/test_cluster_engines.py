@@ -17,8 +17,8 @@ from r1_cli.cluster.engine import IncomingWeights
 from r1_cli.cluster.rank import Rank
 from r1_cli.cluster.rank_client import RankClient, RankedPolicy
 from r1_cli.cluster.weights import RankedWeights
-from r1_cli.train.roles import Scorer
-from r1_cli.train.sampling.weight_check import LearnerReference, check_weights
+from r1_cli.train.roles import Sampler
+from r1_cli.train.sampling.weight_check import LearnerReference, add_weight_check
 from r1_cli.train.trainable import weights_of
 from r1_core.learner.parallel import Parallel
 from r1_rollout.canary import TOLERANCE, Canary, learn_tolerance
@@ -150,13 +150,13 @@ def test_engines_must_agree_to_the_tolerance_that_the_canary_has_learned() -> No
         engines.logprobs_of(PROMPTS[:1], [[1, 2]])
         probes = text_probes(range(60), longest_prompt=4, longest_response=2)
         opening = Canary(probes, probes, tolerance=learn_tolerance(1e-5, torch.bfloat16))
-        check_weights(make_scorer(engines), None, Canary(probes, probes, 0.06, opening=opening))  # type: ignore[arg-type]
+        add_weight_check(make_sampler(engines), None, Canary(probes, probes, 0.06, opening=opening))  # type: ignore[arg-type]
         with pytest.raises(EngineError, match=r"differ by .* \(tolerance 8e-05\): one of them has other weights"):
             engines.logprobs_of(PROMPTS[:1], [[1, 2]])
 
 
-def make_scorer(engine: Any) -> Scorer:
-    return Scorer(engine, None, None, None)  # type: ignore[arg-type]
+def make_sampler(engine: Any) -> Sampler:
+    return Sampler(engine, None, None, None)  # type: ignore[arg-type]
 
 
 def build_and_ask(responses: list[list[int]]) -> list[list[float]]:
