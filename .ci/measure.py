@@ -29,7 +29,7 @@ TOKEN_FIELD = "full_kl"  # a number per token that goes from the policy to the l
 TRANSPORT = "Transport"  # the protocol of r1_rollout.transports for what carries weights to an engine
 # Measured on 2026-11-24, with about a tenth of room. What has to stay at its figure has the figure.
 LIMITS: dict[str, float] = {
-    "% of files under 30 lines of code": 22,
+    "% of files under 30 lines of code": 21,
     "lines of the longest file": 430,
     "modules of the fullest folder": 26,
     "lines of the longest function": 78,
@@ -40,10 +40,10 @@ LIMITS: dict[str, float] = {
     "modules that a training step enters": 103,
     "functions that a training step enters": 755,
     "protocols": 47,
-    "class names used twice": 20,
-    "`Any` per 1,000 lines": 11,
+    "class names used twice": 9,
+    "`Any` per 1,000 lines": 10,
     "`getattr` and `hasattr` per 1,000 lines": 3,
-    "words in docstrings": 68_000,
+    "words in docstrings": 66_000,
     "classes that implement Transport": 5,
     "classes that define a learner method (set_micro_batch_limits)": 2,
     "declarations of a per-token field (full_kl)": 6,
