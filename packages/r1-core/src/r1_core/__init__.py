@@ -40,7 +40,6 @@ __all__ = [*PUBLIC]
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name, or read the installed version. Raises AttributeError for any other."""
     if name == "__version__":
         return import_module("importlib.metadata").version("r1-core")
     if name in PUBLIC:

@@ -5,7 +5,7 @@ from pathlib import Path
 
 
 def force_to_disk(path: Path) -> None:
-    """Flush a file or a folder's entries to disk. Only the machine that wrote them can."""
+    """Flush a file or a folder's entries to disk, on the machine that wrote them."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -27,10 +27,10 @@ class GroupFilter(Protocol):
         """The thresholds of this step; {} if they never change."""
 
     def keep(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
-        """Return which samples to keep, bool [N], given rewards and group ids [N] of any whole groups of this step."""
+        """Return which samples to keep, bool [N], given rewards and group ids [N] of complete groups."""
 
     def observe(self, rewards: Tensor, group_ids: Tensor) -> "GroupFilter":
-        """Return the filter of the next step, given all rewards [N] of this step before filtering."""
+        """Return the next step's filter, given all rewards [N] of this step before filtering."""
 
     def state(self) -> dict[str, Any]:
         """Return the checkpoint state as JSON values."""
@@ -60,8 +60,6 @@ class Unchanging:
 
 
 class KeepAll(Unchanging):
-    """Keeps every group."""
-
     def keep(self, rewards: Tensor, group_ids: Tensor) -> Tensor:
         check_group(rewards, group_ids)
         return torch.ones_like(rewards, dtype=torch.bool)
@@ -98,8 +96,8 @@ class EMAStd:
 
     Steps count from 1. Steps from `ema_start_step` to before `filter_start_step` enter a plain average; later ones move
     the average by 1 − ratio. A step enters once, with all samples before filtering, and is compared with earlier steps
-    only. `never_empty` keeps all groups if none reaches the threshold, as the published code does; otherwise sampling
-    would never end once answers have become alike. `step` (the current one), `average` and `steps_seen` are the state.
+    only. `never_empty` keeps all groups if none reaches the threshold, as the published code does. Without it, sampling
+    never ends once answers have become alike. `step` (the current one), `average` and `steps_seen` are the state.
     """
 
     per_group: ClassVar[bool] = False  # `never_empty` looks at all groups that it is asked about
@@ -131,7 +129,6 @@ class EMAStd:
 
     @property
     def metrics(self) -> dict[str, float]:
-        """`ema_mean` and `ema_threshold`, once they exist."""
         found = {"ema_mean": self.average, "ema_threshold": self.threshold}
         return {name: value for name, value in found.items() if value is not None}
 

@@ -33,7 +33,7 @@ class KLController(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class FixedKL:
-    """A constant coefficient."""
+    """A constant coefficient. `resume` returns itself, so that a changed setting counts."""
 
     coef: float
 
@@ -41,13 +41,16 @@ class FixedKL:
         return self
 
     def resume(self, coef: float) -> "FixedKL":
-        """Return itself: a coefficient that the user changed before resuming counts."""
         return self
 
 
 @dataclass(frozen=True, slots=True)
 class AdaptiveKL:
-    """Raises the coefficient while the KL exceeds `target` (nats per token), lowers it while the KL is below."""
+    """Raises the coefficient while the KL exceeds `target` (nats per token), lowers it while the KL is below.
+
+    A KL that is not finite leaves it unchanged, with a warning. `update` raises ValueError if `samples` is so large
+    that the coefficient could reach 0.
+    """
 
     coef: float
     target: float
@@ -60,11 +63,6 @@ class AdaptiveKL:
             raise ValueError(f"horizon is {self.horizon}; it must be above 0 samples")
 
     def update(self, divergence: float, samples: int) -> "AdaptiveKL":
-        """Return the next controller. If the KL is not finite, log a warning and keep the coefficient.
-
-        Raises:
-            ValueError: `samples` is so large that the coefficient could reach 0.
-        """
         if not math.isfinite(divergence):
             logger.warning(
                 "the mean KL is %s, so its coefficient stays %g; look at the log-probs of policy and reference",

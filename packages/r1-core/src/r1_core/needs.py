@@ -23,7 +23,7 @@ OF_REFERENCE = frozenset({"ref_logprobs"})
 
 @cache
 def all_needs() -> tuple[str, ...]:
-    """Return everything that can be needed; the per-token fields of `types.Sample` are read without importing torch."""
+    """Return all needs; reads the per-token fields of `types.Sample` without importing torch."""
     tree = ast.parse((Path(__file__).parent / "types.py").read_text(encoding="utf-8"))
     sample = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Sample")
     optional = [line for line in sample.body if isinstance(line, ast.AnnAssign) and line.value is not None]
@@ -32,7 +32,7 @@ def all_needs() -> tuple[str, ...]:
 
 
 def read_needs(value: Any, owner: str) -> tuple[str, ...]:
-    """Return the needs that a user's code declares. Raises ValueError, naming `owner`, on an unknown one."""
+    """Return the needs that a user's code declares. Raises ValueError on an unknown one."""
     words = tuple(value) if isinstance(value, list | tuple | set | frozenset) else (value,)
     for word in words:
         if word not in all_needs():

@@ -58,10 +58,7 @@ class Objective:
 
     @property
     def token_wise(self) -> bool:
-        """Whether the gradient in one token's log-prob and entropy depends on that token alone (see `PolicyLoss`).
-
-        KL estimates and entropy bonus do, and averaging is linear; off-policy masking looks at whole rows.
-        """
+        """KL estimates and the entropy bonus are token-wise, and averaging is linear; off-policy masking is not."""
         return self.policy_loss.token_wise and self.off_policy_threshold == math.inf
 
     @property
@@ -70,15 +67,10 @@ class Objective:
 
     @property
     def full_kl(self) -> bool:
-        """Whether the loss contains the KL over the whole vocabulary, as its KL term or within the policy loss."""
         return self.kl_penalty == kl.FULL or "full_kl" in self.policy_loss.needs
 
     def prepare(self, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, float]]:
-        """Correct samples and select tokens, which needs all samples of an optimizer step; return metrics, too.
-
-        The learner calls it before it splits the step. Raises ValueError if a sample lacks old or rollout log-probs
-        that it needs.
-        """
+        """Correct samples and select tokens. Raises ValueError if a sample lacks required old or rollout log-probs."""
         samples = list(samples)
         if "old_logprobs" in self.needs and any(sample.old_logprobs is None for sample in samples):
             raise ValueError("a sample has no old_logprobs, which this objective needs in advance; call add_logprobs")
@@ -94,7 +86,7 @@ class Objective:
         return samples, metrics
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
-        """Return this micro-batch's part of the loss and of every metric.
+        """Return a micro-batch's part of loss and metrics.
 
         Raises ValueError if `ref_logprobs`, `full_kl` or `entropy` is missing and needed.
         """
@@ -142,7 +134,6 @@ class Objective:
 
 
 def _select(samples: list[Sample], loss: SelectingLoss) -> list[Sample]:
-    """Let the loss select trained tokens of all samples, by their old log-probs."""
     if not samples:
         return samples
     chosen = loss.select(tokens(samples, "advantages"), tokens(samples, "old_logprobs"))

@@ -27,10 +27,7 @@ class OwnCodeError(RuntimeError):
 
 
 def _run(function: Callable[[Any], Any], inputs: Any, name: str) -> Any:
-    """Call a user's function. Raises OwnCodeError with the user's line that failed.
-
-    Also raises it if the function wrote into a tensor of its inputs, which the gradient and others read.
-    """
+    """Call a user's function. Raises OwnCodeError if it fails or writes into its inputs."""
     versions = {field: tensor._version for field, tensor in _tensors(inputs).items()}
     try:
         found = function(inputs)
@@ -86,12 +83,10 @@ class OwnLoss(PolicyLoss):
 
 
 def as_estimator(mine: Any, name: str = "the estimator") -> Estimator:
-    """Return a function, or an object of a class, as an estimator. Raises ValueError on an unknown need."""
     return _as(OwnEstimator, mine, name)
 
 
 def as_loss(mine: Any, name: str = "the loss") -> PolicyLoss:
-    """Return a function, or an object of a class, as a policy loss. Raises ValueError on an unknown need."""
     return _as(OwnLoss, mine, name)
 
 
@@ -120,7 +115,7 @@ def try_own_estimator(mine: Any, name: str) -> None:
     tried, because only the user knows their names.
 
     Raises:
-        ValueError: it fails or returns something else; the message names it and what it must return.
+        ValueError: it fails or returns something else.
     """
     estimator = as_estimator(mine, name)
     if "parts" in estimator.needs:
@@ -159,7 +154,7 @@ def try_own_loss(mine: Any, name: str) -> None:
     It must return losses [B, R] with a finite gradient in the log-probs, and metrics by name, each [B, R].
 
     Raises:
-        ValueError: it fails or returns something else; the message names it and what it must return.
+        ValueError: it fails or returns something else.
     """
     loss = as_loss(mine, name)
     AGGREGATIONS.get(loss.aggregation)
@@ -218,7 +213,6 @@ def _check_tensor(found: Any, mask: Tensor, gave: str, wanted: str) -> None:
 
 
 def _kind(found: Any) -> str:
-    """Describe a value in a few words."""
     if isinstance(found, Tensor):
         return f"a tensor {list(found.shape)} of {str(found.dtype).removeprefix('torch.')}"
     return f"{type(found).__name__} {found!r:.60}"

@@ -38,7 +38,7 @@ class SharedPrompts:
         return len(self.lengths) < len(self.own)
 
     def tokens(self, indices: Sequence[int]) -> int:
-        """Return the number of tokens that some of the samples compute together."""
+        """Count the tokens that these samples compute together."""
         prompts = {self.prompt[i] for i in indices}
         return sum(self.own[i] for i in indices) + sum(self.lengths[prompt] for prompt in prompts)
 
@@ -52,7 +52,6 @@ class SharedPrompts:
         return added
 
     def groups(self, indices: Iterable[int]) -> list[list[int]]:
-        """Group indices by prompt, in the order of first occurrence."""
         found: dict[int, list[int]] = {}
         for i in indices:
             found.setdefault(self.prompt[i], []).append(i)

@@ -37,7 +37,7 @@ class Registry(Generic[T]):
         return iter(self._entries)
 
     def register(self, name: str) -> Callable[[T], T]:
-        """Decorator that adds an entry. Raises ValueError if the name is taken."""
+        """Add an entry. Raises ValueError if the name is taken."""
 
         def add(entry: T) -> T:
             if name in self._entries:
@@ -48,7 +48,7 @@ class Registry(Generic[T]):
         return add
 
     def get(self, name: str) -> T:
-        """Return the entry called `name`. Raises ValueError with the known names if there is none."""
+        """Return an entry. Raises ValueError with the known names if there is none."""
         if name not in self._entries:
             near = get_close_matches(name, self._entries, n=1)
             hint = f"; did you mean {near[0]!r}?" if near else ""
@@ -89,13 +89,11 @@ class Entry:
 
 @cache
 def estimators() -> Mapping[str, Entry]:
-    """Return the advantage estimators by name."""
     return _scan("advantages")
 
 
 @cache
 def losses() -> Mapping[str, Entry]:
-    """Return the policy losses by name."""
     return _scan("losses")
 
 
@@ -160,7 +158,6 @@ def _read(path: Path, module: str) -> Iterator[Entry]:
 
 
 def _attributes(node: ast.ClassDef) -> dict[str, ast.expr]:
-    """Return the plain assignments of a class's body, which are not settings."""
     return {
         line.targets[0].id: line.value
         for line in node.body
@@ -180,7 +177,6 @@ def _settings(node: ast.ClassDef, aliases: Mapping[str, ast.expr], lines: list[s
 
 
 def _type(node: ast.expr, aliases: Mapping[str, ast.expr], path: Path) -> Any:
-    """Evaluate an annotation made of names in TYPES and of the module's aliases."""
     if isinstance(node, ast.Name) and node.id in TYPES:
         return TYPES[node.id]
     if isinstance(node, ast.Name) and node.id in aliases:
@@ -200,7 +196,6 @@ def _type(node: ast.expr, aliases: Mapping[str, ast.expr], path: Path) -> Any:
 
 
 def _literal(node: ast.expr, path: Path) -> Any:
-    """Evaluate a literal or `math.inf`."""
     if ast.unparse(node) == "math.inf":
         return math.inf
     try:

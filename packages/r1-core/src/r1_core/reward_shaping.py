@@ -30,7 +30,6 @@ class RewardNormalizer:
             raise ValueError(f"std is {self.std}; it must not be negative")
 
     def __call__(self, rewards: Tensor) -> Tensor:
-        """Rewards [N] to float64 [N]."""
         check_tensors("RewardNormalizer", "[N]", rewards=rewards)
         return (rewards.double() - self.mean) / (self.std + self.eps)
 

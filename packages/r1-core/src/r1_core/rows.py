@@ -61,7 +61,7 @@ def tokens(samples: Sequence[Sample], name: str) -> Tensor:
 
 
 def not_finite(samples: Sequence[Sample], name: str) -> list[int]:
-    """Return the indices of the samples with a trained token whose value of a per-token field is NaN or infinite."""
+    """Return the indices of samples with a NaN or infinite value of a field on a trained token."""
     wrong = ~rows(samples, name).isfinite()
     places: list[int] = wrong.any(-1).nonzero().flatten().tolist()
     return places
@@ -73,10 +73,7 @@ def flatten(columns: Sequence[Tensor], samples: Sequence[Sample]) -> Tensor:
 
 
 def with_tokens(samples: Sequence[Sample], **flat: Tensor) -> list[Sample]:
-    """Return the samples with per-token fields set from flat values [T]; 0 or false on untrained tokens.
-
-    Example: `with_tokens(samples, advantages=table[trained(samples)])`.
-    """
+    """Return the samples with per-token fields set from flat values [T]; 0 or false on untrained tokens."""
     if not samples or not flat:
         return list(samples)
     mask = torch.cat([sample.loss_mask for sample in samples])
@@ -101,13 +98,13 @@ class TokenTable:
     def put(self, indices: Sequence[int], values: Tensor) -> None:
         """Store a micro-batch's values [its trained tokens, fields].
 
-        `indices` are those of its samples; fillers, which come last, have no trained tokens.
+        `indices` are its samples'; fillers come last, without trained tokens.
         """
         for i, own in zip(indices, values.split([self._lengths[i] for i in indices]), strict=True):
             self._values[:, self._ends[i] - self._lengths[i] : self._ends[i]] = own.T
 
     def columns(self, total: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
-        """Return the fields flat, each float32 [T] on the CPU, as `with_tokens` reads them.
+        """Return the fields flat, each float32 [T] on the CPU.
 
         `total` sums the tables of all ranks, all of which must call this.
         """

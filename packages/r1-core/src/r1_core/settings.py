@@ -37,7 +37,7 @@ DualClip = Annotated[float, Range(above=1)]  # of a ratio; infinity: none
 
 
 def fault(kind: Any, value: Any) -> str | None:
-    """Return what a value must be to match a type such as `Positive | None`, or None if it matches."""
+    """Return what a value must be to match a type such as `Positive | None`; None if it does."""
     if get_origin(kind) is Literal and value not in get_args(kind):
         return f"must be one of {', '.join(map(str, get_args(kind)))}"
     for part in (kind, *get_args(kind)):
@@ -48,7 +48,7 @@ def fault(kind: Any, value: Any) -> str | None:
 
 
 def check_settings(owner: Any) -> None:
-    """Check a dataclass's fields against the ranges of their types. Raises ValueError with setting and value."""
+    """Raise ValueError if a dataclass's field is outside the range of its type."""
     for field in fields(owner):
         value, kind = getattr(owner, field.name), field.type
         if isinstance(kind, str):  # of a module with `from __future__ import annotations`

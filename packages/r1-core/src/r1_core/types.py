@@ -84,14 +84,12 @@ class Sample:
             raise ValueError(f"{owner}: prompt_length is {self.prompt_length}, and it has {length} tokens")
 
     def __reduce__(self) -> NoReturn:
-        """Refuse pickling: fields are views of the whole step's tensors, which a pickle would contain."""
         raise TypeError(
             "a Sample is not pickled, because its fields share the tensors of a whole step, all of which would go with "
             "each; send the fields of all samples together, as r1_core.rows.tokens gives them, and make samples there"
         )
 
     def get(self, name: str) -> Tensor | None:
-        """Return a per-token field by its name."""
         value: Tensor | None = getattr(self, name)
         return value
 
@@ -120,7 +118,7 @@ class Totals:
 class LossInputs:
     """The trained tokens of one micro-batch, one row per sample, padded on the right to R tokens.
 
-    Values where `loss_mask` is false are arbitrary, even NaN: mask with `torch.where` before arithmetic.
+    Values may be NaN where `loss_mask` is false: mask with `torch.where` before arithmetic.
     """
 
     logprobs: Tensor  # [B, R], requires grad

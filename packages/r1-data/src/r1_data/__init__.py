@@ -48,7 +48,6 @@ __all__ = [
 
 
 def __getattr__(name: str) -> str:
-    """Read the installed version. Raises AttributeError for any other name."""
     if name == "__version__":
         return version("r1-data")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -19,8 +19,6 @@ _MEDIA = 4  # pictures and videos in a chunk
 
 @dataclass(frozen=True, slots=True)
 class Examined:
-    """The result for one row."""
-
     source: int  # which of the sources
     index: int  # of the row in its source, from 0
     id: str
@@ -36,8 +34,6 @@ class Examined:
 
 @dataclass(frozen=True, slots=True)
 class SourceRows:
-    """A source to examine."""
-
     label: str  # for rows that cannot be read
     rows: Sequence[tuple[str, Mapping[str, object]]]
     reader: Callable[[str, Mapping[str, object]], Example]
@@ -52,7 +48,7 @@ class Inspection(NamedTuple):
 
 
 class Inspector:
-    """Inspects examples as a run would; workers hold a copy. Media of overlong prompts are not decoded."""
+    """Inspects examples as a run would. Media of overlong prompts are not decoded."""
 
     def __init__(self, renderer: Renderer, max_prompt_length: int) -> None:
         self.renderer, self.max_prompt_length = renderer, max_prompt_length
@@ -91,8 +87,8 @@ def examine_all(
 ) -> Iterator[Examined]:
     """Yield the result of every row, in order.
 
-    This process reads rows and short texts; workers, which hold the inspector, decode media. A row that kills its
-    worker is reported. Lengths of sound rows are read from `known` and added to it.
+    Workers, which hold the inspector, decode media. A row that kills its worker is reported. `known` caches the lengths
+    of sound rows.
     """
     remarks = [Remarks(inspector.renderer.tokenizer, source.reader) for source in sources]
     many = sum(len(source.rows) for source in sources) >= MANY_TEXTS
@@ -151,7 +147,6 @@ def _read_all(sources: Sequence[SourceRows]) -> Iterator[tuple[Examined, Example
 
 
 def _keys(known: KnownLengths | None, example: Example) -> tuple[bytes | None, bytes | None]:
-    """Return the cache keys of a row's length, and of the fact that its media decode."""
     key = known.key(example) if known else None
     if not example.media:
         return key, key

@@ -24,8 +24,6 @@ _SHOWN = 10  # maximum number of rows in an error message
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """Result of the validation before training."""
-
     read: int  # rows
     kept: int  # rows
     overlong: int  # rows skipped because their prompt exceeds the limit
@@ -35,7 +33,7 @@ class Summary:
 
 
 class PromptDataset:
-    """Rows as prompts: `dataset[i]` renders the i-th kept row; media are decoded once as far as `memory` allows."""
+    """Rows as prompts: `dataset[i]` renders the i-th kept row."""
 
     def __init__(
         self,
@@ -102,7 +100,7 @@ class PromptDataset:
         return prompt
 
     def mean_values(self, rows: int = 16) -> float:
-        """Return the mean number of values in a prompt's model inputs, from media headers of some rows."""
+        """Estimate the mean number of values in a prompt's model inputs, from media headers."""
         chosen, counts = self._kept[:: max(len(self._kept) // rows, 1)], []
         for row, _ in chosen:
             with suppress(DataError):  # deleted since validation: reported when it is rendered
@@ -110,22 +108,20 @@ class PromptDataset:
         return sum(counts) / max(len(counts), 1)
 
     def left_out(self) -> Iterator[str]:
-        """Yield every skipped row with the reason."""
         yield from self.summary.bad
         for row, found in self._overlong:
             yield str(self._too_long(row, found) if isinstance(found, int) else found)
 
     def prefetch(self, indices: Iterable[int]) -> None:
-        """Render these prompts in the background, in this order, as far ahead as memory allows."""
+        """Render prompts in the background, in this order, as far ahead as memory allows."""
         self.memory.prefetch(map(self.job, indices) if self.renders_ahead else ())
 
     @property
     def renders_ahead(self) -> bool:
-        """Whether there are workers or other machines to render in the background."""
+        """Whether workers or other machines render in the background."""
         return self._row_renderer.concurrent
 
     def job(self, index: int) -> RenderJob:
-        """Return the i-th kept row as a job for `memory`."""
         return RenderJob(self._row_renderer, *self._kept[index])
 
     def _examples(self) -> Iterator[tuple[int, Example | DataError]]:

@@ -26,8 +26,6 @@ class Columns:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """A known format, as declared by its file in `row_formats`."""
-
     name: str
     prompts: tuple[str, ...]  # columns that may hold the prompt; the first present one counts
     ground_truths: tuple[str, ...]  # columns that may hold the ground truth; the first present one counts
@@ -43,7 +41,7 @@ class Format:
 
 @dataclass(frozen=True, slots=True)
 class Detected:
-    """The columns to read, and the name of their format ("" if unknown)."""
+    """Columns to read, and their format's name ("" if unknown)."""
 
     columns: Columns
     format: str
@@ -53,7 +51,6 @@ _VERL_GROUND_TRUTH = "reward_model.ground_truth"
 
 
 def _find_formats() -> tuple[Format, ...]:
-    """Return every module of `row_formats`, in the order in which they are tried: see `Format.before`."""
     found = {}
     for entry in pkgutil.iter_modules(row_formats.__path__):
         module = importlib.import_module(f"{row_formats.__name__}.{entry.name}")

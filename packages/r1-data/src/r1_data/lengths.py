@@ -33,7 +33,7 @@ class KnownLengths:
     """A cache of prompt lengths in an SQLite file that several runs may use at once."""
 
     def __init__(self, path: str | Path, fingerprint: str) -> None:
-        """Open or create the file. `fingerprint` is the renderer's. Raises OSError or sqlite3.Error."""
+        """`fingerprint` is the renderer's. Raises OSError or sqlite3.Error."""
         path = Path(path)
         path.parent.mkdir(parents=True, exist_ok=True)
         self._fingerprint, self._path = fingerprint.encode(), path
@@ -113,10 +113,10 @@ def measure_all(
     limit: int | None = None,
     many: bool = True,
 ) -> Iterator[Length]:
-    """Yield the length of every example, in order; an example that is already an error is passed on.
+    """Yield the length of every example, in order; errors are passed on.
 
-    Over `limit` tokens, it may be `Overlong`, see `Renderer.measure`; that is not cached. Unless there are `many`, this
-    process measures texts, which is faster than starting workers.
+    For `limit` see `Renderer.measure`; `Overlong` is not cached. Unless there are `many`, this process measures texts,
+    which is faster than starting workers.
     """
 
     def look_up() -> Iterator[tuple[_Measured, Example | None]]:

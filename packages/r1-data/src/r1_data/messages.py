@@ -90,7 +90,6 @@ def to_example(
 
 
 def _require(row: Mapping[str, object], column: str, role: str) -> object:
-    """Return the value of a column, or of an entry of the mapping in it (`column.entry`)."""
     value: object = row
     for name in [column] if column in row else column.split("."):
         if not isinstance(value, Mapping) or name not in value:
@@ -165,7 +164,6 @@ def is_visible(text: str) -> bool:
 
 
 def _read_messages(prompt: object, embedded: Cells) -> list[Message]:
-    """Return messages with text content and markers; media inside them are added to `embedded`."""
     prompt = _decoded(prompt, "the prompt") if isinstance(prompt, bytes) else prompt
     prompt = _parse_messages(prompt) if isinstance(prompt, str) else prompt
     if isinstance(prompt, str):
@@ -191,7 +189,6 @@ def _read_messages(prompt: object, embedded: Cells) -> list[Message]:
 
 
 def _parse_messages(text: str) -> object:
-    """Parse messages written as JSON (LMM-R1), or return the text itself."""
     opening = text[:40].replace(" ", "").replace("\n", "")
     if not opening.startswith(('[{"role":', '[{"content":', "[{'role':", "[{'content':")):
         return text
@@ -236,7 +233,6 @@ def _apply_format(messages: list[Message], template: "Template", row: Mapping[st
 
 
 def _find_media(row: Mapping[str, object], columns: Columns, embedded: Cells) -> Cells:
-    """Return the cells of the row's pictures and videos, from its columns or from its messages."""
     found: Cells = {}
     for marker, column in ((IMAGE_MARKER, columns.images), (VIDEO_MARKER, columns.videos)):
         value = row.get(column)
@@ -250,14 +246,12 @@ def _find_media(row: Mapping[str, object], columns: Columns, embedded: Cells) ->
 def _markers(
     row: Mapping[str, object], columns: Columns, media: Cells, placed: list[object]
 ) -> "re.Pattern[str] | None":
-    """Return the pattern of this row's markers: in a row without pictures, `<image>` is ordinary HTML."""
     named = {IMAGE_MARKER: columns.images, VIDEO_MARKER: columns.videos}
     markers = [marker for marker, column in named.items() if media[marker] or column in row or marker in placed]
     return re.compile(f"({'|'.join(markers)})") if markers else None
 
 
 def _match_markers(messages: list[Message], media: Cells, pattern: "re.Pattern[str]", columns: Columns) -> None:
-    """Check the number of markers; media of a kind without any marker go first, pictures before videos."""
     question = next((message for message in messages if message["role"] == "user"), messages[-1])
     for marker, column in ((VIDEO_MARKER, columns.videos), (IMAGE_MARKER, columns.images)):
         found = [found for message in messages for found in pattern.findall(message["content"])]

@@ -2,7 +2,7 @@
 
 A batch of B prompts holds B·w_i of source i, w_i being its weight divided by the sum of weights. Fractions are rounded
 at random with the exact mean (systematic sampling: source i gets the integers between B·(w_1 + … + w_{i-1}) + u and
-B·(w_1 + … + w_i) + u, with one u in [0, 1) per batch). An exhausted source starts again in another order.
+B·(w_1 + … + w_i) + u, with one u in [0, 1) per batch). An exhausted source is reshuffled.
 """
 
 import hashlib
@@ -25,8 +25,6 @@ _SMALLEST = 1e-9  # share of a batch; below it, rounding decides whether a sourc
 
 
 class Mixture:
-    """The concatenated prompts of several datasets."""
-
     def __init__(self, parts: Sequence[PromptDataset]) -> None:
         self.parts = list(parts)
         self._ends = list(accumulate(len(part) for part in self.parts))
@@ -35,7 +33,6 @@ class Mixture:
         return self._ends[-1] if self._ends else 0
 
     def __getitem__(self, index: int) -> Prompt:
-        """Raises DataError as `PromptDataset` does."""
         which, own = self._place(index)
         return self.parts[which][own]
 

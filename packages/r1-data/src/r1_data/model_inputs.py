@@ -60,10 +60,7 @@ class LazyInputs(Mapping[str, "Tensor"]):
 
 
 class LazyMedia(Sequence[Item]):
-    """Pictures or videos of a prompt, loaded when one is first read.
-
-    Example: `LazyMedia(2, partial(fetch_pictures, address))`
-    """
+    """Pictures or videos of a prompt, loaded when one is first read."""
 
     def __init__(self, count: int, load: Callable[[], Sequence[Item]]) -> None:
         self._count, self._load = count, load

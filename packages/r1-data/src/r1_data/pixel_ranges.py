@@ -55,7 +55,7 @@ class FrameRange:
         return self.video_low or self.low, self.video_high or self.high
 
     def size_for(self, frames: int) -> dict[str, int]:
-        """Return the processor's `size` for a video with this many frames; the upper bound takes precedence."""
+        """Return the processor's `size` for a video; the upper bound takes precedence."""
         low, high = self._requested
         if low is None and high is None:
             return {"shortest_edge": self.configured[0], "longest_edge": self.configured[1]}

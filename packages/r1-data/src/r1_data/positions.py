@@ -16,7 +16,7 @@ _GRIDS = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
 
 
 class RotaryPositions:
-    """M-RoPE (arXiv 2409.12191), computed by a copy of the model without weights; each worker builds its own."""
+    """M-RoPE (arXiv 2409.12191), computed by a copy of the model without weights."""
 
     def __init__(self, config: "PretrainedConfig") -> None:
         import torch
@@ -55,7 +55,6 @@ def position_ids_of(config: "PretrainedConfig") -> PositionIds | None:
 
 
 def count_tokens(token_ids: "Tensor", media: "Mapping[str, Tensor]") -> "Tensor":
-    """Return int64 [1, L]: 0, 1, 2, …"""
     import torch
 
     return torch.arange(len(token_ids))[None]

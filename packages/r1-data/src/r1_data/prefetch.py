@@ -26,8 +26,6 @@ RemoteRenderer = Callable[[tuple[int, int, int], Example], Future[Prompt]]
 
 @dataclass(frozen=True, slots=True)
 class RenderJob:
-    """A row to render."""
-
     renderer: "RowRenderer"
     row: int
     tokens: int  # of its prompt, media included
@@ -38,10 +36,9 @@ class RenderJob:
 
 
 class PromptMemory:
-    """Decoded media and pending prompts of a run, both bounded; several datasets may share one.
+    """Decoded media and pending prompts of a run, both bounded.
 
-    Media of the rows read first stay until the end: an epoch reads every row once, in a new order, so a row read just
-    now is the last to be needed again.
+    Media of the rows read first stay until the end: a new epoch needs the latest row last.
     """
 
     def __init__(self, max_bytes: int = 2**30, *, ahead_bytes: int = 2**28) -> None:
@@ -80,7 +77,6 @@ class PromptMemory:
         return self._pixels.get(key)
 
     def add_pixels(self, key: Hashable, pixels: Pixels) -> None:
-        """Keep a row's decoded media if they fit."""
         size = sum(tensor.nbytes for tensor in (*pixels.images, *pixels.videos))
         with self._lock:
             if 0 < size <= self._max_bytes - self.bytes and key not in self._pixels:
@@ -96,7 +92,7 @@ class PromptMemory:
 
 
 class RowRenderer:
-    """Starts the rendering of a data set's rows: on another machine, in worker processes, or in this thread."""
+    """Renders rows on another machine, in worker processes, or in this thread."""
 
     def __init__(
         self,
@@ -120,7 +116,7 @@ class RowRenderer:
         return self._reader(*self._rows[row])
 
     def start(self, row: int) -> "Future[Prompt]":
-        """Start rendering a row, from its decoded media if they are in memory."""
+        """Start rendering a row, from decoded media if in memory."""
         try:
             example = self.read(row)
         except DataError as error:
@@ -143,7 +139,7 @@ def start_rendering(
     workers: Workers | None,
     decoded: Callable[[Pixels], None] | None = None,
 ) -> "Future[Prompt]":
-    """Start rendering an example; media are decoded in a worker if there are any. `decoded` is called with the pixels.
+    """Start rendering an example, in a worker if there are any. `decoded` is called with the pixels.
 
     The future raises DataError as `Renderer.render` does, and WorkerDied.
     """

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RowReader:
-    """Converts rows of a source to examples; holds settings only, so it can be sent to another process.
+    """Converts rows of a source to examples. It pickles. Raises DataError if the format prompt does not parse.
 
     Example: `reader("train.jsonl:1", {"problem": …, "answer": …})`
     """
@@ -31,7 +31,6 @@ class RowReader:
     source: str = ""  # the rows' name in reports: `Prompt.source` and `data_source`
 
     def __post_init__(self) -> None:
-        """Raises DataError if the format prompt does not parse."""
         self._template()
 
     def __call__(self, row_id: str, row: Mapping[str, object]) -> Example:

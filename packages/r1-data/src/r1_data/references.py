@@ -33,8 +33,6 @@ _BLOCK = 2**16  # bytes read at a time from the network
 
 
 class Downloaded(bytes):
-    """Content of a URL, with the address for error messages."""
-
     address: str
 
 
@@ -65,11 +63,11 @@ def fetch(url: Url) -> Downloaded:
 
 
 def resolve_picture(value: object, image_dir: str | None, downloads: Downloads | None = None) -> PictureReference:
-    """Convert a cell to a picture reference: bytes, a Path, a Url, or a PIL image.
+    """Convert a cell to a picture reference.
 
     A cell is bytes, a path, a `data:`, `file://` or (with `downloads`) http URL, a PIL image, or a dict with "bytes"
-    and "path" as `datasets` stores pictures. Relative paths start in `image_dir`; no path leaves it, not by a link
-    either. Raises MediaError otherwise.
+    and "path" as `datasets` stores pictures. Relative paths start in `image_dir`; no path or link leaves it. Raises
+    MediaError otherwise.
     """
     if isinstance(value, Mapping):
         value = next((value[name] for name in ("bytes", "path", "image", "url") if value.get(name)), None)
@@ -110,7 +108,7 @@ def open_file(path: Path) -> BufferedReader:
 
 
 def fetched(reference: MediaReference) -> MediaReference:
-    """Return the reference with the content of every URL instead of its address. Raises MediaError."""
+    """Replace every URL in a reference by its content. Raises MediaError."""
     if not isinstance(reference, Video):
         return fetched_file(reference)
     source = reference.source
@@ -125,7 +123,6 @@ def fetched_file(reference: bytes | Path | Url) -> bytes | Path: ...
 @overload
 def fetched_file(reference: PictureReference) -> "bytes | Path | Image": ...
 def fetched_file(reference: PictureReference) -> "bytes | Path | Image":
-    """Return the content of a URL, or another reference unchanged. Raises MediaError."""
     return fetch(reference) if isinstance(reference, Url) else reference
 
 
@@ -237,7 +234,7 @@ def _resolve_path(path: str, image_dir: str | None) -> Path:
 
 
 def _is_outside(path: str, folder: str) -> bool:
-    """Return whether a path leaves a folder when links are followed, except into the `blobs` of a hub snapshot."""
+    """Whether a path leaves a folder through links, except into the `blobs` of a hub snapshot."""
     target, home = os.path.realpath(path), os.path.realpath(folder)
     repository, snapshots, _ = home.rpartition(f"{os.sep}snapshots{os.sep}")
     homes = [home, os.path.join(repository, "blobs")] if snapshots else [home]

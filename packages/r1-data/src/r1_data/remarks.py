@@ -22,7 +22,7 @@ _HTML = re.compile(
 
 
 class Remarks:
-    """Checks the examples of one source for what their author may not have meant."""
+    """Checks the examples of one source for oddities."""
 
     def __init__(self, tokenizer: "PreTrainedTokenizerBase", reader: Callable[..., Example]) -> None:
         """`tokenizer` gives the control tokens. Those in the reader's own prompts, such as `<think>`, are intended."""
@@ -31,7 +31,6 @@ class Remarks:
         self._own = Counter(self._control.findall("\n".join(own)) if self._control else ())
 
     def find(self, example: Example) -> Iterator[tuple[str, str]]:
-        """Yield (kind, description) of each oddity of an example."""
         if not is_visible(example.ground_truth):
             yield "blank answer", f"{example.id}: the answer is empty"
         if spelled := self._spelled(example):
@@ -67,10 +66,7 @@ def control_tokens(tokenizer: "PreTrainedTokenizerBase") -> set[str]:
 
 
 def _one_of(words: set[str]) -> "re.Pattern[str] | None":
-    """Compile a pattern that matches any of the words, the longest first.
-
-    Words are grouped by first characters: a thousand alternatives would be slow on every `<`.
-    """
+    """Compile a pattern of words, longest first, grouped by first characters: a thousand alternatives would be slow."""
     if not words:
         return None
     groups: dict[str, list[str]] = {}

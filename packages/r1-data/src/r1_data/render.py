@@ -25,8 +25,7 @@ _PER_TOKEN = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_id
 class Renderer:
     """Renders examples for one model: a tokenizer for text models, a processor for vision-language models.
 
-    The processor's own resize is applied once to media. The same rule, applied to the size in a header, gives the
-    prompt's length without decoding.
+    The processor resizes media once. Its rule and the size in a header give the prompt's length without decoding.
     """
 
     def __init__(
@@ -79,7 +78,7 @@ class Renderer:
             self._position_ids = count_tokens
 
     def prompt_length(self, example: Example) -> int:
-        """Return the number of tokens of `render(example)`, from media headers. Raises DataError as `render` does."""
+        """Return the prompt length, from media headers. Raises as `render`."""
         (length,) = self.measure([example])
         if isinstance(length, DataError):
             raise length
@@ -166,7 +165,7 @@ class Renderer:
 
     @property
     def position_ids(self) -> PositionIds:
-        """The rule of position ids. Raises DataError if the processor does not say which model it belongs to."""
+        """The rule of position ids. Raises DataError if the processor's model is unknown."""
         if self._position_ids is None:  # found late: lengths do not need it
             self._position_ids = find_rule(self._processor)
         return self._position_ids
@@ -265,14 +264,13 @@ class Renderer:
 
 
 def to_pil(pixels: "Tensor") -> "Image":
-    """Return the PIL image of pixels, uint8 [3, height, width]."""
+    """Convert pixels, uint8 [3, height, width]."""
     from PIL.Image import fromarray
 
     return fromarray(pixels.permute(1, 2, 0).numpy())
 
 
 def _check_template_kwargs(template: object, kwargs: Mapping[str, object]) -> None:
-    """Refuse arguments that the chat template does not read: it would ignore a mistyped one."""
     if not kwargs or not isinstance(template, str):
         return
     from jinja2 import TemplateSyntaxError, meta

@@ -163,8 +163,7 @@ def as_rows(
 def read_rows(spec: str | list[str]) -> Rows:
     """Open every source of `spec` as one sequence.
 
-    Raises DataError: for a missing file with its path, the working directory and similar names, for an unknown kind
-    with the supported ones.
+    Raises DataError for a missing file or an unknown kind.
     """
     return read_sources([spec])[0]
 
@@ -177,7 +176,7 @@ def read_sources(specs: Sequence[str | list[str]]) -> list[Rows]:
 
 
 def count_rows(spec: str | list[str]) -> int | None:
-    """Return the number of rows of local sources, quickly and without torch; None if one is a hub name."""
+    """Count the rows of local sources without torch; None if one is a hub name."""
     counts = [source.count() for source in _resolve_all([spec] if isinstance(spec, str) else spec)]
     return None if None in counts else sum(count for count in counts if count is not None)
 
@@ -301,7 +300,7 @@ def _split_of(path: Path, requested: str) -> str | None:
 
 
 def _disambiguate_labels(sources: list[_Source]) -> list[_Source]:
-    """Give files of the same name the shortest labels that differ, so that row ids do.
+    """Give files of the same name the shortest labels that differ.
 
     Slices of one file are labelled by the slice: `train.jsonl[:100]`.
     """

@@ -9,8 +9,8 @@ class Stream:
     """Endless batches of row indices, epoch after epoch, without state to checkpoint.
 
     An epoch sorts the rows by a hash of (seed, epoch, row), the same on every machine and version of every library, and
-    drops the last partial batch. Without shuffling an epoch continues where the previous one ended, so that no row is
-    dropped for ever.
+    drops the last partial batch. Without shuffling, an epoch continues where the previous one ended, so that every row
+    is read.
     """
 
     def __init__(self, size: int, batch_size: int, *, seed: int, shuffle: bool) -> None:
@@ -41,12 +41,12 @@ class Stream:
 
 
 def shuffled(size: int, key: str) -> list[int]:
-    """Return the numbers below `size` in an order that depends on `key` alone, not on machine or library versions."""
+    """Return the numbers below `size` in an order that depends on `key` alone."""
     return sorted(range(size), key=lambda row: hashlib.blake2b(f"{key}:{row}".encode()).digest())
 
 
 def share(batch: list[int], rank: int, world: int) -> list[int]:
-    """Return the shard of one reader: contiguous, at most one row longer than another's.
+    """Return a rank's shard: contiguous, at most one row longer than another's.
 
     Shards of all ranks concatenate to the batch. Raises DataError unless 0 <= rank < world.
     """

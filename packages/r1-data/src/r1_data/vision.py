@@ -61,7 +61,6 @@ def unsupported_reason(processor: "ProcessorMixin") -> str | None:
 
 
 def _counts_within(image_processor: "BaseImageProcessor") -> bool:
-    """Return whether an image processor counts patches within a pixel range."""
     try:
         size, side = image_processor.size, image_processor.patch_size * image_processor.merge_size
         one = {"min_pixels": side**2, "max_pixels": side**2}
@@ -159,7 +158,7 @@ class Vision:
         return pixels
 
     def process(self, text: str, pixels: Pixels) -> "dict[str, Tensor]":
-        """Return the processor's output for a rendered chat and its media, without resizing or sampling again."""
+        """Run the processor on a rendered chat and its media, without resizing or sampling again."""
         import torch
 
         arguments: dict[str, object] = {"images_kwargs": {"do_resize": False}}
@@ -205,7 +204,7 @@ class Vision:
         return inputs
 
     def count_features(self, inputs: "Mapping[str, Tensor]") -> dict[str, int]:
-        """Return how many features the model computes from the processor's output, for each kind of media."""
+        """Count the features that the model computes, by kind of media."""
         owners = {"picture": ("image_grid_thw", self._image), "video": ("video_grid_thw", self._video)}
         return {
             kind: int(inputs[name].prod(-1).sum()) // owner.merge_size**2 if name in inputs else 0
@@ -213,7 +212,7 @@ class Vision:
         }
 
     def describe(self) -> str:
-        """Return everything that determines token counts and pixels, as text, for cache keys."""
+        """Return a cache key of all that determines token counts and pixels."""
         parts = [self._image.to_json_string(), self.budget]
         if self._video is not None:
             parts += [self._video.to_json_string(), asdict(self.frame_range), asdict(self.frames)]

@@ -186,7 +186,6 @@ def _tokenizer(path: str) -> "PreTrainedTokenizerBase | None":
 
 
 def _vllm(path: str, tokenizer: "PreTrainedTokenizerBase | None", options: dict[str, Any]) -> "Engine":
-    """Start vLLM with the embedded engine's defaults: precision, end tokens, and no media in responses."""
     import torch
     from transformers import AutoConfig
 

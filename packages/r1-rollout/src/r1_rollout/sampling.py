@@ -95,7 +95,6 @@ def tempered(logits: Tensor, temperature: float) -> Tensor:
 
 
 def _invert(probs: Tensor, noise: Tensor, params: SamplingParams) -> Tensor:
-    """Return the tokens, int64 [rows, 1], at noise [rows] of probabilities [rows, vocabulary]."""
     if params.min_p > 0:
         probs = probs.masked_fill(probs < params.min_p * probs.amax(dim=-1, keepdim=True), 0.0)
     if params.top_k != -1:

@@ -31,12 +31,12 @@ def assign(
     kl_penalty: str | None = None,
     kl_coef: float = 0.0,
 ) -> list[Sample]:
-    """Return the samples, in order, with `advantages` float32 [L] filled in: 0 where `loss_mask` is false.
+    """Return the samples with `advantages` float32 [L] filled in: 0 where `loss_mask` is false.
 
     If the estimator needs `values`, `returns` float32 [L] are filled in, too: its own (`Forecasting`), else the sum of
     the rewards from each token on.
 
-    Give every group whole. The reward counts on the last trained token; a sample without trained tokens enters its
+    Groups must be complete. The reward counts on the last trained token; a sample without trained tokens enters its
     group's statistics and gets no advantage.
 
     Args:
@@ -80,7 +80,6 @@ def assign(
 
 
 def _estimate(estimator: Estimator, inputs: AdvantageInputs) -> dict[str, Tensor]:
-    """Return advantages [N, R], and returns if a critic learns them."""
     if isinstance(estimator, Forecasting):
         advantages, returns = estimator.with_returns(inputs)
         found = {"advantages": advantages, "returns": returns}
@@ -110,7 +109,6 @@ def _warn_of_what_is_not_finite(samples: Sequence[Sample], advantages: Tensor, e
 
 
 def _table(parts: Sequence[Mapping[str, float]], names: Sequence[str]) -> Tensor:
-    """Return the parts of each sample's reward, float64 [N, K]. Raises ValueError if samples have different parts."""
     for i, part in enumerate(parts):
         if set(part) != set(names):
             raise ValueError(f"sample {i} has the parts {sorted(part)}; sample 0 has {sorted(names)}")
@@ -118,7 +116,6 @@ def _table(parts: Sequence[Mapping[str, float]], names: Sequence[str]) -> Tensor
 
 
 def _weights(samples: Sequence[Sample], correction: Correction, mask: Tensor) -> Tensor:
-    """Return the correction weights of all samples, float64 [N, R]."""
     gap = log_gap(rows(samples, "old_logprobs").double(), rows(samples, "rollout_logprobs").double(), mask)
     return correction.weights(gap, mask)
 

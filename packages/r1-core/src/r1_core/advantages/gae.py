@@ -50,7 +50,7 @@ class GAE(Estimator):
         return self._whiten(advantages.__getitem__, inputs), returns
 
     def estimate(self, inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-        """Return advantages before whitening, and returns, float64 [N, R], 0 outside the mask."""
+        """Return unwhitened advantages and returns, float64 [N, R], 0 outside the mask."""
         mask = inputs.mask
         advantages = torch.where(mask, self._blocks(inputs)(slice(None)), 0.0)
         return advantages, torch.where(mask, advantages + inputs.require("values", "GAE"), 0.0)
@@ -60,7 +60,6 @@ class GAE(Estimator):
         return whiten_blocks(blocks, inputs.mask, dtype, unbiased=self.unbiased, norm_by_std=self.norm_by_std)
 
     def _blocks(self, inputs: AdvantageInputs) -> Blocks:
-        """Return a function from a slice of rows to their advantages before whitening."""
         rewards, mask = inputs.clip(self.reward_clip).shaped_rewards, inputs.mask
         values = inputs.require("values", "GAE")
 

@@ -47,7 +47,6 @@ class GDPO(Estimator):
         return inputs.spread(batch.standardized(self.eps))
 
     def _chosen(self, inputs: AdvantageInputs) -> list[Tensor]:
-        """Return the parts to use, each float64 [N]."""
         columns = list(inputs.require("parts", "GDPO").double().unbind(-1))
         if self.reward_keys is None:
             return columns

@@ -24,7 +24,6 @@ class GroupStatistics:
 
 
 def check_group(rewards: Tensor, group_ids: Tensor) -> None:
-    """Raise ValueError or TypeError unless rewards and group ids are tensors [N] of the same length."""
     check_tensors("rewards of groups", "[N]", rewards=rewards)
     check_tensors("rewards of groups", "[N]", rewards.shape, group_ids=group_ids)
 
@@ -32,9 +31,8 @@ def check_group(rewards: Tensor, group_ids: Tensor) -> None:
 def group_statistics(rewards: Tensor, group_ids: Tensor) -> GroupStatistics:
     """Compute mean and unbiased std of each group's rewards [N], repeated for its samples.
 
-    Uses float64 and two passes (mean, then squared distances): in one pass, rewards like 1000 ± 0.01 lose their
-    variance to cancellation. The mean is computed relative to the group's lowest reward, because the mean of n equal
-    numbers may differ from them in the last bit.
+    Uses float64 and two passes: in one pass, rewards like 1000 ± 0.01 lose their variance to cancellation. The mean is
+    relative to the group's lowest reward, so that equal rewards give exactly 0.
     """
     check_group(rewards, group_ids)
     rewards = rewards.double()

@@ -19,8 +19,7 @@ class AdvantageInputs:
     Example: two answers to one prompt, two and one tokens long, scored 1 and 0:
     `AdvantageInputs(token_rewards=[[0, 1], [0, 0]], group_ids=[7, 7], loss_mask=[[1, 1], [1, 0]])`.
 
-    Optional fields are filled if the estimator needs them. Per-token fields are arbitrary, even NaN, where `loss_mask`
-    is false.
+    Optional fields are filled if the estimator needs them. Per-token fields may be NaN where `loss_mask` is false.
     """
 
     token_rewards: Tensor  # float64 [N, R]; an outcome reward sits on the last trained token
@@ -75,15 +74,15 @@ class AdvantageInputs:
         return self.token_rewards if self.token_penalties is None else self.token_rewards - self.token_penalties
 
     def clip(self, bounds: tuple[float, float] | None) -> "AdvantageInputs":
-        """Return the inputs with rewards clipped to the bounds, before penalties (None: unchanged)."""
+        """Clip the rewards before penalties; None: no clip."""
         return self if bounds is None else replace(self, token_rewards=self.token_rewards.clamp(*bounds))
 
     def spread(self, advantages: Tensor) -> Tensor:
-        """Repeat each sample's advantage on its trained tokens: [N] to [N, R], in the dtype of the rewards."""
+        """Repeat each sample's advantage [N] on its trained tokens: [N, R] in the dtype of the rewards."""
         return torch.where(self.mask, advantages.to(self.token_rewards.dtype)[:, None], 0.0)
 
     def require(self, name: str, estimator: str) -> Tensor:
-        """Return an optional field. Raises ValueError, naming the estimator, if it is missing."""
+        """Return an optional field. Raises ValueError if it is missing."""
         value: Tensor | None = getattr(self, name)
         if value is None:
             raise ValueError(f"{estimator} needs `{name}` but the advantage inputs have none")
@@ -91,7 +90,6 @@ class AdvantageInputs:
 
 
 def check_reward_clip(bounds: tuple[float, float] | None) -> None:
-    """Raise ValueError unless the lower bound is at most the upper."""
     if bounds is not None and not bounds[0] <= bounds[1]:
         raise ValueError(f"reward_clip is {bounds}; the first number must not exceed the second")
 

@@ -15,7 +15,7 @@ BLOCK_SIZE = 1 << 17
 
 
 def row_blocks(shape: torch.Size) -> Iterator[slice]:
-    """Split the N rows of a shape [N, ...] into slices that fit the cache."""
+    """Split the rows of a shape [N, ...] into slices that fit the cache."""
     rows = max(1, BLOCK_SIZE // max(math.prod(shape[1:]), 1))
     return (slice(start, start + rows) for start in range(0, shape[0], rows))
 
@@ -35,7 +35,7 @@ def discounted_sums(values: Tensor, mask: Tensor, decay: float) -> Tensor:
     """Return S float64 [N, R] with S_t = values_t + decay · S_(next trained token), by one cumulative sum.
 
     `values` [N, R] count 0 where `mask` bool [N, R] is false. Such tokens are skipped without discount, so a turn
-    before an observation is credited with what came after it. Raises ValueError if decay is outside [0, 1].
+    before an observation gets full credit for later rewards. Raises ValueError if decay is outside [0, 1].
     """
     check_tensors("discounted_sums", "[N, R]", values=values)
     check_tensors("discounted_sums", "[N, R]", values.shape, mask=mask)
@@ -75,7 +75,7 @@ def scan(values: Tensor, mask: Tensor, decay: float) -> Tensor:
 
 
 def following(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the value of the next trained token after each column, for a block of rows: float64, 0 past the last."""
+    """Return the value of the next trained token after each column: float64, 0 past the last."""
     values = torch.where(mask, values, 0.0).double()
     if has_gaps(mask):
         values = _next_trained(values, mask)
@@ -83,7 +83,6 @@ def following(values: Tensor, mask: Tensor) -> Tensor:
 
 
 def has_gaps(mask: Tensor) -> bool:
-    """Return whether a row of the mask [N, R] has an untrained token before a trained one."""
     lengths, pairs = (part.sum(-1, dtype=torch.int32) for part in (mask, mask[:, 1:] & mask[:, :-1]))
     return not torch.equal(lengths, pairs + mask[:, 0])
 
@@ -93,7 +92,6 @@ def _sums_to_the_right(values: Tensor) -> Tensor:
 
 
 def _next_trained(values: Tensor, mask: Tensor) -> Tensor:
-    """Return the value of the first trained token from each column on, 0 if there is none."""
     width = values.shape[-1]
     columns = torch.where(mask, torch.arange(width, device=mask.device), width)
     columns = columns.flip(-1).cummin(-1).values.flip(-1)

@@ -2,7 +2,7 @@
 
 whiten(x) = (x − mean) / sqrt(variance + eps), over all trained tokens of the batch (arXiv 2005.12729, among the
 code-level optimisations of PPO). Values are shifted by one of them, the pivot: equal values become exactly 0, and
-values like 1000 ± 0.01 keep their digits. One pass is then enough, because (pivot − mean)² is at most n times the
+values like 1000 ± 0.01 keep their digits. One pass then suffices, because (pivot − mean)² is at most n times the
 variance.
 """
 
@@ -95,7 +95,7 @@ def _check(values: Tensor, mask: Tensor) -> None:
 
 
 def _distances(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the pivot (the first value where mask is true) and the values' distances from it, 0 outside the mask."""
+    """Return the pivot (the first value where mask is true) and the distances from it, 0 outside the mask."""
     if not values.numel():
         return values.new_zeros(()), values
     pivot = torch.where(mask.any(), values.flatten()[mask.flatten().byte().argmax()], 0.0)

@@ -22,7 +22,7 @@ class AdamWBF16(Optimizer):
     float32 would hold.
 
     A bfloat16 second moment that should fall by 0.1% would be rounded back forever, so states are rounded up or down,
-    right on average. The step's number decides which way, so neither resuming nor the number of ranks changes a bit.
+    right on average. The step number decides the direction, so resuming and the number of ranks change no bit.
 
     Raises ValueError if a parameter is not bfloat16.
     """
@@ -38,7 +38,6 @@ class AdamWBF16(Optimizer):
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay})
 
     def add_param_group(self, param_group: dict[str, Any]) -> None:
-        """Add parameters. Raises ValueError if one is not bfloat16."""
         super().add_param_group(param_group)
         for param in self.param_groups[-1]["params"]:
             if param.dtype != torch.bfloat16:
@@ -90,7 +89,7 @@ def _round(tensor: Tensor, step: int) -> Tensor:
     """Round float32 numbers in place to bfloat16 values, up as often as they are near the upper neighbour.
 
     A number is rounded up if its lower 16 bits plus a threshold reach 2^16. Thresholds are multiples of 40503 (2^16
-    over the golden ratio) modulo 2^16: evenly spread over any few steps.
+    over the golden ratio) modulo 2^16, so they are spread evenly.
     """
     tensor.view(torch.int32).add_(step * 40503 % 65536).bitwise_and_(-65536)
     return tensor

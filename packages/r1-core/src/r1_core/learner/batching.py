@@ -46,18 +46,16 @@ class Batching:
     single: bool = False  # one sample per micro-batch, whatever the limits
 
     def cap(self, limit: MicroLimit) -> MicroLimit:
-        """Return the limit that applies where `limit` is configured."""
         return MicroLimit(1) if self.single else limit
 
 
 def count(samples: Sequence[Sample]) -> Totals:
-    """Count the trained tokens, the sequences that have any, and the tokens of the longest."""
     lengths = [sample.response_length for sample in samples]
     return Totals(sum(lengths), sequences=sum(length > 0 for length in lengths), length=max(lengths, default=1))
 
 
 def balance(lengths: Sequence[int], bins: int, equal_size: bool = False) -> list[list[int]]:
-    """Distribute indices over `bins` so that the sums of their lengths are close; deterministic, sorted within a bin.
+    """Distribute indices over `bins` with similar sums of lengths; deterministic, sorted within a bin.
 
     Uses the largest differencing method (Karmarkar and Karp, 1982): join the two partial solutions with the widest
     spread, the fullest bins of one with the emptiest of the other, until one is left. With `equal_size` the bins'
@@ -87,7 +85,6 @@ def _urgency(solution: list[Bin], bins: int) -> tuple[int, int]:
 
 
 def _join(one: list[Bin], other: list[Bin], bins: int) -> list[Bin]:
-    """Merge two solutions: the fullest bins of the smaller into empty bins, then into the emptiest."""
     small, large = (one, other) if len(one) < len(other) else (other, one)
     empty = bins - len(large)
     shared = max(len(small) - empty, 0)
@@ -105,10 +102,9 @@ def _join(one: list[Bin], other: list[Bin], bins: int) -> list[Bin]:
 def split(lengths: Sequence[int], limit: MicroLimit, ranks: int = 1, *, padded: bool = False) -> list[list[int]]:
     """Split indices into micro-batches within `limit`; deterministic, the heaviest (padded: longest) first.
 
-    They come in rounds of one per rank: the k-th belongs to rank k % `ranks`; only the last round may have empty ones.
-    A token limit fills all rounds but the last and spreads the rest evenly; a sample limit makes all even. Padded,
-    samples of similar length go together and a token limit counts padding. Only a single longer sample exceeds a token
-    limit.
+    The k-th belongs to rank k % `ranks`. Only the last round over the ranks may have empty ones. A token limit fills
+    all rounds but the last and spreads the rest evenly; a sample limit makes all even. Padded, samples of similar
+    length go together and a token limit counts padding. Only a single longer sample exceeds a token limit.
     """
     if padded:
         return _alike(lengths, limit, ranks)
@@ -125,7 +121,7 @@ def split(lengths: Sequence[int], limit: MicroLimit, ranks: int = 1, *, padded: 
 
 
 def split_groups(work: SharedPrompts, limit: MicroLimit, ranks: int = 1) -> list[list[int]]:
-    """Do what `split` does for packed samples that share prompts.
+    """`split` for packed samples that share prompts.
 
     The unit is a prompt with all its answers, or as many as `limit` allows: a split group computes its prompt twice. In
     the last round, groups are split further if that makes the slowest rank faster.
@@ -171,7 +167,7 @@ def _spread_groups(work: SharedPrompts, indices: Sequence[int], ranks: int) -> I
 
 
 def fill(lengths: Sequence[int], tokens: int) -> list[list[int]]:
-    """Pack indices into few bins of at most `tokens`; a longer single length gets its own bin.
+    """Pack indices into few bins of at most `tokens`; a longer sample gets its own bin.
 
     Uses best fit decreasing (Johnson et al., 1974).
     """
@@ -208,7 +204,7 @@ def rounds(
 ) -> list[list[list[int]]]:
     """Return the micro-batches of each round and rank, as indices into `samples`: [rounds, world].
 
-    Deterministic, so ranks need not communicate. Every rank takes part in every round, in the last maybe with none.
+    Deterministic, so ranks need not communicate. In the last round a rank may have no samples.
     """
     work = SharedPrompts.find(samples, share_prompts and not padded)
     if work.shared:
@@ -219,9 +215,9 @@ def rounds(
 
 
 def fillers(present: Sequence[Sample], together: Sequence[Sample], small: Sequence[Sample] = ()) -> list[Sample]:
-    """Return untrained samples that make a micro-batch run every part of the model that others of its round run.
+    """Return untrained samples that make a micro-batch run the same model parts as the others of its round.
 
-    Without pictures a rank would skip the vision tower, and the collectives that others wait in.
+    A rank without pictures would skip the vision tower and its collectives.
 
     Args:
         present: the micro-batch.

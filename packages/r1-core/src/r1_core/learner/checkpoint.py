@@ -31,7 +31,7 @@ NUMBERS_FILE = "learner.json"
 
 @dataclass(frozen=True, slots=True)
 class Adaptation:
-    """The adapter on a frozen base model, such as LoRA (arXiv 2106.09685): what is trained, saved and synced.
+    """The adapter on a frozen base model, such as LoRA (arXiv 2106.09685). Only it is trained, saved and synced.
 
     Example: `Adaptation({"layers.0.q_proj.lora_A.default.weight": "base_model.model.layers.0.q_proj.lora_A.weight"},
     switched_off, {"adapter_config.json": "{…}"}, {"name": "Qwen/Qwen2.5-0.5B", "digest": "9f…"})`.
@@ -43,7 +43,6 @@ class Adaptation:
     base: Mapping[str, str]  # identifies the base model; loading compares its `digest`
 
     def state(self, model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-        """Yield the adapter's parameters by state-dict name, in the order of `names`."""
         own = dict(model.named_parameters())
         for name in self.names:
             yield name, own[name]
@@ -79,9 +78,8 @@ def save(
 ) -> None:
     """Write `model…safetensors`, `optimizer…safetensors` (if there is an optimizer) and `learner.json`, without pickle.
 
-    With an adaptation, writes `adapter_model.safetensors` instead, always one file because peft and vLLM expect one,
-    and the adaptation's files. All ranks must call this. Files are flushed to disk but not atomic: write to a temporary
-    folder, then rename it.
+    With an adaptation, writes instead its files and one `adapter_model.safetensors`, because peft and vLLM expect one.
+    All ranks must call this. Files are flushed but not atomic: write to a temporary folder, then rename it.
 
     Args:
         numbers: further contents of `learner.json`.
@@ -112,7 +110,7 @@ def snapshot(
     adaptation: Adaptation | None = None,
     max_bytes: int | None = None,
 ) -> Snapshot | None:
-    """Copy what `save` writes; None on all ranks if one would copy more than `max_bytes`. All ranks must call this."""
+    """Copy what `save` writes; None on all ranks if one needs more than `max_bytes`. All ranks must call this."""
     parts, texts = contents(model, optimizer, numbers, adaptation)
     plan = {stem: cut(stem, tensors, file_bytes) for stem, tensors in parts.items()}
     if max_bytes is not None and largest_share(plan, parallel.world) > max_bytes:
@@ -125,7 +123,7 @@ def snapshot(
 def contents(
     model: nn.Module, optimizer: Optimizer | None, numbers: Mapping[str, Any], adaptation: Adaptation | None
 ) -> tuple[dict[str, dict[str, Tensor]], dict[str, str]]:
-    """Return a checkpoint's tensors by part (the stem of its files), and the texts of its other files."""
+    """Return a checkpoint's tensors by file stem, and the texts of its other files."""
     stem, tensors = saved_tensors(model, adaptation)
     parts, state = {stem: tensors}, dict(numbers)
     if adaptation is not None:
@@ -173,7 +171,7 @@ def require_base(folder: Path, adaptation: Adaptation) -> None:
 
 
 def load_numbers(folder: Path) -> dict[str, Any]:
-    """Return the contents of `learner.json`.
+    """Read `learner.json`.
 
     Raises:
         FileNotFoundError: the file is missing.
@@ -195,7 +193,7 @@ def _read_numbers(folder: Path) -> dict[str, Any]:
 
 
 def named_state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield parameters and persistent buffers by state-dict name; tied ones once."""
+    """Yield parameters and persistent buffers by state-dict name, tied ones once."""
     yield from model.named_parameters()
     parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
     for name, value in model.state_dict().items():

@@ -31,8 +31,7 @@ FIELDS = ("values", "returns")  # of samples, which its loss reads
 class Critic(TrainableModel):
     """A value model (arXiv 1506.02438), trained beside the policy.
 
-    Its head has one output; see `give_value_head`. `length` is the divisor of a fixed-length average. All else is as in
-    `TrainableModel`.
+    Its head has one output; see `give_value_head`. `length` is the divisor of a fixed-length average.
     """
 
     name = "critic"
@@ -85,7 +84,7 @@ class Critic(TrainableModel):
     # --- one optimizer step ----------------------------------------------------------------------------------------
 
     def forward_backward(self, samples: Sequence[Sample]) -> dict[str, float]:
-        """Accumulate the gradient of the value loss over `samples`; return `vf_loss` and the loss's metrics.
+        """Accumulate the gradient of the value loss; return `vf_loss` and the loss's metrics.
 
         Pass all samples of an optimizer step, as to `Learner.forward_backward`. Raises ValueError if a sample lacks
         values or returns.
@@ -114,14 +113,13 @@ class Critic(TrainableModel):
         return LossOutput(loss, {"vf_loss": loss.detach(), **metrics})
 
     def profile_pass(self, samples: Sequence[Sample], limit: MicroLimit, *, gradient: bool) -> PassProfile:
-        """Run the samples in micro-batches of `limit`; return time and peak memory. No state changes."""
         run: Callable[[], object] = partial(self.forward_backward if gradient else self.compute_values, samples)
         self._offloads.load(self.model)
         return self._profile_pass(run, limit, [self.model], away=self._offloads.manages(self.optimizer))
 
 
 class ValueScorer:
-    """Calls a model, whose head has one output, for the values of trained tokens."""
+    """Computes the values of trained tokens."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model

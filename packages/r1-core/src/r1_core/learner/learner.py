@@ -46,7 +46,6 @@ def zero_weights(model: nn.Module, rows: Mapping[str, Sequence[int] | None]) -> 
 
 @torch.no_grad()
 def restore_weights(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
-    """Undo `zero_weights`, bit for bit."""
     own = dict(named_state(model))
     for name, tensor in kept.items():
         own[name].copy_(tensor)
@@ -60,7 +59,7 @@ class Loss(Protocol):
 
     @property
     def token_wise(self) -> bool:
-        """Whether ∂loss/∂log-prob and ∂loss/∂entropy of a token depend on that token alone."""
+        """Whether each token's ∂loss/∂log-prob and ∂loss/∂entropy depend on that token alone."""
         return False
 
     @property
@@ -134,7 +133,7 @@ class Learner(TrainableModel):
     # --- log-probs -------------------------------------------------------------------------------------------------
 
     def add_logprobs(self, samples: Sequence[Sample], needs: Needs = ("old_logprobs", "ref_logprobs")) -> list[Sample]:
-        """Return the samples with the fields that `needs` names and a forward pass gives, each float32 [L].
+        """Add to samples the fields of `needs` that a forward pass computes, each float32 [L].
 
         The policy gives `old_logprobs` and `entropies`, and if needed `squared_probs` and `full_kl`; the reference
         gives `ref_logprobs`. Without a reference, `full_kl` and `ref_logprobs` are left out.
@@ -174,7 +173,7 @@ class Learner(TrainableModel):
 
     @torch.no_grad()
     def compute_logprobs_together(self, samples: Sequence[Sample], *, padding_free: bool) -> list[list[float]]:
-        """Return the policy's log-probs of each sample's trained tokens, all samples in one micro-batch.
+        """Return the policy's log-probs of trained tokens, all samples in one micro-batch.
 
         Packed, samples share prompts even if `batching` says otherwise. Every rank computes all samples.
         """
@@ -187,7 +186,7 @@ class Learner(TrainableModel):
         return [own.tolist() for own in found.float().cpu().split([sample.response_length for sample in samples])]
 
     def compute_eager_logprobs(self, samples: Sequence[Sample], noise: torch.dtype | None = None) -> list[list[float]]:
-        """Return the log-probs of each sample's trained tokens by the model's own eager forward; see `logprobs`."""
+        """See `logprobs.compute_eager_logprobs`."""
         self._offloads.load(self.model)
         self.model.eval()
         found = compute_eager_logprobs(self.model, samples, self.temperature, noise)
@@ -209,7 +208,7 @@ class Learner(TrainableModel):
     def forward_backward_on_policy(
         self, samples: Sequence[Sample], objective: Loss
     ) -> tuple[list[Sample], dict[str, float]]:
-        """Do the work of `add_logprobs` and `forward_backward` in one forward pass, before any optimizer step.
+        """Run `add_logprobs` and `forward_backward` in one forward pass, before any optimizer step.
 
         Returns the samples with `old_logprobs` and `entropies`, and the metrics. Raises ValueError if a sample lacks
         advantages, or if the objective needs old log-probs in advance.
@@ -220,7 +219,7 @@ class Learner(TrainableModel):
     def compute_logprobs_and_gradient(
         self, samples: Sequence[Sample], objective: Loss
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
-        """Do what `forward_backward_on_policy` does, but return the fields as `compute_logprobs` does."""
+        """`forward_backward_on_policy` with the fields flat, as in `compute_logprobs`."""
         table = TokenTable(samples, ("old_logprobs", "entropies"), self.device)
         metrics = self._forward_backward(samples, objective, table)
         return table.columns(self.parallel.sum_data), metrics
@@ -301,7 +300,7 @@ class Learner(TrainableModel):
             yield name, full_tensor(shard)
 
     def shards(self, dtype: torch.dtype | None = None) -> Iterator[tuple[str, Tensor]]:
-        """Yield what `weights` yields as this rank holds it: a DTensor if sharded."""
+        """`weights` without gathering: DTensors if sharded."""
         self._offloads.offload(self.optimizer)
         self._offloads.load(self.model)
         for name, tensor in checkpoint.synced_tensors(self.model, self.adaptation):
@@ -309,9 +308,9 @@ class Learner(TrainableModel):
             yield name, own if dtype is None or not own.is_floating_point() else own.to(dtype)
 
     def zero_weights(self, rows: Mapping[str, Sequence[int] | None]) -> None:
-        """Set rows of the weights to zero until `restore_weights`; None: all rows of a tensor.
+        """Zero rows of weights (None: all) until `restore_weights`.
 
-        Raises KeyError if there is no such tensor, and RuntimeError if some weights are zeroed already.
+        Raises KeyError if there is no such tensor, RuntimeError if weights are zeroed already.
         """
         if self._zeroed is not None:
             raise RuntimeError("some weights are zeroed already; call restore_weights first")
@@ -319,7 +318,7 @@ class Learner(TrainableModel):
         self._zeroed = zero_weights(self.model, rows)
 
     def restore_weights(self) -> None:
-        """Undo `zero_weights`, bit for bit. Do nothing if no weights are zeroed."""
+        """Undo `zero_weights`, bit for bit."""
         if self._zeroed is not None:
             self._offloads.load(self.model)
             restore_weights(self.model, self._zeroed)

@@ -4,7 +4,7 @@ Statistics are log-prob, entropy (nats) and the sum of squared probabilities. Th
 
     g · (onehot − p) − e · p · (log p + H),    g = ∂loss/∂log-prob, e = ∂loss/∂entropy, H the entropy,
 
-and there are three ways from it to hidden states and head:
+Hidden states and head get their gradients from it in one of three ways:
 
 - The head is frozen: g and e scale two vectors per token, computed in the forward pass.
 - The loss is token-wise: g and e of a chunk depend on its own statistics, so the forward pass computes all gradients.
@@ -32,8 +32,6 @@ LossGradient = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What to compute, and in which precision."""
-
     dtype: torch.dtype  # of matrix products; all else is float32, or float64 with float64
     temperature: float = 1.0
     entropy_gradient: bool = False
@@ -287,7 +285,7 @@ def _row_factor(grads: Tensor, total: Tensor, settings: Settings) -> Tensor:
 
 
 def _differ(came: Tensor, foreseen: Tensor) -> bool:
-    """Whether two gradients differ by more than rounding; NaN equals NaN, because the learner skips such steps."""
+    """Whether gradients differ by more than rounding. NaN equals NaN: the learner skips such steps."""
     if not foreseen.numel():
         return False
     size = foreseen.abs()

@@ -57,8 +57,8 @@ def compute_eager_logprobs(
 ) -> list[list[float]]:
     """Return the log-probs of each sample's trained tokens by the model's own eager forward of that sample alone.
 
-    Uses no mask, attention, head or positions of r1, except positions of several axes. `noise` disturbs each layer's
-    output by up to a unit in the last place of that precision.
+    Independent of r1's masks, attention, head and positions, except positions of several axes. `noise`: see
+    `rounding_noise`.
     """
     with eager_attention(model), nullcontext() if noise is None else rounding_noise(model, noise):
         return [_logprobs_alone(model, sample, temperature) for sample in samples]

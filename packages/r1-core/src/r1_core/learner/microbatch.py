@@ -38,7 +38,7 @@ class MicroBatch:
     def loss_inputs(
         self, logprobs: Tensor, entropy: Tensor | None, totals: Totals, *, full_kl: Tensor | None = None
     ) -> LossInputs:
-        """Return the loss inputs, given log-probs [T], entropy [T] and full KL [T] of the trained tokens.
+        """Return the loss inputs, given log-probs, entropy and full KL of the trained tokens, each [T].
 
         Samples without old log-probs count as sampled by the current policy.
         """
@@ -100,7 +100,6 @@ def collate(
 def _fill_up(
     arguments: dict[str, Tensor], lengths: list[int], behind: list[int], size: int
 ) -> tuple[dict[str, Tensor], list[int], list[int]]:
-    """Extend a packed row to a multiple of `size` tokens with a segment that trains nothing."""
     missing = -sum(lengths) % size
     if not missing:
         return arguments, lengths, behind

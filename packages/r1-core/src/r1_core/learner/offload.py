@@ -20,23 +20,19 @@ class Offload:
 
 
 class OffloadableTensors:
-    """Tensors that are on their device or in host memory, page-locked for a GPU.
+    """The tensors that `find` returns, on their device or in host memory (page-locked for a GPU).
 
     Tensor objects stay the same, so references to them stay valid. While offloaded, a storage has no bytes. NOT RUN ON
     A GPU; on CPU the same code runs without page locks.
     """
 
     def __init__(self, find: Callable[[], Iterable[Tensor]]) -> None:
-        """Args:
-        find: returns the tensors; called before each move to host memory.
-        """
         self._find = find
         self._away: list[tuple[UntypedStorage, Tensor]] = []
         self._hosts: dict[int, Tensor] = {}  # host buffers by storage, allocated once
 
     @torch.no_grad()
     def offload(self) -> None:
-        """Copy all bytes to host memory and free the device's."""
         if self._away:
             return
         storages = distinct_storages(self._find())
@@ -58,7 +54,6 @@ class OffloadableTensors:
 
     @torch.no_grad()
     def load(self) -> None:
-        """Copy all bytes back to the device."""
         for storage, host in self._away:
             storage.resize_(len(host))
             _bytes_of(storage).copy_(host, non_blocking=True)
@@ -82,7 +77,6 @@ class OffloadManager:
         return id(owner) in self._movable
 
     def load(self, *owners: nn.Module | Optimizer | None) -> None:
-        """Load the states of these owners onto the device."""
         for owner in owners:
             if (movable := self._movable.get(id(owner))) is not None:
                 movable.load()
@@ -97,25 +91,22 @@ class OffloadManager:
 
 
 def tensors_of(model: nn.Module) -> Iterator[Tensor]:
-    """Yield this rank's part of a model's parameters and buffers."""
+    """Yield this rank's part of parameters and buffers."""
     for tensor in (*model.parameters(), *model.buffers()):
         yield local_part(tensor.detach())
 
 
 def states_of(optimizer: Optimizer) -> Iterator[Tensor]:
-    """Yield this rank's part of an optimizer's state tensors."""
     for state in optimizer.state.values():
         yield from (local_part(value.detach()) for value in state.values() if isinstance(value, Tensor))
 
 
 def distinct_storages(tensors: Iterable[Tensor]) -> list[UntypedStorage]:
-    """Return the storages of the tensors, each once."""
     found = {storage._cdata: storage for storage in (tensor.untyped_storage() for tensor in tensors)}
     return [storage for storage in found.values() if storage.nbytes()]
 
 
 def bytes_on_device(tensors: Iterable[Tensor]) -> int:
-    """Return how many bytes the tensors' storages have now."""
     return sum(storage.nbytes() for storage in distinct_storages(tensors))
 
 

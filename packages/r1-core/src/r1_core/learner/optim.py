@@ -43,7 +43,7 @@ def build_optimizer(
 ) -> torch.optim.Optimizer:
     """Build AdamW (arXiv 1711.05101) over the parameters that require a gradient. Call it after `parallel.shard_model`.
 
-    The step is one fused kernel, three times as fast on CPUs. NOT RUN ON A GPU. `adamw_bf16` keeps its states in
+    The step is one fused kernel, three times as fast on CPUs; NOT RUN ON A GPU. `adamw_bf16` keeps its states in
     bfloat16. A parameter belongs to the first of `groups` that matches it, else to the group `rest`, which comes first.
     Raises ValueError if every parameter is frozen, the strategy is unknown, a parameter is not bfloat16 with
     `adamw_bf16`, or a group has no parameter.
@@ -155,7 +155,6 @@ def matching(pattern: str, names: Iterable[str]) -> list[str]:
 
 
 def nearest(pattern: str, names: Iterable[str]) -> list[str]:
-    """Return the names most similar to a pattern, one per kind of layer."""
     wanted = re.sub(r"[^\w.]", "", pattern.replace("\\", "").replace(".*", "")).strip(".").lower()
     kinds: dict[str, str] = {}
     for name in names:

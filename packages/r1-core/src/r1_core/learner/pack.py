@@ -46,7 +46,7 @@ class Pack:
         sequence: SequenceGroup | None = None,
         behind: Sequence[int] | None = None,
     ) -> "Pack":
-        """Build a pack from the lengths of its segments; without `behind`, each is a whole sequence."""
+        """Build a pack from segment lengths; without `behind`, each is a whole sequence."""
         ends = torch.tensor([0, *lengths]).cumsum(0)
         behind = [NO_PROMPT] * len(lengths) if behind is None else behind
         return cls([*lengths], [*behind], ends.to(device, torch.int32), sequence)
@@ -57,7 +57,7 @@ class Pack:
 
     @cached_property
     def farthest(self) -> int:
-        """The most tokens that any token attends to: the longest segment together with its prompt."""
+        """The length of the longest segment with its prompt."""
         before = [0 if segment == NO_PROMPT else self.lengths[segment] for segment in self.behind]
         return max(map(sum, zip(self.lengths, before, strict=True)))
 

@@ -19,7 +19,7 @@ REPLICATE, SHARD = "replicate", "shard"  # the dimensions of a mesh, outer first
 
 @dataclass(frozen=True, slots=True)
 class Parallel:
-    """This process's place among the ranks; `Parallel()` is a single process."""
+    """This process's rank and groups; `Parallel()` is a single process."""
 
     rank: int = 0
     world: int = 1
@@ -35,7 +35,7 @@ class Parallel:
         sequence_size: int = 1,
         timeout: timedelta = timedelta(minutes=30),
     ) -> "Parallel":
-        """Span all processes of the default process group, which must be initialised.
+        """Span the default process group, which must be initialised.
 
         Args:
             shard_size: how many neighbouring ranks share one copy of the weights; −1: all.
@@ -59,7 +59,7 @@ class Parallel:
 
     @classmethod
     def single_process(cls, device_type: str) -> "Parallel":
-        """Span this process only, with a one-rank mesh, so that one device runs the code of many.
+        """Span this process only, with a one-rank mesh: the code of many ranks on one device.
 
         Opens no port. NOT RUN ON A GPU.
         """
@@ -68,7 +68,7 @@ class Parallel:
         return cls.join(device_type)
 
     def with_sequence_size(self, sequence_size: int, timeout: timedelta = timedelta(minutes=30)) -> "Parallel":
-        """Return the same ranks with another number of neighbours per sequence, for a second model; a collective call.
+        """Return the same ranks with another `sequence_size`, for a second model; a collective call.
 
         Raises ValueError if `sequence_size` does not divide the number of ranks.
         """
@@ -98,7 +98,7 @@ class Parallel:
         return self.sum(tensor)
 
     def sum(self, tensor: Tensor) -> Tensor:
-        """Sum `tensor` over all processes, in place, and return it."""
+        """Sum over all processes, in place."""
         if self.world > 1:
             dist.all_reduce(tensor)
         return tensor
@@ -199,18 +199,18 @@ def reshard(model: nn.Module) -> None:
 
 
 def full_tensor(tensor: Tensor) -> Tensor:
-    """Return the full tensor of a DTensor (all ranks must call it), or the tensor itself."""
+    """Gather a DTensor (all ranks must call it); return other tensors as they are."""
     tensor = tensor.detach()
     return tensor.full_tensor() if isinstance(tensor, DTensor) else tensor
 
 
 def local_part(tensor: Tensor) -> Tensor:
-    """Return this rank's part of a DTensor, which shares memory with it, or the tensor itself."""
+    """Return this rank's part of a DTensor, sharing its memory, or the tensor itself."""
     return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def gather(tensor: Tensor, owner: int) -> Tensor | None:
-    """Return the full tensor of a DTensor on the rank `owner` and None on others; other tensors as they are.
+    """Gather a DTensor on the rank `owner` (None on others); return other tensors as they are.
 
     All ranks must call it.
     """

@@ -20,7 +20,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Passes:
-    """Runs the samples of a step through a model. All ranks must run the same passes."""
+    """Runs a step's samples through a model. All ranks must run the same passes."""
 
     batching: Batching
     parallel: Parallel
@@ -151,7 +151,7 @@ class GradientSums:
 
     @torch.no_grad()
     def collect(self) -> None:
-        """Move the gradients into the sums; call it before each backward pass but the first."""
+        """Move the gradients into the sums, before each backward pass but the first."""
         for param in self._params:
             if param.grad is None:
                 continue
@@ -163,7 +163,7 @@ class GradientSums:
 
     @torch.no_grad()
     def deliver(self) -> None:
-        """Write the sums back as gradients; call it after the last micro-batch."""
+        """Write the sums back as gradients, after the last micro-batch."""
         if not self._sums:
             return
         self.collect()

@@ -21,18 +21,13 @@ HOST_OUT_OF_MEMORY = "can't allocate memory"
 
 @dataclass(frozen=True, slots=True)
 class PassProfile:
-    """Time and memory of a pass.
-
-    Example: `PassProfile(0.8, peak=61 * 10**9, available=139 * 10**9)`.
-    """
-
     seconds: float
     peak: int  # bytes: of the device, with the optimizer's states there; on CPUs, of this process
     available: int | None = None  # bytes of the device for this process; None on CPUs, which report no limit
 
 
 def merge_profiles(trials: Sequence[PassProfile]) -> PassProfile:
-    """Combine the profiles of one pass on several ranks: the longest time, the highest peak."""
+    """Return the longest time and the highest peak of several ranks."""
     available = [trial.available for trial in trials if trial.available is not None]
     peak = max(trial.peak for trial in trials)
     return PassProfile(max(trial.seconds for trial in trials), peak, min(available, default=None))
@@ -87,7 +82,7 @@ def optimizer_bytes(optimizer: Optimizer) -> tuple[int, int]:
 
 @contextmanager
 def restoring_state(models: Sequence[nn.Module], device: torch.device) -> Iterator[None]:
-    """Restore gradients, buffers and random states at the end."""
+    """Restore gradients, buffers and random states on exit."""
     restore = [_buffer_restorer(module) for model in models for module in model.modules() if module._buffers]
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         try:
@@ -108,7 +103,7 @@ def restoring_state(models: Sequence[nn.Module], device: torch.device) -> Iterat
 
 
 def _buffer_restorer(module: nn.Module) -> Callable[[], None]:
-    """Return a function that restores a module's buffers and numeric attributes: RoPE caches its longest row."""
+    """Return a function that restores buffers and numeric attributes: RoPE caches its longest row."""
     buffers = {name: (own, _copy(own)) for name, own in module._buffers.items()}
     numbers = {name: value for name, value in vars(module).items() if isinstance(value, int | float)}
     numbers.pop("training", None)  # which every pass sets
@@ -144,5 +139,4 @@ def host_peak() -> int:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Whether an error means that device or host memory ran out."""
     return isinstance(error, torch.OutOfMemoryError) or HOST_OUT_OF_MEMORY in str(error)

@@ -21,7 +21,7 @@ class SequenceGroup:
     group: dist.ProcessGroup
 
     def part(self, tensor: Tensor, dim: int) -> Tensor:
-        """Return this rank's part of a full tensor whose length along `dim` is a multiple of `size`."""
+        """Return this rank's part along `dim`, whose length is a multiple of `size`."""
         return tensor.chunk(self.size, dim)[self.rank]
 
     def gather_tokens(self, own: Tensor) -> Tensor:
@@ -40,11 +40,10 @@ class SequenceGroup:
         return received.transpose(0, 1).reshape(1, tokens // self.size, self.size * heads, size)
 
     def repeat_heads(self, key: Tensor) -> Tensor:
-        """Repeat key heads [1, k, T / n, d] until there is one for each rank, if there are fewer."""
+        """Repeat key heads [1, k, T / n, d] until there is one per rank."""
         return key.repeat_interleave(self.size // key.shape[1], dim=1) if key.shape[1] < self.size else key
 
     def _exchange(self, rows: Tensor) -> Tensor:
-        """Send the i-th of n equal parts of the rows to rank i; return the received parts in rank order."""
         return collectives.wait_tensor(
             collectives.all_to_all_single_autograd(rows.contiguous(), None, None, group=self.group)
         )

@@ -1,7 +1,7 @@
 """Safetensors files of sharded tensors: split by size, each written by one rank, read by slices; never pickle.
 
-`torch.distributed.checkpoint` with its Hugging Face writer does not replace this: its files differ with the number of
-ranks, and it makes `model.safetensors` for other readers only by writing all weights twice.
+`torch.distributed.checkpoint` with its Hugging Face writer does not replace this: its files depend on the number of
+ranks, and `model.safetensors` costs it a second write of all weights.
 """
 
 import json
@@ -38,8 +38,6 @@ class TensorFile:
 
 @dataclass(frozen=True, slots=True)
 class Stored:
-    """The file and shape of a tensor on disk."""
-
     file: Path
     shape: tuple[int, ...]
 
@@ -136,7 +134,7 @@ def largest_share(plan: Mapping[str, Sequence[TensorFile]], world: int) -> int:
 
 
 def save(tensors: dict[str, Tensor], path: Path) -> None:
-    """Write one file and flush it to disk. Raises OSError."""
+    """Write one file and flush it. Raises OSError."""
     try:
         save_file(tensors, path, metadata={"format": "pt"})
     except SafetensorError as error:  # raised if the disk is full
@@ -159,7 +157,7 @@ def indices(plan: Mapping[str, Sequence[TensorFile]]) -> dict[str, str]:
 
 
 def raise_together(failure: OSError | None, parallel: Parallel) -> None:
-    """Wait for all ranks; if any has failed, raise on all: its own error where there is one, else that of the first.
+    """Wait for all ranks. If one failed, raise on all: the rank's own error, else the first one's.
 
     Raises:
         OSError: a rank could not write.
@@ -185,7 +183,7 @@ def find_tensors(folder: Path, stem: str) -> dict[str, Stored]:
 
     Raises:
         FileNotFoundError: there is neither a single file nor an index, or a file of the index is missing.
-        ValueError: a file is truncated, or files and index disagree; names file and tensor.
+        ValueError: a file is truncated, or files and index disagree.
     """
     index, single = folder / f"{stem}.safetensors.index.json", folder / f"{stem}.safetensors"
     if not index.exists():
@@ -222,7 +220,7 @@ def read_tensors(stored: Mapping[str, Stored], targets: Mapping[str, Tensor], so
     """Copy tensors that `find_tensors` found into `targets`, keeping their devices, dtypes and shards.
 
     Raises:
-        ValueError: a tensor is missing, unknown or of another shape; names it.
+        ValueError: a tensor is missing, unknown or of another shape.
         OSError: the disk failed.
     """
     for name, entry in stored.items():
@@ -244,8 +242,6 @@ def read_slices(files: Iterable[Path], targets: dict[str, Tensor], source: Path)
     from torch.distributed.checkpoint.state_dict_loader import load
 
     class Listed(FileSystem):
-        """Shows the files of one part, of all that lie in the folder."""
-
         def ls(self, path: str | os.PathLike[str]) -> list[str]:
             return sorted(map(str, files))
 

@@ -42,7 +42,7 @@ class LazyLogits:
 
 
 class TokenModel:
-    """Calls a model for `TokenStats`.
+    """Calls a model for `TokenStats`. `context` makes each call's context, e.g. to disable the adapter.
 
     `linear_head` computes a linear head. Any other head (LoRA, a module of your own) runs in chunks of tokens, which
     the backward pass computes again. Models without `get_output_embeddings()`, and those that change the logits after
@@ -50,9 +50,6 @@ class TokenModel:
     """
 
     def __init__(self, model: nn.Module, context: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
-        """Args:
-        context: makes the context of every call, for example one that disables the adapter.
-        """
         self.model, self._context = model, context
         self._head_is_last: bool | None = None  # None: unknown before the first pass
 
@@ -177,7 +174,6 @@ class TokenModel:
         return self._call(batch).flatten(0, 1)[batch.predictors]
 
     def _call(self, batch: MicroBatch, **more: Tensor) -> Tensor:
-        """Run the model; pass `pack=` if it declares `reads_pack`."""
         extra = {"pack": batch.pack} if batch.pack is not None and getattr(self.model, "reads_pack", False) else {}
         if batch.pack is not None and batch.pack.shared and not extra:
             raise ValueError(f"{type(self.model).__name__} reads no `pack`, so its samples cannot share prompts")
@@ -244,7 +240,6 @@ def _stats_of(logits: Tensor, targets: Tensor, settings: Settings, ref_logits: T
 
 
 def _is_linear(head: nn.Module) -> TypeGuard[nn.Linear]:
-    """Whether the head is nn.Linear, or a subclass (as FSDP2 makes) with the same forward."""
     return isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward and "forward" not in vars(head)
 
 
@@ -254,7 +249,6 @@ def _has_plain_gradient(weight: Tensor) -> bool:
 
 @contextmanager
 def _replaced(module: nn.Module, forward: Callable[[Tensor], Tensor]) -> Iterator[None]:
-    """Replace one module's `forward` within this context; its hooks still run."""
     own = vars(module).get("forward")
     module.forward = forward
     try:

@@ -77,7 +77,7 @@ class TrainableModel:
             `attention_mask=`; returns an object with `.logits`, as in Hugging Face.
         learning_rate: the factor on the optimizer's base learning rate at optimizer step 0, 1, 2, …
         reference: a separate frozen model.
-        fillers: tiny samples, one per kind of media, for ranks whose micro-batch has none.
+        fillers: tiny samples, one per kind of media; see `batching.fillers`.
         device: by default that of the model's first parameter.
         offload: the states to move to host memory while they are not needed.
         adaptation: the adapter, if only an adapter is trained, synced and saved.
@@ -142,7 +142,7 @@ class TrainableModel:
             own_attention: use Hugging Face's `eager` attention, which cannot read packed rows.
 
         Raises:
-            ValueError: ranks share sequences, which needs `packed`, or `own_attention` is asked to read packed rows.
+            ValueError: ranks share sequences, which needs `packed`, or `own_attention` with `packed`.
         """
         if layout != "packed" and self.parallel.sequence is not None:
             raise ValueError(f"{layout} micro-batches are not possible where ranks share sequences: use packed ones")
@@ -155,7 +155,7 @@ class TrainableModel:
         self.batching = replace(self.batching, padding_free=packed, share_prompts=False, single=single)
 
     def set_micro_batch_limits(self, train: MicroLimit, inference: MicroLimit) -> None:
-        """Set how many tokens or samples fit in a micro-batch, with gradients and without."""
+        """Set how many tokens or samples fit in a micro-batch."""
         self.batching = replace(self.batching, update=train, experience=inference)
 
     def _profile_pass(
@@ -193,7 +193,7 @@ class TrainableModel:
         } | norms
 
     def offload(self) -> None:
-        """Move everything configured for offloading to host memory. The next call that needs it loads it back."""
+        """Offload what is configured to host memory. The next call that needs it loads it back."""
         self._offloads.offload(self.model, self._frozen, self.optimizer)
 
     def save(self, folder: Path, *, model_only: bool = False, file_bytes: int = FILE_BYTES) -> None:

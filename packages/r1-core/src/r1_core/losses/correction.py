@@ -110,7 +110,7 @@ class Correction:
         return weights
 
     def keep(self, gap: Tensor, mask: Tensor) -> Tensor:
-        """Return `mask` [B, R] without the tokens that any rejection removes."""
+        """Return `mask` [B, R] without rejected tokens."""
         kept = mask
         for rejection in self.rejections:
             kept = kept & rejection.keep(gap, mask)
@@ -125,7 +125,6 @@ def log_gap(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> Ten
 
 
 def check_gap(gap: Tensor, mask: Tensor) -> None:
-    """Raise ValueError or TypeError unless gap and mask are tensors [B, R] of the same shape."""
     check_tensors("correction", "[B, R]", mask=mask)
     check_tensors("correction", "[B, R]", mask.shape, gap=gap)
 
@@ -169,7 +168,7 @@ def effective_sample_size(weights: Tensor, mask: Tensor) -> Tensor:
 
 
 def correct(samples: Sequence[Sample], correction: Correction) -> tuple[list[Sample], dict[str, float]]:
-    """Return an optimizer step's samples, in order, with weights and a reduced loss mask; and metrics.
+    """Return an optimizer step's samples with weights and a reduced loss mask, and metrics.
 
     The metrics are those of `diagnose`, `rollout_ess`, `rollout_weight_mean`, `rollout_weight_max` and
     `rollout_rejected` (share of tokens). Raises ValueError if a sample lacks `old_logprobs` or `rollout_logprobs`.

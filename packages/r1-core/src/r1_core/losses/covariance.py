@@ -108,7 +108,6 @@ def token_covariance(advantages: Tensor, logprobs: Tensor) -> Tensor:
 
 
 def _selection(loss: SelectingLoss, inputs: LossInputs, advantages: Tensor) -> Tensor:
-    """Return the step's selection [B, R] if there is one, else select among these tokens."""
     if inputs.selected is not None:
         return inputs.selected
     mask = inputs.loss_mask

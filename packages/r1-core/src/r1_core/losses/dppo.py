@@ -87,6 +87,5 @@ def held_gradient(
 
 
 def _logprobs(inputs: LossInputs) -> tuple[Tensor, Tensor]:
-    """Return current and old log-probs [B, R], detached, 0 outside the mask."""
     new, old = (torch.where(inputs.loss_mask, x.detach(), 0.0) for x in (inputs.logprobs, inputs.old_logprobs))
     return new, old

@@ -63,7 +63,7 @@ def masked_logprobs(inputs: LossInputs) -> Tensor:
 
 
 def choose(where: Tensor, value: float, other: float, dtype: torch.dtype) -> Tensor:
-    """Select one of two numbers per element, [B, R] in `dtype`; `torch.where` of two numbers would give float32."""
+    """Select one of two numbers per element, in `dtype`; `torch.where` would give float32."""
     return torch.full(where.shape, other, dtype=dtype, device=where.device).masked_fill_(where, value)
 
 
@@ -107,7 +107,6 @@ def off_policy_weights(inputs: LossInputs, threshold: float) -> Tensor:
 
 
 def check_not_negative(**settings: float) -> None:
-    """Raise ValueError, naming the setting, if one is negative or NaN."""
     for name, value in settings.items():
         if not value >= 0:
             raise ValueError(f"{name} is {value}; it must not be negative")

@@ -19,7 +19,7 @@ _STATE, _INFO, _SPLITS = "state.json", "dataset_info.json", "dataset_dict.json" 
 
 
 class ArrowTable:
-    """Rows of anything that returns an Arrow table for a slice; a row becomes Python objects when it is requested."""
+    """Rows of an object that returns an Arrow table for a slice, converted on request."""
 
     def __init__(self, columns: "datasets.Dataset | pyarrow.Table") -> None:
         self._columns = columns

@@ -60,7 +60,7 @@ def count_table(path: Path, kind: str) -> int:
 
 
 class TextFile:
-    """The bytes of a UTF-8 file, read on request, and guaranteed unchanged since it was opened."""
+    """A UTF-8 file, read on request, and guaranteed unchanged since it was opened."""
 
     def __init__(self, path: Path) -> None:
         """Raises DataError if it cannot be read, or its first bytes are not UTF-8 text."""
@@ -109,7 +109,7 @@ class TextFile:
 
 
 class JsonLinesFile:
-    """One JSON object per line, read from disk on request; only the lines' offsets are in memory."""
+    """One JSON object per line, read on request; only offsets are in memory."""
 
     def __init__(self, text: TextFile) -> None:
         self._text, self.path = text, text.path
@@ -153,8 +153,6 @@ class JsonLinesFile:
 
 
 class JsonArrayFile:
-    """A json file with one list of objects."""
-
     def __init__(self, text: TextFile) -> None:
         self.path = path = text.path
         with text.open() as file:
@@ -255,7 +253,6 @@ def _once(pairs: list[tuple[str, object]]) -> Row:
 
 
 def _holds_lines(text: TextFile) -> bool:
-    """Return whether a json file has one row per line: always for .jsonl, for .json unless it begins with a bracket."""
     if _is_jsonl(text.path):
         return True
     with text.open() as file:

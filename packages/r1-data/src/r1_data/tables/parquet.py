@@ -115,7 +115,6 @@ class _NoRoom(Exception): ...
 
 
 def _mapped(schema: "pyarrow.Schema", batches: Iterable["pyarrow.RecordBatch"]) -> list["pyarrow.RecordBatch"]:
-    """Write batches to an unnamed file and return them as parts of its memory map. Raises _NoRoom."""
     import mmap
 
     import pyarrow

@@ -57,10 +57,9 @@ class WorkerDied(Exception):
 
 
 class Workers:
-    """Processes that hold a copy of one object and call its methods.
+    """Processes that hold a copy of one object, pickled to each once, and call its methods.
 
-    The object is pickled to each worker once. A script that uses workers must guard its entry point with
-    `if __name__ == "__main__":`.
+    A script that uses workers must guard its entry point with `if __name__ == "__main__":`.
     """
 
     def __init__(
@@ -96,7 +95,7 @@ class Workers:
         return self._threads.submit(self._run, method, arguments, then)
 
     def compute(self, function: Callable[..., Result], *arguments: object) -> "Future[Result]":
-        """Call a function in a thread of this process, as `submit` calls `then`."""
+        """Call a function in a thread of this process."""
         return self._threads.submit(function, *arguments)
 
     def close(self) -> None:
@@ -196,8 +195,8 @@ class _Process:
 def _fork(target: object, memory_bytes: int) -> "tuple[connection.Connection[object, Any], BaseProcess]":
     """Fork a worker and return our end of its pipe, and its process.
 
-    A fork server that was just killed refuses connections until the system has reaped it; after that, multiprocessing
-    restarts it, without a lock of its own.
+    A fork server that was just killed refuses connections until it is reaped; then multiprocessing restarts it, without
+    a lock.
     """
     context = get_context("forkserver")  # threads do not survive a fork; the fork server has none
     context.set_forkserver_preload(_PRELOAD)
@@ -221,9 +220,8 @@ def _fork(target: object, memory_bytes: int) -> "tuple[connection.Connection[obj
 def _compute_alone() -> None:
     """Limit OpenMP to one thread in the calling thread.
 
-    With a team of OpenMP threads each, threads would outnumber processors, and a training step of a small model takes
-    twice as long. `torch.set_num_threads` would change threads that first compute later, too: a main thread that did
-    trained with one thread, to other last bits.
+    With a team of OpenMP threads each, threads would outnumber processors, and a small model's training step would take
+    twice as long. `torch.set_num_threads` would also change the main thread, and so the last bits of training.
     """
     import torch
 

@@ -38,7 +38,7 @@ def map_examples(
         media: maximum number of pictures and videos in a chunk.
         arguments: of `method` and `local`, after the list.
 
-    A chunk whose worker died is sent again example by example; the result of one that kills its worker is WorkerDied.
+    A chunk whose worker died is sent again example by example; WorkerDied is the result of the fatal one.
     """
 
     def ask(examples: list[Example]) -> "Future[list[Result]] | list[Result]":

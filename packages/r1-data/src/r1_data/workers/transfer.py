@@ -1,4 +1,4 @@
-"""Send results through a pipe between processes without copying arrays into the pickle, and back out of it.
+"""Send results through a pipe between processes without copying arrays into the pickle.
 
 A message is the number of its parts and their sizes, eight bytes each, then the parts: a pickle, and its arrays.
 """
@@ -26,12 +26,6 @@ def send(pipe: "Connection[object, object]", message: object) -> None:
 
 
 def receive(pipe: "Connection[object, object]", seconds: float) -> Any:
-    """Return what `send` sent.
-
-    Raises:
-        EOFError: the sender ended before the message was complete.
-        TimeoutError: it was not complete after `seconds`.
-    """
     deadline = time.monotonic() + seconds
     (count,) = struct.unpack("<Q", _read(pipe, 8, deadline))
     sizes = struct.unpack(f"<{count}Q", _read(pipe, 8 * count, deadline))

@@ -94,7 +94,6 @@ def _run_tests(
     *,
     last: bool = False,
 ) -> Counter[str] | None:
-    """Count the verdicts; return None, except in the `last` try, if a process was killed from outside."""
     total = count(tests)
     verdicts: Counter[str] = Counter()
     try:

@@ -166,7 +166,7 @@ def _wants_of_texts(
 ) -> list[str]:
     """Return the parameters to fill in a function of texts; all of veRL's, if the response has veRL's name.
 
-    Another library's ground truth that defaults to None or "" is filled, too: otherwise no answer would be right.
+    Another library's ground truth that defaults to None or "" is filled, too.
     """
     names = {p.name for p in named}
     has_truth = not names.isdisjoint(("ground_truth", "ground_truths"))

@@ -81,7 +81,6 @@ class _Job:
         return self.seconds_used(now) - self._used_before
 
     def seconds_used(self, now: float) -> float:
-        """Return the seconds that the sample has run, without those that its worker waited for a processor."""
         return now - self.began - (_seconds_waited(self.worker.pid) - self._waited_before)
 
     def next_sample(self, now: float) -> None:
@@ -150,7 +149,6 @@ class Batch:
 
     @property
     def _only_timeouts(self) -> bool:
-        """Whether the batch is stuck: it yields only timeouts, as if the function never returned."""
         return self._timeouts_in_a_row >= self._max_timeouts_in_a_row
 
     @property
@@ -208,7 +206,6 @@ class Batch:
             self._idle.append(job.worker)
 
     def _on_worker_death(self, job: _Job) -> Iterator[tuple[int, Outcome]]:
-        """Queue the other samples again; fail the running one, or retry it at the end if it was killed from outside."""
         end = self._reap(job)
         self._timeouts_in_a_row = 0
         index = job.indices.popleft()
@@ -266,9 +263,9 @@ class Batch:
         return slow < min(MAX_SLOW, max(MIN_TIMEOUTS_IN_A_ROW - 1, self._workers - 1, self._scored // 10))
 
     def _timed_out(self, job: _Job, now: float) -> bool:
-        """Whether a sample has used up its timeout, without the time that its worker waited for a processor.
+        """Whether a sample has used up its timeout, without its worker's wait for a processor.
 
-        That time does count once the rest of the batch has been finished for a timeout, or if MAX_SLOW samples are set
+        The wait counts once the rest of the batch has been finished for a timeout, or if MAX_SLOW samples are set
         aside.
         """
         timeout = self._durations.timeout
@@ -325,7 +322,7 @@ def score_whole(
 
 
 def _seconds_waited(pid: int) -> float:
-    """Return the seconds that a process was ready and waited for a processor; 0 where the system does not report it."""
+    """Return how long a process waited for a processor; 0 where the system does not report it."""
     try:
         with open(f"/proc/{pid}/schedstat") as file:
             return int(file.read().split()[1]) * 1e-9

@@ -125,7 +125,6 @@ def _load_builtin(name: str, options: Mapping[str, object]) -> RewardFunction:
 
 
 def _try_sandbox() -> None:
-    """Print the protections of judged code; raise RewardSpecError if this system lacks one."""
     from r1_rewards.sandbox import execution as sandbox
 
     try:
@@ -200,7 +199,7 @@ def _import_file(path: Path) -> ModuleType:
 
 
 def _warm_algebra() -> None:
-    """Import SymPy and fill its caches before workers are forked, if a mathematical verifier is loaded.
+    """Import SymPy and fill its caches before workers are forked.
 
     A new process's first product, root or set takes up to half a second. Raises ImportError without Math-Verify.
     """

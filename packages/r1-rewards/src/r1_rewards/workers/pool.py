@@ -139,9 +139,9 @@ class PooledVerifier(OpenVerifier):
             yield index, outcome
 
     def _score_whole(self, samples: list[WireSample]) -> list[Outcome] | None:
-        """Score all samples in one call; None, with a warning, if the call failed as a whole.
+        """Score all samples in one call; None, with a warning, if it failed as a whole.
 
-        If its worker is killed from outside, the call is made once more.
+        Retries once if the worker is killed from outside.
         """
         found = self._call_whole(samples) or self._call_whole(samples, last=True)
         assert found is not None

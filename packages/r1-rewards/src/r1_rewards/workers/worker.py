@@ -126,7 +126,7 @@ def _outcomes(job: Job, function: RewardFunction) -> Iterator[object]:
 
 
 def _limit_memory(size: int) -> None:
-    """Limit what this process allocates beyond its current data; file mappings, as of large libraries, do not count."""
+    """Limit what this process allocates beyond its current data; file mappings do not count."""
     if sys.platform == "linux":
         with open("/proc/self/statm") as file:
             size += int(file.read().split()[5]) * resource.getpagesize()
@@ -135,7 +135,7 @@ def _limit_memory(size: int) -> None:
 
 
 def _limit_processor_time(seconds: float) -> None:
-    """Have the kernel kill this process (SIGXCPU) if a sample takes much longer than allowed, even without the pool."""
+    """Have the kernel kill this process (SIGXCPU) if a sample takes far too long, even without the pool."""
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     soft = int(time.process_time() + seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))

@@ -64,12 +64,6 @@ class Decoding:
         return self
 
     def __next__(self) -> tuple[int, list[Completion]]:
-        """Decode until a group is finished.
-
-        Raises:
-            RuntimeError: the engine has ended this call.
-            NonFiniteLogits, EngineMemoryError: see there.
-        """
         while self._running is None or not self._finished:
             self._take_up()
             if self._running is None or not (self._waiting or self._groups):
@@ -118,7 +112,6 @@ class Decoding:
 
     @torch.inference_mode()
     def _advance(self, rows: Rows, cache: GroupCache) -> None:
-        """Prefill prompts that enter, or else decode one token for all running rows."""
         entering = bool(self._waiting) and self._capacity - len(rows) >= self._strategy.samples
         first = len(rows) if entering else 0
         logits = self._admit(rows, cache) if entering else self._decode(rows, cache)

@@ -69,7 +69,6 @@ class _Layer:
         self.size, self.scale = attention.head_dim, LOG2_E * attention.scaling
 
     def step(self, hidden: Tensor, cos: Tensor, sin: Tensor, number: int, cache: GroupCache) -> Tensor:
-        """Return the next layer's input [rows, hidden size] from this one's, which is overwritten."""
         attention, states = self.attention, _normed(hidden, self.before)
         query, key, value = (
             projection(states).unflatten(1, (-1, self.size))

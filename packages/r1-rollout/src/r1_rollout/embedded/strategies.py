@@ -75,7 +75,7 @@ def forced_strategy(responses: "Sequence[Tokens]", temperature: float, device: t
 
 
 def _completed(rows: Rows, strings: Sequence[str], tokenizer: "PreTrainedTokenizerBase") -> list[bool]:
-    """Return for each row whether its last token has completed one of the strings.
+    """Return for each row whether its last token completed a string.
 
     A token is at least a byte, so as many tokens as the string has bytes contain it; four more keep characters whole.
     """

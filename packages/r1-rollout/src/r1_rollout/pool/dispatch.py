@@ -241,8 +241,8 @@ class Dispatch:
     def _choose(self) -> tuple[int, Member] | None:
         """Return the next group that a member has room for, and this member.
 
-        A group returns to a member that it has failed on only after all others: a server that answers nonsense is
-        always idle, and would attract every group.
+        A group returns to a member that failed on it only after all others: a server that answers nonsense is always
+        idle and would attract every group.
         """
         free = [one for one in self._fleet.ready() if one.backlog.groups < self._room + one.reserve]
         usable = set(self._fleet.usable())

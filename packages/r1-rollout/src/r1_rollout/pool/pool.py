@@ -131,7 +131,6 @@ class EnginePool(OldEngineNames, Generic[M]):
         return ready
 
     def _each(self, call: Callable[[M], Result], members: Sequence[M]) -> list[Result]:
-        """Call all members at the same time; return the results when all are there. Raises the first error."""
         with ThreadPoolExecutor(max(1, len(members))) as threads:
             calls = [threads.submit(call, member) for member in members]
         return [one.result() for one in calls]
@@ -148,7 +147,6 @@ class EnginePool(OldEngineNames, Generic[M]):
     # For subclasses.
 
     def _sync(self, source: WeightSource, *, activate: bool) -> None:
-        """Load weights into all members; with `activate` make room to sample from them, too."""
         raise NotImplementedError
 
     def _activate(self) -> None: ...

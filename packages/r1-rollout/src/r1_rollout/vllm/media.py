@@ -57,7 +57,6 @@ class MediaReader:
         return mm_input(list(prompt.token_ids), items, hashes, places)
 
     def _places(self, prompt: PromptLike, kind: str, grids: Tensor) -> list[PlaceholderRange]:
-        """Return each item's range: from its first placeholder to its last; a video may have text between."""
         counts = (grids.prod(-1) // self.merge**2).tolist()
         token = self.placeholders[kind]
         places = [index for index, candidate in enumerate(prompt.token_ids) if candidate == token]
@@ -111,7 +110,6 @@ def _fields(inputs: Mapping[str, Tensor]) -> dict[str, MultiModalFieldConfig]:
 
 
 def _digest(item: Mapping[str, Any], names: Collection[str]) -> str:
-    """Hash an item's content under these names, so that equal pictures are encoded once."""
     digest = blake2b(digest_size=16)
     for name in sorted(item.keys() & names):
         value = torch.as_tensor(item[name].data).contiguous()

@@ -42,7 +42,6 @@ def isolate(readable: Sequence[str]) -> set[str]:
 
 
 def _become_root_of_own_namespace() -> None:
-    """Unshare as an ordinary user may: in a user namespace that keeps the user's number."""
     uid, gid = os.geteuid(), os.getegid()
     kernel.unshare(kernel.CLONE_NEWUSER | _APART)
     for name, text in (("setgroups", "deny"), ("uid_map", f"{uid} {uid} 1"), ("gid_map", f"{gid} {gid} 1")):

@@ -80,7 +80,6 @@ class _Solution:
         self._handles: list[Any] = []
 
     def respond(self, request: dict[str, Any]) -> dict[str, Any]:
-        """Do one of `_ACTIONS`: {"do": …, "target": {"name" | "handle": …}, "args": […], "kwargs": …}."""
         target = self._find(request["target"])
         args = values.decode(request["args"], self._find)
         kwargs = values.decode(request["kwargs"], self._find)

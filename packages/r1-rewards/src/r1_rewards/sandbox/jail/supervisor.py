@@ -60,7 +60,6 @@ def main(descriptor: int, parent: int) -> None:
 def _keep(
     owner: socket.socket, request: values.Request, descriptors: list[int], active: set[str], readable: list[str]
 ) -> Callable[[], None] | None:
-    """Run one request to its end and report the exit code; in the judged process, return the harness to run."""
     watch, held = os.pipe()
     status_read, status_write = os.pipe()
     launcher = os.fork()

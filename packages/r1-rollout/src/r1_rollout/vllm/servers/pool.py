@@ -118,13 +118,6 @@ class ServerPool(EnginePool[PooledServer]):
         require_newer(version, self._latest)
 
     def _sync(self, source: WeightSource, *, activate: bool) -> None:
-        """Send weights to all servers from where they are.
-
-        Raises:
-            WeightsError: names or shapes changed since the first sync, all servers reject the weights, or an adapter is
-                empty, binds to nothing, or came first.
-            ServersLost: no server is there to load the weights.
-        """
         self._version, label = None, f"{source.version}-{uuid.uuid4().hex[:12]}"
         before, weights = self._supervisor.current, PushedWeights(self._root / label, label, source.version)
         try:
@@ -158,7 +151,6 @@ class ServerPool(EnginePool[PooledServer]):
             raise RuntimeError(f"{what}() needs an active pool: call it inside `with pool.active(source)`")
 
     def _check_sampling(self, prompts: Sequence[PromptLike], params: SamplingParams) -> None:
-        """Raises ValueError, PromptError or RequestRefused before anything is sent."""
         require_temperature(params.temperature)
         self._require_fit(prompts, [()] * len(prompts), params.max_tokens)
         for server in self._ready() if params.stop else ():

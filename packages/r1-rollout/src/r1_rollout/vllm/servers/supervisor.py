@@ -167,7 +167,6 @@ class Supervisor(Fleet):
         self._start(server, lambda: self._revive(server, isinstance(error, ServerStalled)))
 
     def _revive(self, server: PooledServer, stalled: bool) -> None:
-        """Probe or restart a server until it has the current weights, or `max_restarts` restarts were in vain."""
         restarts = 0
         while not self.closed:
             try:
@@ -201,7 +200,6 @@ class Supervisor(Fleet):
             return self.current
 
     def _renew(self, server: PooledServer, current: PushedWeights) -> None:
-        """Load the current weights from the folder, or by a direct transfer if the server does not see the folder."""
         try:
             server.renew(current)
         except ServerRejected:
