@@ -54,7 +54,6 @@ class Hardware:
 
     @property
     def device(self) -> "torch.device":
-        """The learner's device."""
         import torch
 
         return torch.device(self.kind)

@@ -1,4 +1,4 @@
-"""The LoRA adapter of a run: on the policy, in the learner, and what engines load in place of full weights."""
+"""The LoRA adapter of a run: on the policy, in the learner, and what engines load instead of full weights."""
 
 from dataclasses import replace
 from typing import Any
@@ -28,7 +28,7 @@ def open_adapters(config: RunConfig) -> Adapters | None:
 def build_adaptation(
     adapters: Adapters, policy: nn.Module, path: str, dtype: torch.dtype, quantization: str | None = None
 ) -> Adaptation:
-    """Return what the learner knows of the adapter on `policy`, whose base is the model at `path` in `dtype`."""
+    """Return the learner's description of the adapter on `policy`, whose base is the model at `path` in `dtype`."""
     base = Base.of(path, dtype, quantization)
     return Adaptation(
         names=factor_names(policy),
@@ -39,7 +39,7 @@ def build_adaptation(
 
 
 class AdaptedLearner(Learner):
-    """A learner of an adapter. Engines get the adapter only and read the base from its files."""
+    """A learner of an adapter. Engines get the adapter and read the base from its files."""
 
     def __init__(self, adapters: Adapters, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -47,7 +47,6 @@ class AdaptedLearner(Learner):
 
     @property
     def form(self) -> Adapter:
-        """The adapter without its factors."""
         return self._adapters.form_for_engines
 
     def source(self, version: int) -> LocalWeights:

@@ -85,7 +85,7 @@ def build_correction(config: RunConfig) -> Correction | None:
 
 
 def build_rejection(rule: str, threshold: float | str) -> Rejection:
-    """Return the rule of veRL's name, such as `seq_mean_k1`."""
+    """Return the rejection rule of veRL's name, such as `seq_mean_k1`."""
     span, _, measure = rule.removeprefix("seq_").rpartition("_")
     lower, upper = bounds(threshold)
     if lower is None:
@@ -103,7 +103,7 @@ def build_advantages(config: RunConfig) -> AdvantageComputer:
 
 
 def kl_in_reward(config: RunConfig) -> str | None:
-    """Return the KL penalty in the rewards; None if it is in the loss, or there is none."""
+    """Return the KL penalty in the rewards; None if there is none, or it is in the loss."""
     algorithm = config.algorithm
     return None if algorithm.use_kl_loss or algorithm.disable_kl else algorithm.kl_penalty
 
@@ -111,7 +111,7 @@ def kl_in_reward(config: RunConfig) -> str | None:
 def gather_needs(compute_advantages: AdvantageComputer, objective: Objective, updates_per_step: int) -> frozenset[str]:
     """Return the fields that samples need before the update.
 
-    With one update per step, its own forward pass gives the old log-probs, unless something needs them earlier.
+    With one update per step, its forward pass gives the old log-probs, unless they are needed earlier.
     """
     needs = compute_advantages.needs | objective.needs
     return needs | {"old_logprobs"} if updates_per_step > 1 or needs & OF_POLICY else needs

@@ -32,8 +32,7 @@ def build_canary(
 ) -> Canary:
     """Choose sequences and tolerances for the model and the run's lengths and precision.
 
-    The first sync uses longer sequences, up to the run's longest sample, and a tolerance from the rounding noise of the
-    learner's current weights.
+    The first sync uses sequences up to the run's longest sample, and a tolerance from the learner's rounding noise.
     """
     actor, rollout = config.worker.actor, config.worker.rollout
     computing = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)
@@ -47,7 +46,7 @@ def build_canary(
 
 
 def _find_noise(learner: Policy, probes: Probes, precision: torch.dtype) -> float:
-    """Return the gap that rounding makes on all probes but the long one; NaN if the model's own attention fails."""
+    """Return the gap that rounding makes on all probes except the longest; NaN if the model's own attention fails."""
     shown = [
         to_sample(prompt, response)
         for prompt, response in zip(probes.prompts, probes.responses, strict=True)
@@ -63,7 +62,7 @@ def _find_noise(learner: Policy, probes: Probes, precision: torch.dtype) -> floa
 def build_probes(
     config: RunConfig, model: ModelFiles, renderer: Renderer, *, variant: int, opening: bool = False
 ) -> Probes:
-    """Return text sequences, and one with a picture if possible; `opening` ones are longer, up to the longest sample."""
+    """Return text sequences, and one with a picture if possible; `opening` ones reach the longest sample."""
     data = config.data
     longest, lengths, response = data.max_prompt_length, [*PROMPTS], min(RESPONSE, data.max_response_length)
     if opening:
@@ -100,7 +99,7 @@ def picture_probes(
     asked: Sequence[tuple[int, int]],
     response: int = RESPONSE,
 ) -> Probes | None:
-    """Return a sequence for each (text, picture) number; None if the model or the limits allow none."""
+    """Return a sequence per (text, picture) number; None if the model or the limits allow none."""
     if not model.vision_language:
         return None
     data = config.data

@@ -36,7 +36,7 @@ log = logging.getLogger("r1")
 
 @contextmanager
 def single_rank(hardware: Hardware) -> Iterator[Parallel]:
-    """A mesh of one rank on a GPU, so that one and many ranks share one code path. CPUs need no process group."""
+    """A mesh of one rank on a GPU, so that one rank runs the code of many. CPUs need no process group."""
     if not hardware.on_gpu:
         yield Parallel()
         return
@@ -53,8 +53,8 @@ def build_learner(
 ) -> Learner:
     """Load the policy and, for a KL term, the frozen reference; build the optimizer.
 
-    With a mesh in `parallel`, these are this rank's shards. The base under an adapter is kept in its computing
-    precision and is the reference, too.
+    With a mesh in `parallel`, these are this rank's shards. An adapter's base stays in its computing precision and is
+    also the reference.
     """
     actor = config.worker.actor
     steps = schedule.total_steps - schedule.critic_warmup
@@ -93,7 +93,7 @@ def build_learner(
 
 
 def build_offload(config: RunConfig, hardware: Hardware) -> Offload:
-    """Return what leaves the GPU between phases if others need the memory. A base that an engine shares stays."""
+    """Return what is offloaded between phases if others need the GPU's memory. A base that an engine shares stays."""
     actor, ref = config.worker.actor, config.worker.ref
     room_is_wanted = hardware.on_gpu and config.shares_devices and not actor.fsdp.enable_cpu_offload
     return Offload(
@@ -121,7 +121,7 @@ def build_shard(owner: UpdateConfig, hardware: Hardware) -> Shard:
 
 
 def build_learning_rate(optim: OptimConfig, steps: int, updates_per_step: int) -> Callable[[int], float]:
-    """Return the learning-rate factor of each optimizer step. `steps` are those that train this model."""
+    """Return the learning-rate factor of each optimizer step. `steps` are those in which this model trains."""
     updates, warmup = steps * updates_per_step, optim.lr_warmup_steps
     return partial(
         learning_rate_scale,
@@ -138,7 +138,7 @@ def owner_settings(config: RunConfig, owner: Owner) -> UpdateConfig:
 
 
 def build_batching(config: RunConfig, owner: UpdateConfig) -> Batching:
-    """Return micro-batches limited by sequences, or with dynamic batching by the tokens of as many full sequences."""
+    """Return micro-batches limited by sequences, or if dynamic by the tokens of as many full sequences."""
     longest = config.data.max_prompt_length + config.data.max_response_length
 
     def limit(samples: int) -> MicroLimit:
@@ -153,7 +153,7 @@ def build_batching(config: RunConfig, owner: UpdateConfig) -> Batching:
 
 
 def build_fillers(config: RunConfig, model: ModelFiles) -> list[Sample]:
-    """Return a tiny picture and a tiny video of two frames, each with a word of text, if the model reads them."""
+    """Return a tiny picture and a tiny video of two frames, if the model reads them, each with a word of text."""
     if not model.vision_language:
         return []
     renderer = build_renderer(config, model, own_sizes=True)

@@ -30,8 +30,6 @@ SHRINKING = 8  # attempts at a picture that fits in a prompt
 
 @dataclass(frozen=True, slots=True)
 class LongestSample:
-    """Lengths in tokens of the longest sample, and its pictures."""
-
     prompt: int
     response: int
     answers: int  # to a prompt
@@ -47,7 +45,7 @@ class LongestSample:
         """Return samples that fill `micro_batches` micro-batches up to `limit`.
 
         Args:
-            share: a prompt counts once for all its answers in a micro-batch, if tokens are limited.
+            share: if tokens are limited, count a prompt once for all its answers in a micro-batch.
             length: tokens of each sample; only the longest have pictures.
         """
         prompt = max(1, self.prompt * length // self.tokens)
@@ -89,11 +87,7 @@ class LongestSample:
 
 
 def find_longest(config: RunConfig, model: ModelFiles, renderer: Renderer, *, pictures: bool) -> LongestSample:
-    """Return the longest sample that the length limits and the model's positions allow.
-
-    Args:
-        pictures: whether the rows have pictures.
-    """
+    """Return the longest sample that the length limits and the model's positions allow, if `pictures` with pictures."""
     data = config.data
     positions = find_max_positions(model) or sys.maxsize
     prompt = max(1, min(data.max_prompt_length, positions - data.max_response_length))
@@ -108,7 +102,7 @@ def find_longest(config: RunConfig, model: ModelFiles, renderer: Renderer, *, pi
 
 
 def render_largest(config: RunConfig, model: ModelFiles, renderer: Renderer, room: int) -> Prompt | None:
-    """Return a prompt of at most `room` tokens with `limit_images` of the largest pictures; None if none fit."""
+    """Return a prompt of at most `room` tokens with `limit_images` of the largest pictures; None if none fits."""
     pixels, asked = config.data.max_pixels, max(1, config.worker.rollout.limit_images)
     try:
         if pixels is None:

@@ -20,7 +20,7 @@ TRIALS = 5  # at most, on a GPU
 
 @dataclass(frozen=True, slots=True)
 class SizeChoice:
-    """A size and its profile; None if even one longest sequence exceeds the time limit."""
+    """A size and its profile; None if one longest sequence exceeds the time limit."""
 
     size: int
     profile: PassProfile | None
@@ -29,8 +29,8 @@ class SizeChoice:
 def find_fastest_size(longest: int, most: int, attempt: Callable[[int, int], tuple[PassProfile, float]]) -> SizeChoice:
     """Return the smallest size that is about as fast as any.
 
-    CPU caches do not hold the layers of a large size. Passes that would exceed the time limit or the memory are not
-    started. Sizes take turns and each counts with its best time, so that a disturbance affects all of them.
+    Large sizes do not fit in CPU caches. Passes that would exceed the time limit or the memory are not started. Sizes
+    take turns and count with their best time, so that a disturbance affects all.
 
     Args:
         longest: tokens of the longest sequence.
@@ -72,8 +72,6 @@ def doubled(most: int) -> Iterator[int]:
 
 
 class TimedSizes:
-    """The best profile of each size so far."""
-
     def __init__(self, attempt: Callable[[int, int], tuple[PassProfile, float]]) -> None:
         self._attempt, self._spent = attempt, 0.0
         self.found = dict[int, tuple[float, PassProfile]]()  # by size: seconds a sequence, and of the pass
@@ -86,11 +84,10 @@ class TimedSizes:
         self.found[size] = min(self.found.get(size, taken), taken, key=lambda one: one[0])
 
     def affords(self, seconds: float) -> bool:
-        """Whether a pass of `seconds` fits in the time limit."""
         return self._spent + seconds <= TIME_LIMIT
 
     def candidates(self, times: float) -> list[int]:
-        """Return the sizes whose seconds a sequence are at most `times` those of the best."""
+        """Return the sizes whose time per sequence is at most `times` the best."""
         best = min(each for each, _ in self.found.values())
         return [size for size, (each, _) in self.found.items() if each <= times * best]
 
@@ -101,7 +98,7 @@ def find_largest_size(most: int, attempt: Callable[[int], PassProfile], least: i
     Args:
         most: the largest useful size.
         attempt: computes micro-batches of a size. Raises torch.OutOfMemoryError.
-        least: the smallest size; its errors are not caught.
+        least: the smallest size, whose errors are not caught.
     """
     least = min(least, most)
     profile = attempt(least)

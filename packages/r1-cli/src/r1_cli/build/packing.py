@@ -1,7 +1,7 @@
-"""Check at the start which batch layouts compute a model's log-probs correctly, and choose one for learner and critic.
+"""Check which batch layouts compute a model's log-probs correctly, and choose one for learner and critic.
 
 Four layouts are compared with the model's own `eager` attention on each sequence alone: a single sequence, a padded
-batch, a packed row, and prompts that answers share in a row. Each has a fallback.
+batch, a packed row, and shared prompts in a row. Each has a fallback.
 """
 
 import logging
@@ -33,7 +33,7 @@ NEIGHBOUR = TOLERANCE[torch.float32]
 
 @dataclass(frozen=True, slots=True)
 class Faults:
-    """What is wrong with each layout, as the end of a sentence; None if it is correct."""
+    """What is wrong with each layout, to end a sentence; None if it is correct."""
 
     single: str | None  # a sequence alone, by r1's attention
     padded: str | None
@@ -42,7 +42,7 @@ class Faults:
 
 
 class LayoutCheck:
-    """Compares layouts with the model's own forward. Each check returns what is wrong: other log-probs, or a leak."""
+    """Compares layouts with the model's own forward. Each check returns the fault: other log-probs, or a leak."""
 
     def __init__(self, learner: Policy, probes: Probes, fresh: Probes, dtype: torch.dtype) -> None:
         """Compute the expected log-probs.
@@ -161,14 +161,14 @@ def choose_layout(
     learner: Policy,
     critic: ValueModel | None = None,
 ) -> None:
-    """Check all layouts, and set learner and critic to the correct one nearest to the configuration; log each fallback.
+    """Check all layouts, and set learner and critic to the nearest correct one; log each fallback.
 
-    A model that is wrong with r1's attention uses its own, padded. One whose padded batches are wrong computes one
-    sample at a time. The critic, whose model is of the same family, does as the learner does.
+    A model that is wrong with r1's attention uses its own, padded; if padded batches are wrong, one sample at a time.
+    The critic's model is of the same family and uses the learner's layout.
 
     Raises:
         ModelError: no layout is correct.
-        ConfigError: ranks are to share packed rows, which are wrong.
+        ConfigError: ranks share packed rows, which are wrong.
     """
     trained: dict[Owner, Trainable] = {"actor": learner}
     if critic is not None:

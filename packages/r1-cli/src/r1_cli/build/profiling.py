@@ -1,4 +1,4 @@
-"""Profile the longest micro-batches that the settings allow before the first step, and choose their sizes."""
+"""Profile the longest micro-batches that the settings allow, and choose micro-batch sizes."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
@@ -49,18 +49,18 @@ def choose_micro_batches(
 ) -> tuple[RunConfig, dict[str, int]]:
     """Choose micro-batch sizes that are `auto`, and set the limits of learner and critic.
 
-    Profiling changes no state, so the run equals one with these sizes set, bit for bit. On a GPU, sizes that are set or
-    were chosen before are profiled, too, so that a size that does not fit is found now.
+    Profiling changes no state: the run equals one with these sizes set, bit for bit. On a GPU, given sizes are
+    profiled, too, to find now if one does not fit.
 
     Args:
-        kept: sizes by key that the run chose before its checkpoint; they stay.
+        kept: sizes by key that the run chose before its checkpoint.
         pictures: whether the rows have pictures.
 
     Returns:
         The configuration with numbers in place of `auto`, and the chosen sizes by key.
 
     Raises:
-        ConfigError: the size that is set, or a single sequence, cannot be computed; names the key to lower.
+        ConfigError: the given size, or a single sequence, does not fit; names the key to lower.
     """
     chosen: dict[str, int] = {}
     longest: LongestSample | None = None
@@ -121,12 +121,12 @@ class SizeChooser:
         return {kind: choice.size for kind, choice in choices.items()}
 
     def max_sequences(self, kind: Pass) -> int:
-        """Return how many sequences of a step, or an optimizer step, a device has."""
+        """Return how many sequences of a step, or an optimizer step, each device has."""
         prompts = self.section.global_batch_size if kind == "update" else self.config.data.rollout_batch_size
         return max(1, prompts * self.config.worker.rollout.n // self.config.data_ranks(self.owner))
 
     def dividing(self, choice: SizeChoice) -> SizeChoice:
-        """Return the choice, or without dynamic batching the next smaller size that divides an optimizer step."""
+        """Return the choice, without dynamic batching the next smaller size that divides an optimizer step."""
         if self.section.dynamic_batching:
             return choice
         whole = self.max_sequences("update")
@@ -142,7 +142,7 @@ class SizeChooser:
         return self.profile(kind, size, length, samples, limit), len(samples) / ranks
 
     def attempt(self, kind: Pass, size: int) -> PassProfile:
-        """Profile two micro-batches on each rank, as the second meets the gradients of the first. For GPUs."""
+        """Profile two micro-batches on each rank, as the second adds to the first's gradients. For GPUs."""
         length, limit = self.longest.tokens, self.limit(size, self.longest.tokens)
         samples = self.longest.samples(limit, 2 * self.config.data_ranks(self.owner), share=self.share, length=length)
         return self.profile(kind, size, length, samples, limit)

@@ -22,7 +22,7 @@ Counter = Callable[[str], Callable[[int, int], None]]  # what is counted -> (don
 
 
 def build_prompts(config: RunConfig, opened: Sequence[OpenSource], rendering: Rendering, counter: Counter) -> Mixture:
-    """Check every row of every source, and log how many are left out and why. All sources share one memory limit.
+    """Check every row, and log how many are left out and why. All sources share one memory limit.
 
     Raises:
         DataError: names the source, and the rows that cannot be used.
@@ -61,7 +61,6 @@ def build_prompts(config: RunConfig, opened: Sequence[OpenSource], rendering: Re
 
 
 def build_stream(config: RunConfig, prompts: Mixture, sources: Sequence[Source]) -> Stream | WeightedStream:
-    """Return the order of the prompts, in batches that are sampled together."""
     data = config.data
     batch = data.mini_rollout_batch_size or data.rollout_batch_size
     weights = [source.weight for source in sources if source.weight]

@@ -49,7 +49,7 @@ def open_rendering(config: RunConfig, renderer: Renderer, ended: Ended | None = 
 
 @contextmanager
 def open_workers(config: RunConfig, target: object, ended: Ended | None = None) -> Iterator[Workers | None]:
-    """Open worker processes that hold `target`, started when first needed; None with a single worker."""
+    """Open lazily started worker processes that hold `target`; None with a single worker."""
     count = min(config.data.filter_overlong_prompts_workers, os.cpu_count() or 1)
     if config.data.filter_overlong_prompts_workers == 1:
         yield None

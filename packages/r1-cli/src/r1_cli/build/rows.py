@@ -41,7 +41,7 @@ class OpenSource:
 
 
 def open_sources(sources: Sequence[Source]) -> list[OpenSource]:
-    """Open the files, and find each source's row format from the columns of its first rows.
+    """Open the files, and find each source's row format from its first rows.
 
     Raises:
         DataError: names the source: there is no such file, or rows do not have the `row_format` that is set.
@@ -113,7 +113,6 @@ def _media_paths(opened: OpenSource) -> Iterator[Path]:
 
 
 def near(name: str, keys: set[str]) -> str:
-    """Return a suggestion of the column nearest to a name."""
     close = get_close_matches(name, keys, n=1)
     return f" (did you mean {close[0]!r}?)" if close else ""
 

@@ -67,7 +67,6 @@ def max_sequences(config: RunConfig) -> int:
 
 
 def build_sampling(config: RunConfig) -> tuple[SamplingParams, SamplingParams]:
-    """Return the sampling parameters of training and of validation."""
     rollout = config.worker.rollout
     training = SamplingParams(
         n=rollout.n,

@@ -30,7 +30,7 @@ class Background:
         return future
 
     def close(self) -> None:
-        """End the thread after the queued tasks, without waiting."""
+        """End the thread after the queued tasks, without waiting for them."""
         if self._thread is not None:
             self._waiting.put(None)
             self._thread = None

@@ -23,7 +23,7 @@ class CheckpointError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A partial checkpoint: written and fsynced, without its final name."""
+    """A partial checkpoint, written and fsynced, without its final name."""
 
     step: int
     folder: Path
@@ -32,8 +32,8 @@ class Draft:
 class CheckpointStore:
     """The folder `root` with its `global_step_N` checkpoints.
 
-    A checkpoint is written under another name and renamed when complete, so that a crash leaves all of it or nothing.
-    Afterwards older ones are deleted: the newest `limit` stay (None: all), and the one with the best validation score.
+    A checkpoint is renamed when complete, so that a crash leaves all of it or nothing. Then older ones are deleted,
+    except the newest `limit` (None: all) and the one with the best validation score.
     """
 
     def __init__(self, root: Path, limit: int | None = None) -> None:
@@ -72,7 +72,7 @@ class CheckpointStore:
         return sorted(int(match[1]) for match in found if match)
 
     def set_aside(self, checkpoint: Path) -> Path:
-        """Rename a damaged or foreign checkpoint; nothing resumes from it, counts it or deletes it."""
+        """Rename a damaged or foreign checkpoint, so that nothing resumes from it, counts it or deletes it."""
         kind = "foreign" if int(checkpoint.name.rpartition("_")[2]) in self.foreign() else "damaged"
         aside = checkpoint.with_name(f"{kind}_{checkpoint.name}")
         number = 1
@@ -92,10 +92,10 @@ class CheckpointStore:
         """Let `save` fill a hidden folder, add `state`, and force everything to disk.
 
         Args:
-            save: other processes that it lets write force their own files to disk.
+            save: fills the folder; other processes that write for it fsync their own files.
 
         Raises:
-            CheckpointError: the disk is full or cannot be written; nothing of the checkpoint is left.
+            CheckpointError: the disk is full or not writable; nothing of the checkpoint is left.
         """
         folder = self.root / f".draft_{step}"
         try:
@@ -173,10 +173,10 @@ class CheckpointStore:
 
 
 def find_damage(checkpoint: Path) -> str | None:
-    """Return which file of a checkpoint is truncated or missing, and how it shows; None if all are complete.
+    """Return which file of a checkpoint is truncated or missing, and how this was found; None if all are complete.
 
-    Reads JSON files and the headers of safetensors files. A part such as its folder `actor` can be checked alone, but
-    only the checkpoint itself says which files it must have.
+    Reads JSON files and the headers of safetensors files. A part such as `actor` can be checked alone, but only the
+    checkpoint lists the files it must have.
     """
     for path in sorted(checkpoint.rglob("*.json")):
         try:
@@ -221,7 +221,6 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 
 def write_json(path: Path, content: object) -> None:
-    """Write JSON atomically."""
     draft = path.with_name(f".{path.name}.draft")
     draft.write_text(json.dumps(content, indent=2) + "\n")
     force_to_disk(draft)

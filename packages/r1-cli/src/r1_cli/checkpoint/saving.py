@@ -18,7 +18,7 @@ Ended = Callable[[str, float, float], None]  # called with name, begin and end o
 
 
 class Saver:
-    """Writes checkpoints into a store, one at a time. The next call raises the error of a checkpoint that failed."""
+    """Writes checkpoints into a store, one at a time. The next call raises the error of a failed one."""
 
     def __init__(self, store: CheckpointStore, ended: Ended = lambda name, begin, end: None) -> None:
         self._store, self._ended = store, ended
@@ -45,7 +45,7 @@ class Saver:
         self._pending = self._draft
 
     def publish(self, recorded: Callable[[], None]) -> None:
-        """Publish the checkpoint once it is written and `recorded`, which waits for the run's records, has returned."""
+        """Publish the written checkpoint after `recorded` has returned, which waits for the run's records."""
         assert self._draft is not None, "nothing was written"
         draft, self._draft = self._draft, None
 
@@ -72,7 +72,7 @@ class Saver:
             pending.result()
 
     def finish_or_warn(self) -> None:
-        """Wait for the current checkpoint and log its error, if the run ends for another reason."""
+        """Wait for the current checkpoint and log its error, when the run ends for another reason."""
         try:
             self.finish()
         except Exception as error:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A file written just now, so that another folder of the same name does not have it.
+    """A new file, which no other folder of the same name has.
 
     Example: `Token("trainer.save_checkpoint_path", "/shared/run", ".seen_3f09", "9c41…")`.
     """
@@ -37,7 +37,7 @@ class Listing:
 
 @dataclass(frozen=True, slots=True)
 class Unseen:
-    """A folder that a node does not see as the driver does, its key, and what is wrong."""
+    """A folder, by its key, that a node does not see as the driver does, and what is wrong."""
 
     key: str
     folder: str

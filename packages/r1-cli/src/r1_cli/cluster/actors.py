@@ -1,7 +1,4 @@
-"""Groups of Ray actors: started by name on their nodes, called together, and ended by the first error of one.
-
-Only used inside `ray_cluster.open_cluster`.
-"""
+"""Groups of Ray actors: started by name on their nodes, called together, and ended by the first error."""
 
 import logging
 import os
@@ -51,13 +48,12 @@ class ActorPlacement:
 
 
 class ActorProcess:
-    """The process of an actor, and the one object that it holds."""
+    """An actor's process and the object in it."""
 
     place: ClassVar[str] = "the driver"  # which process this is
     held: Any = None
 
     def begin(self, place: ActorPlacement, folder: str, environment: Mapping[str, str]) -> int:
-        """Set up logging, folder, environment and devices; return the process id."""
         redirect_output(place.log)
         ActorProcess.place = str(place)
         print(f"--- {place}, process {os.getpid()}, {datetime.now():%Y-%m-%d %H:%M:%S}", flush=True)
@@ -86,7 +82,6 @@ class ActorProcess:
 
 
 def _call(function: Callable[..., object], args: tuple[object, ...], kwargs: Mapping[str, object]) -> object:
-    """Call a function. An error is written to the log and raised in a form that pickles."""
     try:
         return function(*args, **kwargs)
     except BaseException as error:
@@ -114,7 +109,7 @@ class RayReference:
 
 
 def put(value: object) -> RayReference:
-    """Store a value once per node, where actors read it in place; it stays while a reference to it does."""
+    """Store a value once per node, where actors read it in place, while a reference to it exists."""
     return RayReference(ray.put(value), ActorProcess.place)
 
 
@@ -130,8 +125,8 @@ class ActorGroup:
                 None: no limit.
 
         Raises:
-            ClusterError: an actor does not start within `START_SECONDS` seconds, or dies in both attempts, or its node
-                does not see this folder or that of the logs.
+            ClusterError: an actor does not start within `START_SECONDS`, dies in both attempts, or does not see this
+                folder or the logs'.
         """
         self.places, self._calls, self._patience = tuple(places), calls, patience
         self._turn = Lock()  # calls must reach all actors in the same order
@@ -145,7 +140,7 @@ class ActorGroup:
             raise ClusterError(f"every machine must see {where}: {told}") from error
 
     def _start(self) -> list[int]:
-        """Start the processes, again if one dies of the first attempt: Ray may lose one on a loaded machine."""
+        """Start the processes; retry once, as Ray may lose one on a loaded machine."""
         for attempt in range(START_ATTEMPTS):
             try:
                 return self._begin(attempt)
@@ -177,12 +172,12 @@ class ActorGroup:
         return self._collect(begun, "start", START_SECONDS)
 
     def preload(self, *modules: str) -> None:
-        """Import modules in advance; returns at once."""
+        """Import modules in advance, without waiting."""
         for one in self._handles:
             one.preload.remote(modules)
 
     def create(self, maker: Callable[..., object], each: Sequence[tuple[object, ...]]) -> None:
-        """Make each actor's object, by `maker` with arguments of its own. Raises as `call_all` does."""
+        """Make each actor's object, by `maker` with its own arguments. Raises as `call_all` does."""
         with self._turn:
             calls = [one.create.remote(maker, *own) for one, own in zip(self._handles, each, strict=True)]
         self._collect(calls, "start")
@@ -193,7 +188,7 @@ class ActorGroup:
     def call_all(self, verb: str, *args: object, label: str = "") -> list[Any]:
         """Call a method of each actor's object; return all results.
 
-        If some fail and others do not return, all are ended: they wait in a collective that will not complete.
+        If some fail and others do not return, all are ended: their collective will not complete.
 
         Raises:
             ClusterError: an actor has died.
@@ -209,7 +204,7 @@ class ActorGroup:
         return put(value)
 
     def split(self) -> "list[ActorGroup]":
-        """Return a group for each actor: an error of one ends no other."""
+        """Return a group per actor: an error ends only its own."""
         return [self._alone(index) for index in range(len(self.places))]
 
     def _alone(self, index: int) -> "ActorGroup":
@@ -227,7 +222,6 @@ class ActorGroup:
         return ActorCaller(self.places[0], self._handles[0])
 
     def close(self) -> None:
-        """Kill the processes."""
         for handle in self._handles:
             ray.kill(handle)
 
@@ -243,9 +237,9 @@ class ActorGroup:
         return self._collect(calls, label)
 
     def _collect(self, calls: list[Any], verb: str, timeout: float | None = None) -> list[Any]:
-        """Wait for all results, for the first death, or for the first error and a death that shows itself soon after.
+        """Wait for all results, or for the first error and a death that follows soon after.
 
-        It waits for futures, which the exception of a signal handler can leave; Ray's own wait would swallow it.
+        Waits for futures, which a signal handler's exception interrupts; Ray's own wait would swallow it.
         """
         waiting = {call.future(): index for index, call in enumerate(calls)}
         answers: dict[int, Any] = {}
@@ -270,7 +264,7 @@ class ActorGroup:
         raise error
 
     def _explain(self, verb: str, errors: Mapping[int, BaseException], silent: Sequence[str]) -> BaseException:
-        """Return the error to raise: a death before all others, which it may have caused; else the first."""
+        """Return the error to raise: a death, which may have caused the others, else the first."""
         if not errors:
             return self._explain_silence(verb, silent)
         deaths = {index: error for index, error in errors.items() if isinstance(error, RayActorError)}
@@ -317,6 +311,5 @@ class ActorCaller:
 
 
 def reason_of(error: BaseException) -> str:
-    """Return Ray's reason of a death, without the lines that identify the actor."""
     lines = [line.strip() for line in str(error).splitlines()[1:] if line and not line.startswith("\t")]
     return " ".join(lines).partition(" If the process was killed")[0] or str(error)

@@ -28,9 +28,9 @@ class SampleColumns:
 
     Positions are sent up to the last that does not follow the one before it by 1.
 
-    Example: two samples [7, 8, 4] and [7, 8, 5, 2] of text, of one prompt of two tokens: `token_ids` [7, 8, 4, 7, 8, 5,
-    2], `lengths` [3, 4], `prompt_lengths` [2, 2], `loss_masks` the bits 0010011, `positions` [[[0]]], `position` [0,
-    0], `group_ids` [0, 0], `inputs` [] and `input` [-1, -1].
+    Example: text samples [7, 8, 4] and [7, 8, 5, 2] of one prompt: `token_ids` [7, 8, 4, 7, 8, 5, 2], `lengths` [3, 4],
+    `prompt_lengths` [2, 2], `loss_masks` the bits 0010011, `positions` [[[0]]], `position` [0, 0], `group_ids` [0, 0],
+    `inputs` [] and `input` [-1, -1].
     """
 
     token_ids: NDArray[np.int32]  # [tokens], sample after sample
@@ -47,8 +47,7 @@ class SampleColumns:
 def pack_samples(samples: Sequence[Sample], put: Put, dtype: torch.dtype | None = None) -> SampleColumns:
     """Return the samples as columns.
 
-    `put` stores model inputs, each mapping once however many samples share it. References (`LazyInputs`) stay
-    references.
+    `put` stores each mapping of model inputs once, even if samples share it. References (`LazyInputs`) stay references.
 
     Args:
         dtype: what floating-point model inputs are cast to, such as pixels to the model's dtype.
@@ -115,7 +114,7 @@ def unpack_samples(columns: SampleColumns) -> list[Sample]:
 
 
 def diff_fields(before: Sequence[Sample], after: Sequence[Sample], rows: Sequence[int]) -> list[FieldUpdate]:
-    """Return the per-token fields in which `after` differs from `before[rows]`, compared as objects, not by value."""
+    """Return the per-token fields that `after` and `before[rows]` do not share as objects."""
     changes: list[FieldUpdate] = []
     for name in PER_TOKEN:
         pairs = [(row, getattr(sample, name)) for row, sample in zip(rows, after, strict=True)]
@@ -131,7 +130,6 @@ def diff_fields(before: Sequence[Sample], after: Sequence[Sample], rows: Sequenc
 
 
 def update_fields(samples: list[Sample], changes: Sequence[FieldUpdate]) -> None:
-    """Update the samples of a batch in place."""
     fields: dict[int, dict[str, Any]] = defaultdict(dict)
     for name, rows, values in changes:
         lengths = [len(samples[row].token_ids) for row in rows]
@@ -146,14 +144,14 @@ def update_fields(samples: list[Sample], changes: Sequence[FieldUpdate]) -> None
 
 
 def to_array(tensor: Tensor) -> tuple[Array, str]:
-    """Return a tensor as an array and the name of its dtype; numpy has no bfloat16, whose bits go as int16."""
+    """Return a tensor as an array and its dtype's name; bfloat16, which numpy lacks, is sent as int16."""
     tensor = tensor.detach().cpu().contiguous()
     bits = tensor.view(torch.int16) if tensor.dtype == torch.bfloat16 else tensor
     return bits.numpy(), str(tensor.dtype).removeprefix("torch.")
 
 
 def to_tensor(array: Array, dtype: str) -> Tensor:
-    """Return the tensor of `to_array`, in the array's memory."""
+    """Return the tensor of `to_array`, without a copy."""
     return view_as_tensor(array).view(getattr(torch, dtype))
 
 
@@ -175,13 +173,12 @@ def _irregular(position_ids: Tensor) -> NDArray[np.int32]:
 
 
 def _continued(head: NDArray[np.int32], length: int) -> Tensor:
-    """Return positions [axes, length] that begin with `head` and count on from it."""
     start = torch.from_numpy(head.astype(np.int64))
     return torch.cat([start, start[:, -1:] + torch.arange(1, length - start.shape[1] + 1)], dim=1)
 
 
 def put_inputs(inputs: Mapping[str, Tensor], put: Put, dtype: torch.dtype | None = None) -> LazyInputs:
-    """Store model inputs, floating-point ones cast to `dtype`; references stay references."""
+    """Store model inputs, floating-point ones cast to `dtype`; `LazyInputs` stay as they are."""
     if isinstance(inputs, LazyInputs):
         return inputs
     arrays = {}

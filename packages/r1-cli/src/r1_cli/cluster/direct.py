@@ -23,14 +23,14 @@ Sender: TypeAlias = GroupSender | IpcSender  # what a rank keeps open between tw
 
 @dataclass(frozen=True, slots=True)
 class DirectBackend:
-    """What weights are sent over: memory of GPUs that ranks and engines share, or a group of rank 0 and all workers."""
+    """How weights are sent: through GPU memory that ranks and engines share, or a group of rank 0 and all workers."""
 
     kind: Literal["ipc", "nccl", "r1_tcp"]  # backends of vLLM's weight transfer; the last is for CPUs
     workers: int  # of each engine
 
 
 def find_backend(config: RunConfig, hardware: Hardware, workers: int) -> DirectBackend | None:
-    """Return how weights reach vLLM on GPUs; None where they go through the object store of the cluster.
+    """Return how weights reach vLLM on GPUs; None: through the cluster's object store.
 
     Args:
         workers: of each engine.
@@ -56,15 +56,12 @@ def open_sender(backend: DirectBackend, engines: Sequence[Ask], rank: int, weigh
 
 
 def _open_group(backend: DirectBackend, engines: int) -> Group:
-    """Return rank 0's end of a group with the workers of so many engines."""
     if backend.kind == "nccl":
         return NcclGroup(engines * backend.workers, torch.device("cuda", 0), JOINING)
     return TcpGroup("127.0.0.1", engines * backend.workers, JOINING)
 
 
 class EngineWorkers:
-    """The workers of all engines, as `r1_rollout.transports.direct.Workers`."""
-
     def __init__(self, engines: Sequence[Ask], workers: int) -> None:
         self._engines, self._workers = engines, workers
 
@@ -86,7 +83,7 @@ class EngineWorkers:
         self._call([TransferCall("finish_weight_update")] * len(self._engines))
 
     def _call(self, calls: Sequence[TransferCall]) -> None:
-        """Call all at once. Raises the first error at once: the others may wait for what will not come now."""
+        """Call all at once. Raises the first error without waiting: the other calls may never return."""
         threads = ThreadPoolExecutor(len(calls))
         try:
             calling = [threads.submit(ask, "make_call", call) for ask, call in zip(self._engines, calls, strict=True)]

@@ -1,7 +1,7 @@
-"""An engine in a process of its own: any `Generator` of r1-rollout, behind methods that the driver calls.
+"""An engine in its own process: any `Generator` of r1-rollout, behind methods that the driver calls.
 
-It knows nothing of Ray. Every call ends by itself, so that one thread is enough to serve them: prompts and groups are
-sent a few at a time, and weights a bucket at a time.
+It knows nothing of Ray. One thread serves all calls, as each is short: a few prompts and groups, or one bucket of
+weights.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -31,14 +31,14 @@ Numbered = tuple[int, list[Completion]]  # a group by the number that its prompt
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What the driver needs to know of an engine; see `r1_rollout.types.Checksummed`."""
+    """What the driver needs to know about an engine; see `r1_rollout.types.Checksummed`."""
 
     precisions: tuple[str, ...]
     keeps_layout: bool
 
 
 class EngineHost:
-    """One engine, and its pending work: weights that are being loaded, or prompts that are being sampled."""
+    """One engine and its pending work: weights being loaded, or prompts being sampled."""
 
     def __init__(self, build: BuildEngine) -> None:
         self._stack, self._active = ExitStack(), ExitStack()
@@ -56,15 +56,15 @@ class EngineHost:
     # --- weights -----------------------------------------------------------------------------------------------------
 
     def activate(self) -> None:
-        """Make room to sample from the weights that are there, until `offload`."""
+        """Prepare sampling from the loaded weights, until `offload`."""
         self._active.enter_context(self._engine.active())
 
     def begin_load(self, version: int, activate: bool, form: Adapter | None = None, direct: bool = False) -> None:
         """Begin to load weights, or with a `form` an adapter.
 
         Args:
-            activate: make room to sample from them, too, until `offload`.
-            direct: they come by a sender's calls, `make_call`, else by `load_bucket`.
+            activate: also prepare sampling from them, until `offload`.
+            direct: they arrive by a sender's calls, `make_call`, else by `load_bucket`.
         """
         self._incoming = IncomingWeights(partial(self._load, activate=activate), version, form, direct=direct)
 
@@ -75,7 +75,7 @@ class EngineHost:
             self._engine.load_weights(source)
 
     def load_bucket(self, bucket: Reference) -> None:
-        """Load one bucket; returns when the engine is done with it. Raises what the engine raises."""
+        """Load one bucket; returns when the engine has finished with it. Raises what the engine raises."""
         assert self._incoming is not None
         self._incoming.add(bucket)
 
@@ -85,13 +85,12 @@ class EngineHost:
         self._incoming.add(call)
 
     def end_load(self, whole: bool) -> None:
-        """End what `begin_load` has begun. Raises what the engine raises, which is certain if not `whole`."""
+        """Finish loading. Raises what the engine raises, which is certain if not `whole`."""
         incoming, self._incoming = self._incoming, None
         if incoming is not None:
             incoming.end(whole)
 
     def offload(self) -> None:
-        """Free what only sampling needs."""
         self.abandon()
         self._active.close()
 
@@ -101,12 +100,12 @@ class EngineHost:
     # --- sampling ----------------------------------------------------------------------------------------------------
 
     def begin_sampling(self, params: SamplingParams) -> None:
-        """Sample with these parameters from now on; unfinished groups are abandoned."""
+        """Set the sampling parameters; unfinished groups are abandoned."""
         self.abandon()
         self._params = params
 
     def work(self, prompts: Sequence[tuple[int, PromptLike]]) -> list[Numbered]:
-        """Add prompts, and sample until one more group is finished; return it, or nothing if there is none."""
+        """Add prompts, and sample until another group is finished; return it, or nothing if there is none."""
         assert self._params is not None
         if self._groups is None:
             self._numbers, self._prompts = [], []
@@ -122,7 +121,7 @@ class EngineHost:
         return [(self._numbers[index], group)]
 
     def abandon(self) -> None:
-        """Abandon unfinished groups, and drop the prompts, whose pictures would stay in memory."""
+        """Abandon unfinished groups, and drop the prompts to free their pictures."""
         if self._groups is not None:
             self._groups.close()
         self._groups, self._numbers, self._prompts = None, [], []
@@ -133,12 +132,11 @@ class EngineHost:
         return self._engine.logprobs_of(prompts, responses, temperature)
 
     def close(self) -> None:
-        """End the engine."""
         self._stack.close()
 
 
 class IncomingWeights:
-    """Weights that an engine reads in a thread, from a source to which one bucket or call after the other is added."""
+    """Weights that an engine reads in a thread, from buckets or calls that are added one by one."""
 
     def __init__(
         self,
@@ -166,7 +164,6 @@ class IncomingWeights:
         self._done.put(None)
 
     def _added(self) -> Iterator[Any]:
-        """Yield what is added, and signal when the next one is requested."""
         while (item := self._items.get()) is not None:
             if isinstance(item, Exception):
                 raise item
@@ -183,7 +180,7 @@ class IncomingWeights:
         yield from self._added()
 
     def add(self, item: Reference | TransferCall) -> None:
-        """Add one; returns when the engine is done with it. Raises what the engine has raised."""
+        """Add an item; returns when the engine has finished with it. Raises what the engine has raised."""
         self._items.put(item)
         self._done.get()
         if self._over:
@@ -191,7 +188,7 @@ class IncomingWeights:
             raise self._error or RuntimeError("the engine read no more weights, though more came")
 
     def end(self, whole: bool) -> None:
-        """Add the end, or the news that the rest will not come. Raises what the engine has raised."""
+        """End the weights, complete if `whole`. Raises what the engine has raised."""
         self._items.put(None if whole else ConnectionError("the rest of the weights did not come"))
         self._thread.join()
         if self._error is not None:

@@ -39,17 +39,16 @@ class SentPrompt:
 
 
 class RemoteEngine:
-    """An engine in another process, behind its `EngineHost`, as a member of a pool."""
+    """An engine in another process, as a member of a pool; `ranks` is the process with its `EngineHost`."""
 
     reserve = 2  # groups beyond those that fit, so that it never waits for the driver
 
     def __init__(self, name: str, ranks: WorkerGroup) -> None:
-        """`ranks` is the one process with the `EngineHost`."""
         self.name, self.ranks = name, ranks
         self.backlog = Backlog()
 
     def call(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the host. Raises MemberLost if its process has died, and what the engine raises."""
+        """Call a method of the host. Raises MemberLost if its process has died, and the engine's errors."""
         try:
             return self.ranks.call(method, *arguments)
         except ClusterError as error:
@@ -75,7 +74,7 @@ class RemoteEngine:
 
 
 class RemoteSession:
-    """One `generate` call on one engine, whose `EngineHost.work` is called again and again in threads here."""
+    """One `generate` call on one engine. Threads here call `EngineHost.work` repeatedly."""
 
     def __init__(self, member: RemoteEngine, dispatch: Dispatch) -> None:
         self._member, self._dispatch = member, dispatch
@@ -125,7 +124,7 @@ class RemoteSession:
                 self._dispatch.finish(index, group)
 
     def _next(self) -> list[tuple[int, PromptLike]] | None:
-        """Wait until the engine is to be called; return the groups to send with the call, None at the end."""
+        """Wait until the engine is due; return the groups to send, None at the end."""
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._inbox or self._calls < len(self._unfinished))
             if self._closed:
@@ -136,7 +135,7 @@ class RemoteSession:
 
 
 class RemoteEnginePool(EnginePool[RemoteEngine]):
-    """The `EnginePool` of a run's engines in other processes. If one of them fails or dies, the call ends with it."""
+    """The pool of a run's engines in other processes. If one fails or dies, the call ends with it."""
 
     def __init__(
         self,
@@ -146,12 +145,12 @@ class RemoteEnginePool(EnginePool[RemoteEngine]):
         dtype: torch.dtype | None,
         direct: DirectBackend | None = None,
     ) -> None:
-        """Take engines that have been made.
+        """Store the engines.
 
         Args:
             members: a name for each, and the process with its `EngineHost`.
-            max_sequences: samples that decode at the same time in each.
-            dtype: what weights are cast to before they are sent; None: they stay as they are.
+            max_sequences: samples that decode concurrently in each.
+            dtype: of the sent weights; None: unchanged.
             direct: how ranks send full weights to the engines directly; None: through the object store.
         """
         if not members:
@@ -193,7 +192,7 @@ class RemoteEnginePool(EnginePool[RemoteEngine]):
 
 @dataclass(frozen=True, slots=True)
 class ObjectTransport:
-    """Stores each bucket once as an object that all engines read: in the cluster's store, or through a pipe."""
+    """Stores each bucket once for all engines: in the cluster's store, or through a pipe."""
 
     put: Put
     dtype: torch.dtype | None  # what weights are cast to before they are sent; None: they stay as they are
@@ -206,7 +205,7 @@ class ObjectTransport:
         return [None] * len(members)
 
     def _send_buckets(self, parts: Iterator[Reference], members: Sequence[RemoteEngine]) -> None:
-        """Send each bucket to all engines while the next one is made; at most two of them are alive."""
+        """Send each bucket to all engines while the next is made; at most two are alive."""
         with ExitStack() as ending, ThreadPoolExecutor(1) as ahead:
             if isinstance(parts, Generator):
                 ending.callback(parts.close)  # ranks that gather for it have to end their pass
@@ -222,8 +221,6 @@ class ObjectTransport:
 
 @dataclass(frozen=True, slots=True)
 class RankTransport:
-    """Lets the ranks send full weights to the engines' workers directly."""
-
     backend: DirectBackend
     dtype: torch.dtype | None
     activate: bool
@@ -237,7 +234,7 @@ class RankTransport:
 
 @contextmanager
 def loading(members: Sequence[RemoteEngine], *expected: Any) -> Iterator[None]:
-    """Let all engines expect weights inside the block, as `EngineHost.begin_load`, and end the load with it."""
+    """Begin to load weights in all engines, as `EngineHost.begin_load`, and end the load with the block."""
     call_all(members, "begin_load", *expected)
     whole = False
     try:
@@ -250,7 +247,7 @@ def loading(members: Sequence[RemoteEngine], *expected: Any) -> Iterator[None]:
 
 
 def call_all(members: Sequence[RemoteEngine], method: str, *arguments: Any, quiet: bool = False) -> list[Any]:
-    """Call all engines at the same time; return their answers when all have given one. Raises the first error."""
+    """Call all engines concurrently; return all results. Raises the first error."""
     with ThreadPoolExecutor(len(members)) as threads:
         calls = [threads.submit(member.call, method, *arguments) for member in members]
     if quiet and any(one.exception() for one in calls):

@@ -1,7 +1,7 @@
 """One object in a subprocess of the driver, without Ray: a `WorkerGroup` of one.
 
-Calls go through a pipe as pickles. The process ends with the driver, however that ends, and ignores signals: a signal
-stops the driver, which may still need the result of a pending call.
+Calls go through a pipe as pickles. The process ends with the driver, however that ends, and ignores signals: the driver
+may still need the result of a pending call.
 """
 
 import logging
@@ -28,8 +28,6 @@ ENDING = 10.0  # seconds until a process that has closed its pipe has ended
 
 @dataclass(frozen=True, slots=True)
 class Carried:
-    """A value that is sent as it is."""
-
     value: Any
 
     def load(self) -> Any:
@@ -37,10 +35,10 @@ class Carried:
 
 
 class OwnProcess:
-    """A process with one object, called from any thread, one call at a time."""
+    """A process with one object. Any thread may call it, one call at a time."""
 
     def __init__(self, name: str, log: Path, threads: int) -> None:
-        """Start it; returns at once. `threads` are for torch; its output goes to the log."""
+        """Start the process without waiting. `threads` are for torch; its output goes to the log."""
         self.name, self._log = name, log
         context = get_context("spawn")
         self._pipe, theirs = context.Pipe()
@@ -55,19 +53,17 @@ class OwnProcess:
         return self._process.pid
 
     def preload(self, *modules: str) -> None:
-        """Import modules in advance; returns at once."""
         self._pipe.send_bytes(pickle.dumps(("preload", modules)))
 
     def create(self, maker: Callable[..., object], *args: object) -> None:
-        """Make its object. Raises as `call`."""
         self._call("create", (maker, args))
 
     def call(self, verb: str, *args: object, **kwargs: object) -> Any:
-        """Call a method of its object; return the answer.
+        """Call a method of its object; return the result.
 
         Raises:
             ClusterError: the process has died.
-            Exception: what the method has raised there, with a note that says where.
+            Exception: what the method has raised, with a note that names the process.
         """
         return self._call("call", (verb, args, kwargs))
 
@@ -87,7 +83,6 @@ class OwnProcess:
         raise NotImplementedError(f"{self.name} is called by the driver alone")
 
     def close(self) -> None:
-        """Kill the process, from any thread."""
         self._process.kill()
         self._process.join()
 
@@ -110,7 +105,6 @@ class OwnProcess:
 
 
 def _serve(pipe: "Connection[Any, Any]", name: str, log: Path, threads: int) -> None:
-    """Serve calls until the driver ends."""
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     redirect_output(log)

@@ -11,7 +11,7 @@ from r1_cli.config.rollout import EnginesConfig, RolloutConfig
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """A machine and its devices that the run has.
+    """A machine and the run's devices on it.
 
     Example: `Node("6f0c", "10.0.0.7", ("0", "1"))`, on processors `Node("6f0c", "127.0.0.1", ("cpu", "cpu"))`.
     """
@@ -25,15 +25,13 @@ class Node:
 
 @dataclass(frozen=True, slots=True)
 class ClusterNodes:
-    """The nodes of a run."""
-
     learner: tuple[Node, ...]
     apart: tuple[Node, ...] = ()  # nodes of engines with devices of their own; none: they share the learner's
 
 
 @dataclass(frozen=True, slots=True)
 class RankPlacement:
-    """The node and the device of a rank, which has the device alone."""
+    """The node and the device of a rank, which no other rank shares."""
 
     rank: int
     node: Node
@@ -50,9 +48,9 @@ class RankPlacement:
 
 
 def place_ranks(nodes: Sequence[Node]) -> tuple[RankPlacement, ...]:
-    """Give every device a rank: node by node in the order of their addresses, on each by device.
+    """Give every device a rank: nodes by address, then devices in order.
 
-    Neighbouring ranks share a node, and a run that resumes on the same nodes has the same placement.
+    Neighbouring ranks share a node, and a resumed run on the same nodes has the same placement.
     """
     places = [(node, device) for node in sorted(nodes, key=_by_address) for device in node.devices]
     return tuple(RankPlacement(rank, node, device) for rank, (node, device) in enumerate(places))
@@ -60,8 +58,6 @@ def place_ranks(nodes: Sequence[Node]) -> tuple[RankPlacement, ...]:
 
 @dataclass(frozen=True, slots=True)
 class EnginePlacement:
-    """The node and the devices of an engine."""
-
     number: int
     node: Node
     devices: tuple[str, ...]
@@ -73,7 +69,7 @@ class EnginePlacement:
 
 
 def place_engines(machines: ClusterNodes, size: int) -> tuple[EnginePlacement, ...]:
-    """Give every `size` devices of a node an engine, in the order of ranks."""
+    """Give every `size` devices of a node an engine, in the order of the ranks."""
     nodes = sorted(machines.apart or machines.learner, key=_by_address)
     parts = [(node, node.devices[at : at + size]) for node in nodes for at in range(0, len(node.devices), size)]
     return tuple(EnginePlacement(number, node, devices) for number, (node, devices) in enumerate(parts))
@@ -95,7 +91,7 @@ def place_all(machines: ClusterNodes, rollout: RolloutConfig) -> Placement:
 def plan_placement(config: RunConfig) -> Placement:
     """Return the placement on nodes as the configuration numbers them, to show it before a run.
 
-    One node holds everything; of several it is not known which has devices for further engines.
+    One node holds everything; of several, the nodes with devices for further engines are unknown.
     """
     if not config.on_cluster:
         return Placement()
@@ -116,7 +112,6 @@ def _by_address(node: Node) -> tuple[int, int, str]:
 
 
 def threads_per_rank(processors: int, ranks: int) -> int:
-    """Return the threads of each rank on a machine."""
     return max(1, processors // ranks)
 
 
@@ -124,7 +119,7 @@ def require_devices(offers: Sequence[tuple[str, int]], nnodes: int, per_node: in
     """Check that enough nodes have enough devices. Raises ConfigError.
 
     Args:
-        offers: each node's address and its count of devices.
+        offers: (address, device count) of each node.
         kind: the devices' name in messages: "GPUs".
     """
     short = [address for address, devices in sorted(offers) if devices < per_node]
@@ -145,7 +140,7 @@ def require_devices(offers: Sequence[tuple[str, int]], nnodes: int, per_node: in
 def allocate_devices(
     offers: Sequence[tuple[str, int]], nnodes: int, per_node: int, apart: EnginesConfig, kind: str
 ) -> list[tuple[int, int]]:
-    """Return each node's devices for ranks and for engines of their own, both on one node if they fit.
+    """Return each node's device counts for ranks and for separate engines, both on one node if they fit.
 
     Raises:
         ConfigError: there are too few devices for the engines.

@@ -1,7 +1,7 @@
 """A rank: one of the processes that train a policy, and a critic, together. Knows nothing of Ray.
 
-`rank_client` calls it. After `load_batch` a call brings only rows of the batch, changed per-token fields and settings;
-numbers and new per-token fields are returned.
+`rank_client` calls it. After `load_batch`, calls send only rows of the batch, changed per-token fields and settings,
+and return numbers and new per-token fields.
 """
 
 import socket
@@ -56,7 +56,7 @@ BUCKET = 256 * 2**20  # bytes of weights that are sent at once
 
 @dataclass(frozen=True, slots=True)
 class KLCoef:
-    """Stands for the objective in a call: the ranks have built all of it but its KL coefficient, which changes."""
+    """Stands for the objective in a call: ranks have built all of it except its KL coefficient."""
 
     value: float
 
@@ -84,11 +84,10 @@ def build_critic_beside(config: RunConfig, hardware: Hardware, schedule: Schedul
 
 
 class TokenBalance:
-    """Tokens that each rank computes, added up over the updates of a step: `perf/straggler` and `global_seqlen`.
+    """Tokens that each rank computes, summed over the updates of a step: `perf/straggler` and `global_seqlen`.
 
-    Example: of samples of 5, 3 and 2 tokens, one a micro-batch, two ranks compute 5 and 3 in the first round and 2 and
-    0 in
-    the second: `tokens` are [7, 3], and `straggler` is (5 + 2) / 5.
+    Example: samples of 5, 3 and 2 tokens in micro-batches of one on two ranks: 5 and 3 tokens in the first round, 2 and
+    0 in the second. `tokens` are [7, 3], and `straggler` is (5 + 2) / 5.
     """
 
     def __init__(self, ranks: int) -> None:
@@ -97,7 +96,7 @@ class TokenBalance:
         self._fullest = 0  # tokens of the fullest rank of each round, for which all wait
 
     def add(self, samples: Sequence[Sample], batching: Batching) -> None:
-        """Add an update of these samples; a prompt that a micro-batch shares counts once."""
+        """Add an update of these samples; a shared prompt counts once per micro-batch."""
         padded, share = not batching.padding_free, batching.share_prompts
         work = SharedPrompts.find(samples, share and not padded)
         limit = batching.cap(batching.update)
@@ -108,15 +107,14 @@ class TokenBalance:
 
     @property
     def straggler(self) -> float:
-        """Tokens of the fullest rank, round by round, relative to the mean; 1 if nothing was computed."""
+        """Tokens of the fullest rank in each round, relative to the mean; 1 if nothing was computed."""
         return self._fullest * len(self.tokens) / sum(self.tokens) if sum(self.tokens) else 1.0
 
 
 class Rank:
-    """A process that trains with the others. All ranks are called alike, but for `open_store`.
+    """A process that trains with the others. All ranks are called alike, except for `open_store`.
 
-    `build` makes the learner once the ranks are connected, `partial(build_policy, config, hardware, schedule)` for a
-    run.
+    `build` makes the learner once the ranks are connected: `partial(build_policy, config, hardware, schedule)`.
     """
 
     def __init__(
@@ -130,7 +128,7 @@ class Rank:
         sequence_size: int = 1,
         build_critic: Callable[[Parallel], Critic] | None = None,
     ) -> None:
-        """Store the settings; the device is not touched.
+        """Store the settings, without using the device.
 
         Args:
             timeout: seconds that ranks wait for one another.
@@ -152,7 +150,7 @@ class Rank:
     # --- start -------------------------------------------------------------------------------------------------------
 
     def open_store(self, host: str) -> tuple[str, int]:
-        """Open, on rank 0, the store where ranks connect; return its host and port, which the system has chosen."""
+        """Open, on rank 0, the store where ranks connect; return its host and port, which the system chooses."""
         # By default a store listens on every address of the machine.
         listening = socket.create_server((host, 0), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
         port: int = listening.getsockname()[1]
@@ -163,10 +161,7 @@ class Rank:
         return host, port
 
     def join(self, address: tuple[str, int] | None = None) -> None:
-        """Connect to the other ranks at the address of `open_store`, and build the models.
-
-        Without an address build them alone.
-        """
+        """Connect to the ranks at `open_store`'s address, and build the models; without one, build them alone."""
         parallel = Parallel.single_process(self._device) if self._device == "cuda" else Parallel()
         if address is not None:
             store = self._store or TCPStore(*address, is_master=False, timeout=self._timeout)
@@ -190,7 +185,7 @@ class Rank:
     # --- samples -----------------------------------------------------------------------------------------------------
 
     def load_batch(self, columns: Reference) -> None:
-        """Replace the batch: rows and changes refer to this one."""
+        """Replace the batch to which rows and changes refer."""
         self._batch = unpack_samples(columns.load())
         self._loads = TokenBalance(self.learner.parallel.data_world)
 
@@ -257,17 +252,16 @@ class Rank:
         return self._snapshots.add(model, self._model(model).snapshot(model_only=model_only, max_bytes=max_bytes))
 
     def write_snapshot(self, model: str, folder: Path) -> None:
-        """Write the copy in a thread."""
         self._snapshots.write(model, folder)
 
     def snapshot_error(self, model: str) -> str | None:
-        """Return why the copy could not be written, "" once it is, None before."""
+        """Return why the copy could not be written; "" once it is written, None before."""
         return self._snapshots.error(model)
 
     # --- weights -----------------------------------------------------------------------------------------------------
 
     def run_with_weights(self, task: Callable[[Weights], Result]) -> Result | None:
-        """Run a task on the whole weights on rank 0. The others gather with it to the end, even if it fails."""
+        """Run a task on the whole weights on rank 0. The others gather to the end, even if it fails."""
         weights, form = self.learner.weights(), self.adapter()
         try:
             return task(weights if form is None else replace(form, weights=weights)) if self._rank == 0 else None
@@ -280,11 +274,11 @@ class Rank:
         return spread(self.learner.shards(dtype), self.learner.parallel, write, max_bytes)
 
     def adapter(self) -> Adapter | None:
-        """Return the form of the adapter that is trained, without its factors; None if all weights are."""
+        """Return the trained adapter without its factors; None if all weights are trained."""
         return self.learner.form if isinstance(self.learner, AdaptedLearner) else None
 
     def weight_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Return names and shapes of the whole weights, without gathering them."""
+        """Return names and shapes of the whole weights, without gathering."""
         weights = synced_tensors(self.learner.model, self.learner.adaptation)
         return [(name, tuple(tensor.shape)) for name, tensor in weights]
 
@@ -307,8 +301,7 @@ class Rank:
         self._weights = buckets(self.learner.weights(dtype), BUCKET)
 
     def next_weights(self, put: Put | None) -> list[Packed] | Reference | None:
-        """Return the next bucket of whole tensors from rank 0, or a reference to it; None at the end, after
-        offloading."""
+        """Return rank 0's next bucket of whole tensors, or a reference to it; at the end offload and return None."""
         bucket = next(self._weights, None)
         if bucket is None:
             self.learner.offload()
@@ -319,6 +312,6 @@ class Rank:
         return put(packed) if put else packed
 
     def end_weights(self) -> None:
-        """Finish a pass that was interrupted: ranks have to gather together."""
+        """Finish an interrupted pass: ranks have to gather together."""
         for _ in self._weights:
             pass

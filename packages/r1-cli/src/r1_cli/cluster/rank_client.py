@@ -27,11 +27,10 @@ NO_FIELDS: dict[str, Any] = dict.fromkeys(PER_TOKEN)
 class RankClient:
     """Sends a batch to the ranks once, then only changed fields; policy and critic share the batch.
 
-    Samples that the ranks have are identified by their `token_ids` object, which `dataclasses.replace` keeps, and
-    fields as objects.
+    Objects are compared, not values: samples by their `token_ids`, which `dataclasses.replace` keeps, and fields.
 
     Args:
-        inputs_dtype: what floating-point model inputs are cast to before they are sent; None: as they are.
+        inputs_dtype: of the sent floating-point model inputs; None: unchanged.
         ranks_per_node: the most ranks that share a node.
     """
 
@@ -44,7 +43,7 @@ class RankClient:
     def call_model(self, model: str, method: Callable[..., Any], *args: object, **kwargs: object) -> Any:
         """Call a method of the policy or the critic on all ranks, as `train.trainable` declares it.
 
-        Of an `Objective` only `kl_coef` is sent: the ranks have built it from the configuration.
+        Of an `Objective` only `kl_coef` is sent: the ranks build the rest from the configuration.
         """
         how = DECLARED.get(method, Collective())
         arguments = signature(method).bind(self, *args, **kwargs).arguments
@@ -62,7 +61,7 @@ class RankClient:
     def call(self, verb: str, *args: object, label: str = "") -> Any:
         """Call a method of all ranks; return rank 0's result.
 
-        A call after a failed one raises the first error again, as the ranks may be gone because of it.
+        After a failed call, all further calls raise its error: the ranks may be gone.
         """
         return self._first_error(self.ranks.call, verb, *args, label=label)
 
@@ -80,7 +79,7 @@ class RankClient:
             raise
 
     def _send(self, samples: Sequence[Sample]) -> tuple[Array, Reference | None]:
-        """Send samples that the ranks lack; return their rows in the batch, and the changed fields."""
+        """Send samples that the ranks lack; return all rows in the batch, and the changed fields."""
         rows = self._find(samples)
         if rows is None:
             self.call("load_batch", self.ranks.put(pack_samples(samples, self.ranks.put, self._inputs_dtype)))
@@ -92,7 +91,6 @@ class RankClient:
         return np.array(rows, np.int32), self.ranks.put(changes) if changes else None
 
     def _find(self, samples: Sequence[Sample]) -> list[int] | None:
-        """Return the rows of samples that the ranks have, None if they lack one."""
         rows = [self._rows.get(id(sample.token_ids), -1) for sample in samples]
         if len(set(rows)) < len(rows) or any(
             row < 0
@@ -109,7 +107,7 @@ class RankClient:
             self._batch[row] = sample
 
     def _unpack(self, rows: Array, samples: Sequence[Sample], result: object) -> object:
-        """Set the fields that a method has computed on the ranks, which have set them already."""
+        """Set the fields that the ranks have computed, and already set on their side."""
         if isinstance(result, tuple):
             return tuple(self._unpack(rows, samples, part) for part in result)
         if not isinstance(result, NewFields):
@@ -120,7 +118,7 @@ class RankClient:
 
 
 class RankedModel:
-    """A model on the ranks. Its methods are those of its protocol in `train.trainable`."""
+    """A model on the ranks, with the methods of its protocol in `train.trainable`."""
 
     def __init__(self, client: RankClient, model: str, protocol: type[Trainable]) -> None:
         self.client, self._model, self._protocol = client, model, protocol
@@ -145,7 +143,6 @@ class RankedPolicy(RankedModel):
 
     @cached_property
     def _form(self) -> Adapter | None:
-        """The form of the adapter that is trained; None if all weights are."""
         form: Adapter | None = self.client.call("adapter")
         return form
 
@@ -153,12 +150,9 @@ class RankedPolicy(RankedModel):
         return self.source(0).pairs()
 
     def source(self, version: int) -> RankedWeights:
-        """Return a source of the weights on the ranks, as this version."""
         return RankedWeights(self.client.call, self.client.ranks.remote_put, version, self._form)
 
 
 class RankedCritic(RankedModel):
-    """The critic on the policy's ranks."""
-
     def __init__(self, client: RankClient, protocol: type[Trainable] = ValueModel) -> None:
         super().__init__(client, "critic", protocol)

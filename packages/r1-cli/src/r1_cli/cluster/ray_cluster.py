@@ -42,10 +42,10 @@ NO_CLUSTER = (
 def open_cluster(
     trainer: TrainerConfig, hardware: Hardware, apart: EnginesConfig = COLOCATED
 ) -> Iterator[ClusterNodes]:
-    """Connect to a cluster, and reserve `nnodes` nodes of it with `n_gpus_per_node` devices each for the run.
+    """Connect to a cluster, and reserve `nnodes` nodes with `n_gpus_per_node` devices each.
 
-    Engines that are `apart` get further devices, on those nodes or on others. One node is always a private cluster.
-    When the run ends, a trace of its actors is written to `ray_timeline`, for chrome://tracing.
+    Engines that are `apart` get further devices, on those nodes or on others. One node is always a private cluster. At
+    the end a trace of the actors is written to `ray_timeline`, for chrome://tracing.
 
     Raises:
         ConfigError: there is no cluster, or it has too few devices.
@@ -65,9 +65,9 @@ def open_cluster(
 
 @contextmanager
 def private_cluster(trainer: TrainerConfig, hardware: Hardware, apart: EnginesConfig) -> Iterator[ClusterNodes]:
-    """Start Ray for this run alone: on loopback, with a token, and with a folder that is removed when the run ends.
+    """Start Ray for this run alone: on loopback, with a token, and with a folder that is removed at the end.
 
-    The folder of a killed run is removed by the next one.
+    The next run removes the folder of a killed one.
     """
     ranks, wanted = trainer.n_gpus_per_node, trainer.n_gpus_per_node + apart.n_gpus_per_node
     devices = hardware.gpus if hardware.on_gpu else ("cpu",) * wanted
@@ -137,9 +137,9 @@ def joined_cluster(trainer: TrainerConfig, apart: EnginesConfig) -> Iterator[Clu
 
 
 def find_address() -> str | None:
-    """Return the cluster of RAY_ADDRESS, or that of the last `ray start` on this machine, None without either.
+    """Return RAY_ADDRESS, or the address of the last `ray start` on this machine, None without either.
 
-    Ray itself would also choose a cluster that it finds among the processes: another run's.
+    Ray itself might also choose another run's cluster among the processes.
     """
     folder = os.environ.get("RAY_TMPDIR") or os.environ.get("TMPDIR") or "/tmp"
     noted = Path(folder, "ray", "ray_current_cluster")
@@ -150,7 +150,7 @@ def find_address() -> str | None:
 
 
 def own_address() -> str:
-    """Return the address by which other machines reach this one, "FIRST" if it is not known."""
+    """Return the address by which other machines reach this one, "FIRST" if unknown."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:  # sends nothing
         try:
             asked.connect(("192.0.2.1", 9))
@@ -174,11 +174,10 @@ def connection_problem(address: str) -> str | None:
 
 @contextmanager
 def _reserve_nodes(ray: ModuleType, trainer: TrainerConfig, apart: EnginesConfig) -> Iterator[ClusterNodes]:
-    """Reserve nodes with enough free devices until the block ends, by an actor on each that has all the devices.
+    """Reserve nodes with enough free devices until the block ends, by an actor on each that holds all devices.
 
-    A Ray placement group alone does not do: the run assigns GPUs to actors itself, so that ranks and engines can share
-    one, and it needs each node's GPU ids, free shared memory, scratch folder and versions before it starts an actor
-    there.
+    A Ray placement group is not enough: the run assigns GPUs to actors itself, so that ranks and engines can share one,
+    and needs each node's GPU ids, free shared memory, scratch folder and versions before it starts an actor.
     """
     alive = [node for node in ray.nodes() if node["Alive"]]
     resource = "GPU" if any(node["Resources"].get("GPU") for node in alive) else "CPU"
@@ -238,7 +237,7 @@ def driver_node() -> Node:
 
 
 class NodeReservation:
-    """Holds the devices of a node, so that no other run gets them, and describes the node."""
+    """Holds the devices of a node for the run, and describes the node."""
 
     def __init__(self) -> None:
         self._scratch = PrivateFolder("r1-scratch-")
@@ -260,8 +259,7 @@ class NodeReservation:
 
 
 def shared_bytes() -> float:
-    """Return the free bytes of this machine's shared memory; without bound where the user allows the store on a
-    disk."""
+    """Return the free bytes of this machine's shared memory; infinite where the user allows the store on a disk."""
     shared = Path("/dev/shm")
     if os.environ.get("RAY_OBJECT_STORE_ALLOW_SLOW_STORAGE") or not shared.is_dir():
         return inf
@@ -280,7 +278,6 @@ def store_bytes(nodes: Iterable[Mapping[str, Any]], node_id: str, shared: float)
 
 
 def own_versions() -> dict[str, str]:
-    """Return the versions that must be the same on all nodes."""
     return {
         "Python": ".".join(map(str, sys.version_info[:3])),
         **{name: version(name) for name in ("r1-cli", "torch", "transformers")},

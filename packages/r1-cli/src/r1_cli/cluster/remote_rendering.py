@@ -1,9 +1,7 @@
 """Render pictures and videos on the nodes of a cluster, by r1-data's workers, and store them there.
 
-Knows nothing of Ray.
-
-The driver gets prompts whose model inputs are references. No pixels pass through it, unless a reward function or a
-server needs the pictures themselves.
+Knows nothing of Ray. The driver gets prompts with references to model inputs; no pixels pass through it, unless a
+reward function or a server needs the pictures.
 """
 
 import ctypes
@@ -34,7 +32,7 @@ _M_MMAP_THRESHOLD = -3  # in glibc's malloc.h
 
 
 class RenderWorker:
-    """Renders on one node, in an actor that serves several calls at the same time.
+    """Renders on one node, several calls concurrently.
 
     Media that may crash or hang a decoder are decoded in workers, as on one device.
     """
@@ -42,11 +40,11 @@ class RenderWorker:
     def __init__(
         self, renderer: Renderer, open_workers: OpenWorkers, memory_bytes: int, dtype: torch.dtype | None, put: Put
     ) -> None:
-        """Start nothing yet.
+        """Store the settings, without starting workers.
 
         Args:
             memory_bytes: decoded media that are cached for the next epoch, for each memory in a key.
-            dtype: what floating-point model inputs are cast to before they are stored; None: as they are.
+            dtype: of the stored floating-point model inputs; None: unchanged.
         """
         _return_large_blocks()
         self._renderer, self._dtype, self._put = renderer, dtype, put
@@ -86,24 +84,23 @@ class RenderWorker:
         return replace(prompt, model_inputs=inputs, images=(), videos=(), messages=())
 
     def close(self) -> None:
-        """End the workers."""
         self._stack.close()
 
 
 class RenderPool:
     """Renders rows on the nodes of a cluster: r1-data's remote rendering.
 
-    A row always goes to the same node, which caches it decoded. A row that fails there is rendered on the first node,
-    the driver's, before it counts as bad: files need not be on all nodes.
+    A row always goes to the same node, which caches it. If it fails there, the driver's node tries it before it counts
+    as bad: files need not be on all nodes.
     """
 
     def __init__(self, start: Callable[[], Sequence[WorkerGroup]], machines: int, calls: int) -> None:
-        """Start nothing before `begin` or the first row.
+        """Store the settings; `begin` or the first row starts the workers.
 
         Args:
             start: makes the group of the `RenderWorker` of each node, the driver's first.
             machines: how many it makes.
-            calls: of one node at the same time.
+            calls: concurrent calls of one node.
         """
         self._start, self._closed = start, False
         self._hosts: Sequence[WorkerGroup] = ()

@@ -14,7 +14,7 @@ POLL_SECONDS = 0.2  # a rank that computes answers afterwards
 
 
 class SnapshotWriter:
-    """A rank's copies of its models, at most one of each."""
+    """A rank's copies of its models, one of each."""
 
     def __init__(self) -> None:
         self._taken: dict[str, Snapshot] = {}
@@ -22,17 +22,15 @@ class SnapshotWriter:
         self._thread = Background("r1-saving", room=2)
 
     def add(self, owner: str, taken: Snapshot | None) -> bool:
-        """Store a copy until it is written; return whether there is one."""
         if taken is not None:
             self._taken[owner] = taken
         return taken is not None
 
     def write(self, owner: str, folder: Path) -> None:
-        """Begin to write a copy, which is released afterwards."""
         self._written[owner] = self._thread.do(partial(self._taken.pop(owner).write, folder))
 
     def error(self, owner: str) -> str | None:
-        """Return why it could not be written, "" once it is, None before."""
+        """Return why it could not be written; "" once it is written, None before."""
         written = self._written[owner]
         if not written.done():
             return None
@@ -42,16 +40,16 @@ class SnapshotWriter:
 
 @dataclass(frozen=True, slots=True)
 class RankedSnapshot:
-    """The snapshot of a model on the ranks, each of which has its part."""
+    """The snapshot of a model on the ranks, each with its part."""
 
     ranks: WorkerGroup
     owner: str
 
     def write(self, folder: Path) -> None:
-        """Write the snapshot on the ranks, which are polled between their other calls.
+        """Write the snapshot on the ranks, polling them between their other calls.
 
         Raises:
-            OSError: one could not write; the others have.
+            OSError: a rank could not write; the others have.
         """
         self.ranks.call("write_snapshot", self.owner, folder)
         while None in (failures := self.ranks.call_all("snapshot_error", self.owner)):

@@ -1,4 +1,4 @@
-"""The weights of a learner on many ranks, and how they reach the engines of a pool without passing the driver."""
+"""The weights of a learner on many ranks, sent to a pool's engines without passing the driver."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -38,7 +38,7 @@ class RankedWeights:
         return self._formed(self.pairs())
 
     def pairs(self) -> Iterator[tuple[str, Tensor]]:
-        """Yield what is sent here, by name: weights, or an adapter's factors."""
+        """Yield what engines load, by name: weights, or an adapter's factors."""
         for bucket in self._buckets(None, None):
             for name, packed in bucket:
                 yield name, to_tensor(*packed)
@@ -47,9 +47,9 @@ class RankedWeights:
         return pairs if self.form is None else replace(self.form, weights=pairs)
 
     def references(self, dtype: torch.dtype | None) -> Iterator[Reference]:
-        """Yield references to buckets that rank 0 has stored, cast to `dtype` before gathering, unless factors.
+        """Yield references to buckets on rank 0, weights cast to `dtype` before gathering.
 
-        The next one is made when it is requested. A caller that drops a bucket first has at most two of them alive.
+        Each is made on request: a caller that drops one first has at most two alive.
         """
         yield from self._buckets(dtype if self.form is None else None, self.remote_put)
 
@@ -65,7 +65,7 @@ class RankedWeights:
                 self.call("end_weights")
 
     def send(self, backend: DirectBackend, engines: Sequence[Ask], dtype: torch.dtype | None) -> None:
-        """Let the ranks send them to the processes of engines."""
+        """Send the weights from the ranks to the engines' processes."""
         self.call("send_weights", backend, list(engines), dtype)
 
     def run_with_weights(self, task: Callable[[Weights], Result]) -> Result:
@@ -80,7 +80,7 @@ class RankedWeights:
 def put_buckets(
     source: WeightSource, dtype: torch.dtype | None, put: Put
 ) -> tuple[Adapter | None, Iterator[Reference]]:
-    """Return references to the buckets of any source, cast to `dtype`; of an adapter its form, and its factors.
+    """Return a source's adapter without its factors, and references to its buckets, weights cast to `dtype`.
 
     Factors are not cast: engines multiply them before they round.
     """
@@ -101,14 +101,14 @@ def _put(parts: Iterable[list[tuple[str, Tensor]]], put: Put) -> Iterator[Refere
 
 
 def spread(shards: Iterable[tuple[str, Tensor]], parallel: Parallel, write: BucketWriter, max_bytes: int) -> Shapes:
-    """Let each rank write buckets of whole tensors, cut as `weights.buckets` cuts them; return all shapes by name.
+    """Let each rank write buckets of whole tensors, as `weights.buckets` splits them; return all shapes by name.
 
-    All ranks must call this with the same tensors in the same order, of which each has its shard. A bucket is gathered
-    to the rank with the fewest bytes so far, of those that see the folder, or of all if none does. While that rank
-    writes, the others gather theirs, so a rank has at most two buckets in memory beside its shard.
+    All ranks must call this with the same tensors in the same order. A bucket is gathered to the rank with the fewest
+    bytes so far, of those that see the folder, or of all if none does. While that rank writes, the others gather
+    theirs: a rank has at most two buckets in memory besides its shard.
 
     Raises:
-        OSError: this rank could not write, raised when all have ended the pass; others may have written theirs.
+        OSError: this rank could not write, raised at the end of the pass; others may have written theirs.
     """
     device = "cpu" if parallel.mesh is None else parallel.mesh.device_type
     seeing = torch.zeros(parallel.world, device=device)
@@ -136,7 +136,7 @@ def spread(shards: Iterable[tuple[str, Tensor]], parallel: Parallel, write: Buck
 
 
 class _Writing:
-    """The buckets that one rank writes, one at a time, in a thread; nothing more after an error."""
+    """The buckets of one rank, written one at a time in a thread; nothing more after an error."""
 
     def __init__(self, write: BucketWriter, thread: ThreadPoolExecutor) -> None:
         self.bucket: list[tuple[str, Tensor]] = []  # that is being gathered
@@ -146,7 +146,7 @@ class _Writing:
         self._pending: Future[None] | None = None
 
     def begin(self, number: int) -> None:
-        """Write what has been gathered; the next bucket has this number."""
+        """Write the gathered tensors as the bucket of this number."""
         if self.bucket:
             self.wait()
             if self.error is None:
@@ -155,7 +155,6 @@ class _Writing:
         self._number = number
 
     def wait(self) -> None:
-        """Wait until nothing is being written."""
         if self._pending is not None:
             error = self._pending.exception()
             self.error = self.error or (error if isinstance(error, Exception) else None)

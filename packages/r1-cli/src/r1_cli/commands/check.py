@@ -59,13 +59,11 @@ def check(settings: tuple[str, ...], as_json: bool, no_step: bool, precision: st
 
 
 def _is_model(word: str) -> bool:
-    """Whether a word names a model, and not a file or setting of a configuration."""
     path = Path(word)
     return path.is_dir() or not (path.exists() or "=" in word or path.suffix in (".yaml", ".yml", ".json"))
 
 
 def _check_model(path: str, precision: str, *, as_json: bool) -> None:
-    """Check the batch layouts of a model and print the results."""
     from r1_cli.models.load import ModelError
     from r1_cli.plan.check.model import examine_layouts
 

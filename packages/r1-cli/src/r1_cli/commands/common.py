@@ -54,7 +54,7 @@ def user_errors(*kinds: type[Exception]) -> Iterator[None]:
 def writing(path: Path | None) -> Iterator[None]:
     """Turn an OSError into a `UserError` that names `path`, if the disk is full or `path` cannot be written.
 
-    The operating system names the file only if opening it fails, not if writing does.
+    The operating system names the file only if opening fails.
     """
     try:
         yield

@@ -37,7 +37,7 @@ def lmm_r1(command: tuple[str, ...]) -> None:
 
 
 def _words(command: tuple[str, ...]) -> str:
-    """Return the command's text: a single word or the file it names, or several words quoted again."""
+    """Return the command's text: one word, the content of the file it names, or several words quoted again."""
     import shlex
 
     if len(command) > 1:

@@ -9,8 +9,6 @@ from r1_cli.commands.common import ANY_WORDS, user_errors
 
 
 class Share(click.FloatRange):
-    """A number above 0, up to 1. A FloatRange alone accepts NaN."""
-
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         found = super().convert(value, param, ctx)
         return found if found == found else self.fail(f"{value} is not in the range 0<x<=1", param, ctx)

@@ -73,7 +73,6 @@ def test(
 
 
 def _same_command() -> str:
-    """Return this command as the user would type it again."""
     context = click.get_current_context()
     words = ["r1", "reward", "test", context.params["spec"], *context.params["settings"]]
     for option in context.command.params:

@@ -63,7 +63,6 @@ def train(settings: tuple[str, ...], dry_run: bool, full: bool) -> None:
 
 
 def _show(config: "RunConfig", provenance: "Provenance", *, full: bool) -> None:
-    """Print what a run would do, on one screen, or in `full`."""
     from rich.console import Console
 
     from r1_cli.build.rewards.ground_truths import GroundTruthReader, find_unusable_ground_truths

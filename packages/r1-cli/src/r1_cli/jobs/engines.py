@@ -1,4 +1,4 @@
-"""Start and open the engine of a run: in this process, in one of its own, or as a pool of actors."""
+"""Start and open the engine of a run: in this process, in its own, or as a pool of actors."""
 
 import logging
 import os
@@ -36,7 +36,7 @@ log = logging.getLogger("r1")
 def start_engines(
     config: RunConfig, hardware: Hardware, places: Sequence[EnginePlacement], stack: ExitStack
 ) -> "ActorGroup | None":
-    """Start the processes of engines that have placements, which import in the background. Raises ClusterError."""
+    """Start the processes of engines with placements, importing in the background. Raises ClusterError."""
     if not places:
         return None
     from r1_cli.cluster.actors import ActorGroup, ActorPlacement
@@ -61,12 +61,12 @@ def start_engines(
 
 
 def start_engine_process(config: RunConfig, stack: ExitStack) -> OwnProcess | None:
-    """Start the process of an engine that samples while the learner computes; None if the run does not need one.
+    """Start the process of an engine that samples while the learner computes; None if not needed.
 
     On CPUs, learner and engine each get half the threads.
 
     Raises:
-        ConfigError: several devices train, and engines are to sample on the same ones.
+        ConfigError: engines would sample on several devices that train.
     """
     require_own_devices(config)
     if not config.trainer.max_staleness or not config.colocated:

@@ -31,7 +31,7 @@ def evaluate_model(model: str, config: RunConfig, json_path: Path | None = None)
 
     Args:
         model: a Hugging Face folder, a hub name, or a checkpoint of r1.
-        json_path: a file that gets the metrics, too.
+        json_path: also write the metrics to this file.
 
     Raises:
         ConfigError, DataError, ModelError: something cannot work.

@@ -1,4 +1,4 @@
-"""Start and load the learner of a run: in this process, or as ranks of a cluster."""
+"""Start and load the learner of a run: in this process, or as ranks on a cluster."""
 
 import logging
 from collections import Counter
@@ -31,7 +31,7 @@ log = logging.getLogger("r1")
 
 
 def resolve_devices(config: RunConfig, provenance: Provenance, hardware: Hardware) -> RunConfig:
-    """Return the configuration with one device if there are no GPUs and the user sets no number of ranks.
+    """Return the configuration, with one device if there are no GPUs and no number of ranks is set.
 
     Raises ConfigError if a setting for one device is used with several.
     """
@@ -66,7 +66,7 @@ def rank_hardware(hardware: Hardware, placements: Sequence[RankPlacement]) -> Ha
 def start_ranks(
     config: RunConfig, hardware: Hardware, placements: Sequence[RankPlacement], stack: ExitStack
 ) -> "ActorGroup | None":
-    """Start one process per placement, which imports while this process reads the data; None without placements.
+    """Start one process per placement, which imports in the background; None without placements.
 
     Raises:
         ClusterError: a rank has died.
@@ -112,8 +112,8 @@ def prepare_learner(
 ) -> Callable[[], tuple[Policy, ValueModel | None]]:
     """Return a function that loads learner and critic, on the ranks or in this process.
 
-    Engines are opened before it is called, while the devices are empty. It raises ModelError if a model cannot be
-    loaded, and ClusterError if a rank has died.
+    Open engines before calling it, while the devices are empty. It raises ModelError if a model cannot be loaded, and
+    ClusterError if a rank has died.
     """
     if router := describe_router(model.config):
         log.info("%s", router)
@@ -172,7 +172,7 @@ def _refuse_quantized(config: RunConfig) -> None:
 
 
 def require_shared_folders(config: RunConfig, ranks: Any, placements: Sequence[RankPlacement]) -> None:
-    """Raise ConfigError if a node does not see the folders of the run as this process does."""
+    """Raise ConfigError if a node does not see the run's folders as this process does."""
     trainer, owners = config.trainer, ("actor", "critic") if config.has_critic else ("actor",)
     models = {f"worker.{owner}.model.model_path": getattr(config.worker, owner).model.model_path for owner in owners}
     read = {key: Path(path) for key, path in models.items() if path}

@@ -1,4 +1,4 @@
-"""Render pictures and videos on every node of a cluster, and check that a batch fits in its object stores."""
+"""Render media on every node of a cluster, and check that a batch fits in its object stores."""
 
 from collections.abc import Sequence
 from contextlib import ExitStack
@@ -61,7 +61,7 @@ def start_media(media: RenderPool | None, *prompts: Mixture) -> None:
 def require_store_for_batch(
     config: RunConfig, hardware: Hardware, placements: Sequence[RankPlacement], prompts: Mixture
 ) -> None:
-    """Raise ConfigError, with what to set, if a step's batch does not fit in the object store of a node."""
+    """Raise ConfigError, with what to set, if a step's batch exceeds a node's object store."""
     if not placements:
         return
     data, width = config.data, inputs_dtype(config, hardware).itemsize

@@ -24,9 +24,9 @@ STATE = ("optimizer", "learner.json", "model", "adapter_")  # what a merged fold
 def merge(checkpoint: Path, output: Path | None = None) -> Path:
     """Write weights, configuration, tokenizer and processor of a checkpoint as one Hugging Face folder.
 
-    The weights keep their training precision, so that the folder scores as the checkpoint does. An adapter is merged
-    into its base in float32. A checkpoint of EasyR1 or veRL has FSDP shards (`models.verl_shards`), and its
-    configuration and tokenizer in `actor/huggingface`.
+    Weights keep their training precision, so that the folder scores as the checkpoint. An adapter is merged in float32.
+    Checkpoints of EasyR1 and veRL have FSDP shards (`models.verl_shards`), with configuration and tokenizer in
+    `actor/huggingface`.
 
     Args:
         checkpoint: a `global_step_N` folder, or the `actor` folder inside it.
@@ -36,9 +36,9 @@ def merge(checkpoint: Path, output: Path | None = None) -> Path:
         The folder, complete or absent.
 
     Raises:
-        ModelError: there is no checkpoint, its weights do not fit its configuration, or an adapter's base is missing.
-        ShardError: shards are missing, damaged, or hold anything but tensors.
-        AdapterError: an adapter beside shards is not a plain LoRA of their model.
+        ModelError: there is no checkpoint, weights do not fit the configuration, or an adapter's base is missing.
+        ShardError: shards are missing, damaged, or hold objects other than tensors.
+        AdapterError: an adapter next to shards is no plain LoRA of their model.
         FileExistsError: `output` exists and no earlier merge wrote it.
         OSError: the folder cannot be written.
     """
@@ -71,7 +71,7 @@ def merge(checkpoint: Path, output: Path | None = None) -> Path:
 
 
 def _join_shards(actor: Path, shards: list[Path], folder: Path) -> torch.dtype:
-    """Write the model of EasyR1's or veRL's shards without an adapter; return its precision, float32 if mixed."""
+    """Write the model of EasyR1's or veRL's shards without an adapter; return its dtype, float32 if mixed."""
     assets = actor / "huggingface"
     if not (assets / "config.json").is_file():
         raise ModelError(f"{actor} holds shards, and {assets / 'config.json'} is missing: copy the model's config.json")

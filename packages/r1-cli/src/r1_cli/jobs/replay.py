@@ -49,7 +49,7 @@ def plan_replay(run: Path, step: int, folder: Path) -> Replay:
 
 
 def _settings_of(run: Path, step: int) -> tuple[dict[str, Any], int | None]:
-    """Return settings and threads of the last start before a step; without a manifest, the last settings."""
+    """Return settings and threads of the last start before a step; the last settings without a manifest."""
     starts = [one for one in RunReader(run).starts() if one["from_step"] < step]
     settings = starts[-1]["config"] if starts else RunReader(run).settings()
     if not settings:
@@ -75,7 +75,7 @@ class StepComparison:
 
     @property
     def same(self) -> bool:
-        """Whether everything that could be compared is equal to the bit, and something could."""
+        """Whether something could be compared, and all of it is equal bit for bit."""
         return not self.differences and (self.answers or self.metrics) is not None
 
 
@@ -99,7 +99,7 @@ def compare_step(run: Path, again: Path, step: int) -> StepComparison:
 
 
 def compare_tables(then: pa.Table, now: pa.Table) -> list[str]:
-    """Return the columns that differ, each with its first row that does."""
+    """Return the columns that differ, each with its first differing row."""
     if len(then) != len(now):
         return [f"{len(now)} answers, there were {len(then)}"]
     return [
@@ -111,7 +111,7 @@ def compare_tables(then: pa.Table, now: pa.Table) -> list[str]:
 
 
 def read_metrics(run: Path, step: int) -> dict[str, Any]:
-    """Return a step's metrics but times and validation; {} if it was not logged."""
+    """Return a step's metrics without times and validation; {} if it was not logged."""
     found: dict[str, Any] = {}
     for row in RunReader(run).records():
         if row.get("step") == step:
@@ -145,7 +145,7 @@ def _first_unequal(then: list[Any], now: list[Any]) -> int | None:
 
 
 def _equal(a: object, b: object) -> bool:
-    """Return whether values are equal to the bit; NaN equals NaN."""
+    """Return whether values are equal bit for bit; NaN equals NaN."""
     if isinstance(a, float) and isinstance(b, float) and math.isnan(a):
         return math.isnan(b)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
@@ -160,7 +160,6 @@ OF_THE_UPDATE = ("actor/", "critic/vf", "critic/grad", "critic/lr")
 
 
 def show_group(run: Path, step: int, group: int) -> Iterator[str]:
-    """Yield the lines about a group. Raises NoReplayError if the step has no such group."""
     rows = RunReader(run).samples(step)
     ours = [row for row in rows if row["group"] == group]
     if not ours:

@@ -1,4 +1,4 @@
-"""Resume a run: load its checkpoint, reuse its micro-batch sizes, warn of settings and rows that changed."""
+"""Resume a run: load its checkpoint, reuse its micro-batch sizes, warn of changed settings and rows."""
 
 import json
 import logging
@@ -55,8 +55,8 @@ def find_previous_sizes(
 ) -> dict[str, int]:
     """Return the micro-batch sizes that the folder's last start chose, by key.
 
-    They make a run that was killed before its first checkpoint the same run again, bit for bit. {} if that start had
-    other rows, models or devices: the sizes may be slow now, or not fit into memory.
+    With them a run killed before its first checkpoint repeats bit for bit. {} if that start had other rows, models or
+    devices: the sizes may be slow now, or not fit into memory.
     """
     if not starts or starts[-1]["host"]["devices"] != devices:
         return {}
@@ -74,7 +74,7 @@ def report_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
 
 
 def record_rows(folder: Path, named: Sequence[tuple[str, PromptDataset]], *, resumed: bool) -> None:
-    """Write every row that is left out with the reason, and warn of sources that have changed since the run started."""
+    """Write every omitted row with the reason, and warn of sources that changed since the run started."""
     folder.mkdir(parents=True, exist_ok=True)
     lines = [f"{name}: {reason}\n" for name, rows in named for reason in rows.left_out()]
     if lines:

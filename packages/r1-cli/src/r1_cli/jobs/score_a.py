@@ -111,7 +111,7 @@ def with_columns(rows: Iterator[tuple[Mapping[str, Any], float | None]], terms: 
 
 
 def write_rows(rows: Iterator[dict[str, Any]], output: Path) -> None:
-    """Write rows as JSON lines or parquet, completely or not at all. Raises ConfigError if JSON cannot hold them."""
+    """Write rows as JSON lines or parquet, atomically. Raises ConfigError if JSON cannot hold them."""
     draft = output.with_name(f".{output.name}.draft")
     if output.suffix == ".jsonl":
         try:

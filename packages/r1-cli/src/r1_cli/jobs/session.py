@@ -1,7 +1,7 @@
 """The phases that start a training run. Each takes what earlier phases returned.
 
-Their order follows from memory: processes start while this one reads the data, engines claim devices before the
-learner's weights are there, and nothing trains before rows, rewards and layouts were checked.
+Processes start while this one reads the data, engines reserve memory before the learner's weights are loaded, and
+nothing trains before rows, rewards and layouts are checked.
 """
 
 import logging
@@ -74,7 +74,7 @@ class TrainingSession:
     threads: int  # of torch, before an engine process gets half of them
 
     def open_folder(self, config: RunConfig) -> RunFolder:
-        """Lock the run's folder and find the checkpoint to resume from. Raises ConfigError if neither can be done."""
+        """Lock the run's folder and find the checkpoint to resume from. Raises ConfigError if either fails."""
         store = CheckpointStore(config.trainer.checkpoint_folder, limit=max(config.trainer.save_limit, 0) or None)
         self.stack.enter_context(lock_folder(store.root))
         start = find_start(config, store)
@@ -130,7 +130,7 @@ class TrainingSession:
         return Data(training, validation, verifier, renderer, media)
 
     def show_plan(self, config: RunConfig, devices: Devices, data: Data) -> Plan:
-        """Print what the run will do. Raises ConfigError if rows do not fill a batch, or a node cannot hold one."""
+        """Print the plan. Raises ConfigError if rows do not fill a batch, or a node cannot hold one."""
         training, validation = data.training.prompts, data.validation.prompts
         plan = make_plan(config, [len(part) for part in training.parts], len(validation) if validation.parts else None)
         announce(self.console, config, self.provenance, plan, devices.placement)
@@ -145,7 +145,7 @@ class TrainingSession:
         return plan
 
     def open_stream(self, config: RunConfig, folder: RunFolder, data: Data) -> PromptStream:
-        """Return the order of the prompts, and render the first ones while models are loaded."""
+        """Return the order of the prompts, and render the first ones in the background."""
         stream = build_stream(config, data.training.prompts, data.training.sources)
         stream_position = resume_stream_position(read_state(folder.start)) if folder.start else StreamPosition()
         first = stream_position.unfinished or stream.batch(stream_position.cursor)
@@ -153,7 +153,7 @@ class TrainingSession:
         return stream
 
     def load_models(self, config: RunConfig, devices: Devices, schedule: Schedule) -> Models:
-        """Load the learner, the critic and the engine. Raises ModelError or ClusterError."""
+        """Load learner, critic and engine. Raises ModelError or ClusterError."""
         model, hardware, placement = devices.model, devices.hardware, devices.placement
         load_learner = prepare_learner(config, hardware, model, schedule, placement.ranks, devices.ranks, self.stack)
         if config.shares_base(on_gpu=hardware.on_gpu):
@@ -172,7 +172,7 @@ class TrainingSession:
         """Choose correct batch layouts and micro-batch sizes that fit; return the configuration and the sizes by key.
 
         Raises:
-            ConfigError: a setting needs a layout that is wrong for the model, or a size does not fit into memory.
+            ConfigError: a setting needs a wrong layout, or a size does not fit into memory.
         """
         model, hardware, start = devices.model, devices.hardware, folder.start
         choose_layout(config, hardware, model, data.renderer, models.learner, models.critic)
@@ -188,7 +188,7 @@ class TrainingSession:
     def resume(
         self, config: RunConfig, folder: RunFolder, data: Data, models: Models, micro_batches: Mapping[str, int]
     ) -> Position:
-        """Load the checkpoint, if there is one, and return the position. Raises CheckpointError if it does not fit."""
+        """Load the checkpoint, if any, and return the position. Raises CheckpointError if it does not fit."""
         begin = algorithm.build_start(config)
         at = load_start(models.learner, models.critic, data.training.prompts, folder.start, begin)
         return replace(at, micro_batches=micro_batches)
@@ -217,7 +217,7 @@ class TrainingSession:
     def connect_rewards(
         self, config: RunConfig, folder: RunFolder, devices: Devices, data: Data, models: Models, reports: Reports
     ) -> Sampler:
-        """Connect rewards to the models that they read, and the engine to the weight check.
+        """Connect rewards to their models, and the engine to the weight check.
 
         Raises:
             ConfigError, ModelError, RewardSpecError: a reward lacks a column, a model or base scores.

@@ -37,8 +37,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """The run's folder, locked for this process."""
-
     store: CheckpointStore
     start: Path | None  # the checkpoint to resume from; None: a new run
 
@@ -49,8 +47,6 @@ class RunFolder:
 
 @dataclass(frozen=True, slots=True)
 class Devices:
-    """The model's files and the processes that will run it."""
-
     model: ModelFiles
     critic_config: PretrainedConfig | None  # None without a critic
     hardware: Hardware

@@ -19,7 +19,7 @@ def train(config: RunConfig, provenance: Provenance, *, until: int | None = None
     """Train as configured, from the newest checkpoint of the run's folder if it has one.
 
     Args:
-        until: the step to end after, where that is not the last: the steps up to it are those of the whole run.
+        until: end after this step; steps up to it are those of the whole run.
 
     Returns:
         The exit code: 0, or 128 and the number of the signal that ended the run.
@@ -59,7 +59,7 @@ def train(config: RunConfig, provenance: Provenance, *, until: int | None = None
 
 
 def validate_only(run: loop.Run, at: Position) -> int:
-    """Log the validation of the weights as they are; return the exit code."""
+    """Log the validation of the current weights; return the exit code."""
     if run.validation is None:
         raise ValueError("there is nothing to validate on: data.val_files is null")
     run.tracker.log(at.step, *loop.validate(run, run.validation, at.step))

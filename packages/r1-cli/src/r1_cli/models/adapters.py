@@ -1,7 +1,7 @@
 """Low-rank adapters in a model: peft's layers around linear ones, their factors, and disabling them for a block.
 
-LoRA, arXiv 2106.09685: W x becomes W x + (alpha / rank) · B · A x, where A and B alone are trained. Factors are
-float32, whatever the dtype of the base.
+LoRA, arXiv 2106.09685: W x becomes W x + (alpha / rank) · B · A x; only A and B are trained. Factors are float32,
+whatever the dtype of the base.
 """
 
 import hashlib
@@ -51,8 +51,6 @@ class AdapterError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """The rank, scale and layers of an adapter."""
-
     rank: int
     alpha: float
     target_modules: str | list[str]  # all-linear, ends of names, or a regular expression of whole names
@@ -61,7 +59,7 @@ class Form:
 
     @classmethod
     def of(cls, lora: LoraConfig) -> "Form":
-        """Return the form that a configuration requests; if it names a folder, that folder's form.
+        """Return the form that a configuration, or the folder in it, specifies.
 
         Raises:
             AdapterError: the folder has no plain LoRA, or one of another rank, or on other layers than are listed.
@@ -81,11 +79,7 @@ class Form:
 
 
 def read_config(folder: Path) -> dict[str, Any]:
-    """Return a folder's adapter configuration, as peft writes it.
-
-    Raises:
-        AdapterError: there is none, or it is no plain LoRA.
-    """
+    """Return the `adapter_config.json` of a folder. Raises AdapterError if it has no plain LoRA."""
     try:
         saved: dict[str, Any] = json.loads((folder / CONFIG_FILE).read_text(encoding="utf-8"))
         kind = saved["peft_type"], saved["r"], saved["lora_alpha"], saved["target_modules"]
@@ -98,15 +92,13 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 class Adapters:
-    """The adapter layers of one model."""
-
     def __init__(self, form: Form) -> None:
         self.form = form
         self.config: Any = None  # peft's
         self._layers: dict[str, Any] = {}  # peft's, by name of the linear layer that each has inside
 
     def inject(self, model: PreTrainedModel) -> None:
-        """Put peft's layers around the target layers; their factors have no values before `fill`.
+        """Wrap the target layers in peft's; the factors have no values before `fill`.
 
         Raises:
             AdapterError: a pattern matches nothing in the model, or a layer that is not linear; peft is missing.
@@ -146,7 +138,6 @@ class Adapters:
             _replace(model, name, layer.get_base_layer())
 
     def attach(self, model: nn.Module) -> None:
-        """Undo `detach`."""
         for name, layer in self._layers.items():
             _replace(model, name, layer)
 
@@ -172,7 +163,6 @@ class Adapters:
 
     @contextmanager
     def off(self) -> Iterator[None]:
-        """Disable the adapter inside the block."""
         # peft's own switch also decides what requires a gradient, which patterns of the configuration have decided.
         for layer in self._layers.values():
             layer._disable_adapters = True
@@ -183,7 +173,7 @@ class Adapters:
                 layer._disable_adapters = False
 
     def describe(self, base: str) -> str:
-        """Return the text of `adapter_config.json`, for an adapter of the model `base`."""
+        """Return the text of `adapter_config.json` for the base model `base`."""
         self.config.base_model_name_or_path = base
         with tempfile.TemporaryDirectory(prefix="r1-adapter-") as folder:
             self.config.save_pretrained(folder)
@@ -204,7 +194,7 @@ class Adapters:
 def factor_names(model: nn.Module) -> dict[str, str]:
     """Return peft's names of the factors in a file, by their names in the model.
 
-    `get_peft_model_state_dict` has the same factors, but not the model's names, by which ranks save and load shards.
+    `get_peft_model_state_dict` lacks the model's names, by which ranks save and load shards.
     """
     return {
         name: "base_model.model." + name.replace(".default.", ".")
@@ -215,7 +205,7 @@ def factor_names(model: nn.Module) -> dict[str, str]:
 
 @torch.no_grad()
 def merge_adapter(model: nn.Module, folder: Path, dtype: torch.dtype) -> None:
-    """Add an adapter's products to the weights of its base, sharded or not, which are rounded to `dtype` before.
+    """Merge an adapter into its base's weights, sharded or not, which are rounded to `dtype` before.
 
     Raises:
         AdapterError: the folder's adapter does not fit this model.
@@ -236,7 +226,7 @@ def merge_adapter(model: nn.Module, folder: Path, dtype: torch.dtype) -> None:
 
 
 def _begin(name: str, shape: torch.Size) -> Tensor:
-    """Return initial values: B is zero, A is drawn as torch initializes a linear layer, seeded by the name alone."""
+    """Return initial values: B is zero, A is torch's initialization of a linear layer, seeded by the name alone."""
     if ".lora_B." in name:
         return torch.zeros(shape)
     seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little", signed=True)

@@ -1,9 +1,9 @@
 """Attention over packed rows in which each sequence costs only its own length squared.
 
-Torch's attention has one mask for the whole row: 64 sequences would cost 64 times what they need. Here one GPU kernel
-gets the sequences' bounds (`kernels`); on processors torch's attention gets one sequence at a time, and
-`shared_prompts` computes answers to a shared prompt. Vision towers are computed alike; all other calls go to torch's
-attention unchanged. Ranks that share a row exchange its heads for its tokens before, and back after.
+Torch's attention has one mask for the whole row: 64 sequences would cost 64 times as much. A GPU kernel gets the
+sequences' bounds (`kernels`); processors attend one sequence at a time, with `shared_prompts` for shared prompts.
+Vision towers are computed alike; other calls use torch's attention. Ranks that share a row exchange its heads for its
+tokens before, and back after.
 """
 
 import inspect
@@ -36,7 +36,7 @@ VISION_ATTENTION = "r1_packed_flash"
 def attend_packed(model: PreTrainedModel) -> None:
     """Set r1's attention in a model, and pass packs to its layers if they accept further arguments.
 
-    A model without a choice of attention (BLOOM, GPT-J) keeps its own, with its masks.
+    Models without a choice of attention (BLOOM, GPT-J) keep their own.
     """
     if not model._can_set_attn_implementation():
         model.config._attn_implementation = "eager"
@@ -71,7 +71,7 @@ def packed_attention(
         query: [1, heads, T, head size]; key and value [1, key heads, T, head size]. T is this rank's part of the row.
         attention_mask: None for a packed row; padded batches have one, and windows that layers do not pass.
         position_ids: int64 [1, T], 0 at the start of each sequence; None in vision towers.
-        pack: the row's segments. Without it the first layer reads them from the positions, and waits for the device.
+        pack: the row's segments. Without it the first layer reads them from the positions, which waits for the device.
         sliding_window: how many tokens back a token attends, itself included; None: all.
 
     Returns:
@@ -135,7 +135,7 @@ def _belongs(pack: Pack, module: nn.Module, query: Tensor) -> bool:
 
 
 def _require_known(module: nn.Module, options: dict[str, Any]) -> None:
-    """Raise ValueError on options that change attention scores and that torch's attention would ignore."""
+    """Raise ValueError on options that change scores and that torch's attention would ignore."""
     if unknown := sorted(name for name in CHANGES_SCORES if options.get(name) is not None):
         raise ValueError(f"{type(module).__name__} changes its attention scores by {', '.join(unknown)}")
 
@@ -179,7 +179,7 @@ def _find_kernel(query: Tensor, *, windowed: bool = False) -> Kernel | None:
 def _attend_by_pieces(
     module: Any, query: Tensor, key: Tensor, value: Tensor, lengths: list[int], options: dict[str, Any]
 ) -> Tensor:
-    """Attend one piece at a time, neighbours of equal length at once."""
+    """Attend one piece at a time, or neighbours of equal length at once."""
     equal = [(length, len(list(pieces))) for length, pieces in groupby(lengths)]
     cut = [length * pieces for length, pieces in equal]
     found = []
@@ -194,7 +194,7 @@ def _attend_by_pieces(
 def _attend_by_segments(
     module: Any, query: Tensor, key: Tensor, value: Tensor, pack: Pack, window: int | None, options: dict[str, Any]
 ) -> Tensor:
-    """Attend one segment at a time; each token sees the last `window` of its keys, None: all up to itself."""
+    """Attend one segment at a time; each token sees its last `window` keys, None: all up to itself."""
     starts, found = [*pack.starts, query.shape[2]], list[Tensor]()
     for (start, end), behind in zip(pairwise(starts), pack.behind, strict=True):
         own, before = slice(start, end), 0
@@ -210,7 +210,7 @@ def _attend_by_segments(
 
 
 def _mask(tokens: int, before: int, window: int | None, device: torch.device) -> Tensor:
-    """Return which of `before + tokens` keys each of the last tokens sees: bool [tokens, before + tokens]."""
+    """Return which keys each of the last tokens sees: bool [tokens, before + tokens]."""
     seen = torch.ones(tokens, before + tokens, dtype=torch.bool, device=device).tril(before)
     return seen if window is None else seen.triu(before - window + 1)
 
@@ -231,8 +231,7 @@ _last: deque[_CachedPack] = deque(maxlen=4)  # a tower has two: pictures, and th
 def _find_pack(tensor: Tensor, read_bounds: Callable[[Tensor], list[int]]) -> Pack:
     """Return the pack of a tensor, whose starts, and the last end, `read_bounds` reads.
 
-    Reading waits for the device, which then runs dry. All layers of a forward pass get the same tensor, so only the
-    first one waits.
+    Reading waits for the device. All layers of a pass get the same tensor, so only the first one waits.
     """
     for seen in _last:
         if seen.tensor() is tensor and seen.version == tensor._version:
@@ -253,7 +252,7 @@ def _starts(position_ids: Tensor) -> list[int]:
 def packed_mask(
     *args: object, attention_mask: Tensor | None = None, local_size: int | None = None, **kwargs: Any
 ) -> Any:
-    """Return no mask if `packed_attention` needs none, and torch's for padding or for windows that it does not know."""
+    """Return no mask where `packed_attention` needs none, else torch's: for padding and unknown windows."""
     if attention_mask is None and (local_size is None or _needs_no_mask(local_size, **kwargs)):
         return None
     return sdpa_mask(*args, attention_mask=attention_mask, local_size=local_size, **kwargs)

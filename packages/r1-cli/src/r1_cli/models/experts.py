@@ -25,12 +25,9 @@ def describe_router(config: PreTrainedConfig) -> str | None:
 
 
 def configure_experts(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> None:
-    """Compute all experts by one grouped product where torch has it for this precision, else one after another.
+    """Compute all experts by one grouped product where torch has it for `dtype`, else one after another.
 
-    The router's statistics, of which an auxiliary loss would be made, are not returned.
-
-    Args:
-        dtype: of the products.
+    The router's statistics for an auxiliary loss are not returned.
     """
     if not count_experts(model.config):
         return

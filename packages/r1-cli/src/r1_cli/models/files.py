@@ -1,4 +1,4 @@
-"""A model's files: read before its weights are loaded, and saved with checkpoints.
+"""A model's files, read before its weights are loaded, and saved with checkpoints.
 
 Files come from a folder, the Hugging Face hub (HF_ENDPOINT names a mirror), or ModelScope with USE_MODELSCOPE_HUB=1.
 """
@@ -101,8 +101,8 @@ def load_weights(
 ) -> Any:
     """Return the model of `model.path` in `dtype` on `device`, with `adapters` injected.
 
-    If its base is quantized to 4 bits, a model without `adapters` has the same values, dequantized. With `parallel` it
-    is this rank's shard, and all ranks must call this.
+    Without `adapters`, a base of 4 bits is dequantized. With `parallel` it is this rank's shard, and all ranks must
+    call this.
     """
     return models.load_model(
         model.path,
@@ -121,7 +121,7 @@ def read_assets(model: ModelFiles, critic: PreTrainedConfig) -> dict[str, bytes]
     """Return the files that make the actor's weights a whole model, by their paths in a checkpoint.
 
     Args:
-        critic: its configuration, which is among them; None: there is no critic.
+        critic: its configuration, also included; None: no critic.
     """
     with TemporaryDirectory() as name:
         folder = Path(name)
@@ -152,12 +152,11 @@ def find_file(path: str, name: str) -> Path | None:
 
 
 def from_modelscope() -> bool:
-    """Whether names are ModelScope's, by the variable that EasyR1 reads."""
     return os.environ.get("USE_MODELSCOPE_HUB", "").lower() in ("1", "true", "y", "yes")
 
 
 def find_model_files(name: str) -> str:
-    """Return what transformers and engines can open: `name` itself, or the folder of ModelScope's files.
+    """Return what transformers and engines open: `name` itself, or the folder of ModelScope's files.
 
     Raises:
         OSError: modelscope is not installed, or cannot download the files.

@@ -35,7 +35,6 @@ class Base:
 
     @classmethod
     def of(cls, path: str, dtype: torch.dtype, quantization: str | None = None) -> "Base":
-        """Return the record of the model at `path`, whose files are on this machine."""
         name = str(Path(path).resolve()) if Path(path).is_dir() else path
         return cls(name, digest(find_folder(path)), str(dtype).removeprefix("torch."), quantization)
 
@@ -48,7 +47,7 @@ class Base:
         return {name: value for name, value in asdict(self).items() if value is not None}
 
     def require_there(self) -> None:
-        """Raise AdapterError unless the same weights are still there."""
+        """Raise AdapterError unless the same weights are there."""
         try:
             found = digest(find_folder(self.name))
         except OSError as error:
@@ -94,8 +93,8 @@ def find_folder(path: str) -> Path:
 def digest(folder: Path) -> str:
     """Return SHA-256 over a folder's safetensors files: their names, sizes and contents.
 
-    Of files above `WHOLE_FILE` it reads the beginning, with names and shapes, and blocks spread evenly over the rest:
-    training changes weights nearly everywhere, and reading 100 GB would take minutes.
+    Of files above `WHOLE_FILE` it reads the beginning, with names and shapes, and evenly spread blocks: training
+    changes nearly all weights, and reading 100 GB takes minutes.
     """
     total = hashlib.sha256()
     for file in sorted(folder.glob("*.safetensors")):
@@ -141,7 +140,7 @@ def quantization_options(dtype: torch.dtype, device: torch.device) -> dict[str, 
 def use_training_kernels(model: Any) -> None:
     """Make bitsandbytes compute the same on processors in evaluation as in training.
 
-    Otherwise some processors pack the weights anew for products in bfloat16, which not all shapes support.
+    Some processors repack weights for bfloat16 products, which not all shapes support.
     """
     for module in model.modules():
         if hasattr(module, "support_avx512bf16_for_cpu"):
@@ -149,7 +148,7 @@ def use_training_kernels(model: Any) -> None:
 
 
 def dequantize(model: Any, dtype: torch.dtype) -> Any:
-    """Return the model with plain weights in `dtype` that have the values of its 4 bits."""
+    """Return the model with the values of its 4 bits as plain weights in `dtype`."""
     plain = model.dequantize(dtype)
     if hasattr(plain.config, "quantization_config"):
         del plain.config.quantization_config  # it would be saved, and weights read for what they are not

@@ -1,9 +1,9 @@
-"""Attention over all pieces of a packed row by one GPU kernel of torch.
+"""Attention over all pieces of a packed row in one torch GPU kernel.
 
 Half precision uses FlashAttention (arXiv 2205.14135), `torch.nn.attention.varlen`. Other dtypes, older GPUs and other
 head sizes use the memory-efficient kernel (arXiv 2112.05682), which has no windows.
 
-NOT RUN ON A GPU: the calls are tested with stand-ins of the kernels' signatures.
+NOT RUN ON A GPU: tested with stand-ins of the kernels' signatures.
 """
 
 import inspect
@@ -25,7 +25,7 @@ _efficient = torch.ops.aten._efficient_attention_forward
 
 
 class Pieces(NamedTuple):
-    """The ends of a row's pieces. The last query of each is at the last of its keys."""
+    """The ends of a row's pieces. Each piece's last query is at its last key."""
 
     ends: Tensor  # int32 [pieces + 1]
     longest: int  # queries of a piece

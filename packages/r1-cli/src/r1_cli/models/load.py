@@ -46,8 +46,8 @@ def load_config(
     """Return the model's configuration from a folder or the hub, the value of `key`.
 
     Raises:
-        ModelError: neither a folder with a `config.json` nor a reachable hub name, or a model whose text attends in
-            both directions (PaliGemma, EmbeddingGemma), so that tokens have no log-probs.
+        ModelError: no folder with a `config.json` and no reachable hub name, or text attends in both directions
+            (PaliGemma, EmbeddingGemma), so that tokens have no log-probs.
     """
     folder = Path(path)
     if folder.is_dir() and not (folder / "config.json").is_file():
@@ -89,13 +89,13 @@ def load_model(
 ) -> transformers.PreTrainedModel:
     """Return the model with its language-model head, in `dtype` on `device`, without dropout.
 
-    A checkpoint of an adapter is loaded with the adapter merged into its base.
+    An adapter's checkpoint is merged into its base.
 
     Args:
         value_head: replace the head by a critic's, see `models.value_head`.
         parallel: ranks that share the model, all of which must call this.
-        quantization: keep linear layers under the adapters in 4 bits; without adapters dequantize them. Not for ranks.
-        adapters: are injected with their initial factors; the rest is frozen.
+        quantization: of linear layers under the adapters; dequantized without adapters. Not for ranks.
+        adapters: injected with initial factors; the rest is frozen.
 
     Raises:
         ModelError: there are no weights, they do not fit the configuration, or they cannot be read in shards.
@@ -182,7 +182,7 @@ def _read_weights(
     shard: Shard,
     adapters: Adapters | None,
 ) -> tuple[Any, Any]:
-    """Return the model, whole or this rank's shard, and Hugging Face's report of its loading."""
+    """Return the model, whole or this rank's shard, and Hugging Face's loading report."""
     try:
         if parallel is not None and parallel.mesh is not None:
             return load_sharded(family, path, parallel, shard, choices, adapters)
@@ -196,7 +196,7 @@ def _read_weights(
 
 
 def without_dropout(config: PreTrainedConfig) -> Any:
-    """Return a copy without dropout, which would make the first importance ratios differ from 1.
+    """Return a copy without dropout, with which the first importance ratios would differ from 1.
 
     Engines change theirs.
     """
@@ -226,8 +226,7 @@ def enable_gradient_checkpointing(model: transformers.PreTrainedModel, *, on_hos
     """Recompute activations in the backward pass. Hugging Face does so only for modules in training mode.
 
     Args:
-        on_host: keep the layers' inputs in host memory, page-locked for a GPU, which copies while it computes. NOT RUN
-            ON A GPU.
+        on_host: keep layer inputs in host memory, page-locked for a GPU to copy asynchronously. NOT RUN ON A GPU.
     """
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for module in model.modules() if on_host else ():
@@ -242,7 +241,7 @@ def _checkpoint_on_host(checkpoint: Callable[..., object], locked: bool, layer: 
 
 
 def load_tokenizer(path: str, *, vision_language: bool, trust_remote_code: bool = False) -> tuple[Any, Any]:
-    """Return (tokenizer, processor); the processor is the tokenizer itself for text models."""
+    """Return (tokenizer, processor); text models have the tokenizer twice."""
     if vision_language:
         processor = AutoProcessor.from_pretrained(path, trust_remote_code=trust_remote_code)
         return processor.tokenizer, processor
@@ -251,7 +250,7 @@ def load_tokenizer(path: str, *, vision_language: bool, trust_remote_code: bool 
 
 
 def load_generation_config(path: str, config: PreTrainedConfig) -> Any:
-    """Return the model's generation configuration, derived from its configuration if it has none."""
+    """Return the generation configuration, by default derived from the model's."""
     try:
         return GenerationConfig.from_pretrained(path)
     except OSError:
@@ -259,13 +258,13 @@ def load_generation_config(path: str, config: PreTrainedConfig) -> Any:
 
 
 def find_rope_fault(path: str, text: PreTrainedConfig, longest: int) -> str | None:
-    """Return why samples of up to `longest` tokens cannot be batched: rotations that depend on the longest sample.
+    """Return why samples of up to `longest` tokens cannot be batched: RoPE depends on the longest sample.
 
     Args:
         text: the model's text configuration.
 
     Raises:
-        ModelError: they also depend on what the model has computed before.
+        ModelError: RoPE also depends on earlier forward passes.
     """
     given: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
     for rope in given.values() if all(isinstance(one, dict) for one in given.values()) else [given]:
@@ -288,7 +287,7 @@ def find_rope_fault(path: str, text: PreTrainedConfig, longest: int) -> str | No
 
 
 class PatchEmbedding(nn.Conv3d):
-    """A patch embedding as one matrix product, several times faster than torch's convolution of single patches."""
+    """A patch embedding as one matrix product, several times faster than torch's convolution."""
 
     def forward(self, patches: Tensor) -> Tensor:
         """From [N, channels, *kernel] to [N, out, 1, 1, 1]; other inputs go to the parent."""
@@ -298,7 +297,6 @@ class PatchEmbedding(nn.Conv3d):
 
 
 def replace_patch_convolutions(model: nn.Module) -> None:
-    """Make the model's patch embeddings multiply; their parameters and results stay the same."""
     for module in model.modules():
         if type(module) is nn.Conv3d and _is_plain(module):
             module.__class__ = PatchEmbedding

@@ -1,4 +1,4 @@
-"""Load a model in shards: each rank reads its own rows of the files, so that no process ever has the whole model."""
+"""Load a model in shards: each rank reads only its own rows of the files."""
 
 import logging
 from collections.abc import Mapping
@@ -31,11 +31,11 @@ def load_sharded(
 ) -> tuple[Any, dict[str, Any]]:
     """Return the model and report of `family.from_pretrained`, the model sharded over the ranks of `parallel`.
 
-    All ranks must call it. Hugging Face's loader reads rows of parameters that are sharded before they have values.
+    All ranks must call it. Hugging Face's loader reads only rows if parameters are sharded before loading.
 
     Args:
         choices: options of `from_pretrained`, with the configuration.
-        adapters: are injected and sharded with the model; their factors are still to be filled.
+        adapters: injected and sharded with the model, without values yet.
 
     Raises:
         ShardedLoadingError: this transformers cannot do it, or a rank would have no part of what the family merges.
@@ -91,7 +91,7 @@ def require_sharded_loading() -> None:
 
 
 def find_row_mixing(model: nn.Module) -> str | None:
-    """Return how the loader would make rows of parameters from other rows of the files, None if it does not.
+    """Return how the loader would mix rows of the files, None if it does not.
 
     Operations on whole experts, or within each, keep rows. Splitting or joining rows of one matrix does not.
     """
@@ -116,7 +116,7 @@ def _keeps_rows(step: Any) -> bool:
 
 
 def _sharding(model_class: Any, parallel: Parallel, shard: Shard, adapters: Adapters | None) -> Any:
-    """Return the class with a loader that shards as r1 does instead of as Hugging Face does."""
+    """Return the class with a loader that shards as r1 does."""
 
     class Sharding(model_class):
         @classmethod
@@ -139,7 +139,7 @@ def _sharding(model_class: Any, parallel: Parallel, shard: Shard, adapters: Adap
         def get_parameter(self, target: str) -> Any:
             """Return a parameter; this rank's part of one that holds experts.
 
-            By its shape the loader tells which way round the files have experts, of which it has read a rank's.
+            The loader infers the orientation of a rank's experts in the files from its shape.
             """
             parameter = super().get_parameter(target)
             return parameter.to_local() if isinstance(parameter, DTensor) and parameter.ndim > 2 else parameter
@@ -156,7 +156,7 @@ def _shard(model: nn.Module, parallel: Parallel, shard: Shard) -> None:
 
 
 def move_to_device(model: nn.Module, device: torch.device, *, offload: bool) -> nn.Module:
-    """Move a sharded model to its device; with `offload` only its buffers, which are needed there whole."""
+    """Move a sharded model to its device; with `offload` only its buffers, which are not sharded."""
     if not offload:
         return model.to(device)
     model.to("cpu")

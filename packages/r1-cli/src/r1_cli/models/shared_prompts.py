@@ -1,9 +1,9 @@
 """Attention of answers to their shared prompts on processors, without repeated or masked products.
 
-All answers attend to their prompt in one call, and each attends to itself, in one call for answers of similar length.
-The two results are merged by the log-sum-exp of their scores, as FlashAttention merges blocks (arXiv 2205.14135); in
-the backward pass the kernel computes each part's gradient from the merged sums. Small groups share one call with a
-mask: calls would cost more than products.
+All answers attend to their prompt in one call, and to themselves in one call per similar length. The results are merged
+by the log-sum-exp of their scores, as FlashAttention merges blocks (arXiv 2205.14135); in the backward pass the kernel
+computes each part's gradient from the merged sums. Small groups share one call with a mask, as calls would cost more
+than products.
 """
 
 from dataclasses import dataclass
@@ -25,7 +25,7 @@ _flash_backward = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_bac
 
 
 def attend_to_prompts(query: Tensor, key: Tensor, value: Tensor, pack: Pack, scale: float | None) -> Tensor:
-    """Attend as `pack` says; shapes as in `attention.packed_attention`."""
+    """Attend within `pack`'s segments; shapes as in `attention.packed_attention`."""
     found: Tensor = _Attention.apply(query[0], key[0], value[0], make_plan(pack), scale)
     return found.transpose(0, 1)[None]
 
@@ -35,7 +35,7 @@ def attend_to_prompts(query: Tensor, key: Tensor, value: Tensor, pack: Pack, sca
 
 @dataclass(frozen=True, slots=True)
 class SegmentBatch:
-    """Segments of one call; shorter ones are padded with repetitions of their last token.
+    """Segments of one call, padded with repetitions of their last token.
 
     With a mask they are whole groups, each a prompt and all its answers.
     """
@@ -50,7 +50,7 @@ class SegmentBatch:
         return tensor.index_select(1, self.positions).unflatten(1, (self.segments, -1)).transpose(0, 1)
 
     def scatter(self, found: Tensor, tensor: Tensor) -> None:
-        """Write [segments, heads, longest, …] to its positions in [heads, T, …], as the inverse of `gather`."""
+        """Write [segments, heads, longest, …] to its positions in [heads, T, …]; the inverse of `gather`."""
         flat, positions = found.transpose(0, 1).flatten(1, 2), self.positions
         if self.kept is not None:
             flat, positions = flat.index_select(1, self.kept), positions[self.kept]
@@ -82,7 +82,7 @@ class Plan:
 
 @lru_cache(maxsize=4)
 def make_plan(pack: Pack) -> Plan:
-    """Return the plan of a row, cached for all layers of a forward and a backward pass."""
+    """Return the plan of a row, cached for all layers of a pass."""
     spans = [(start, start + length) for start, length in zip(pack.starts, pack.lengths, strict=True)]
     small, alone, short, across = list[list[int]](), list[tuple[int, int]](), list[list[int]](), list[list[int]]()
     for segments in _prompt_groups(pack):
@@ -104,7 +104,7 @@ def make_plan(pack: Pack) -> Plan:
 
 
 def _prompt_groups(pack: Pack) -> list[list[int]]:
-    """Return each prompt with the answers behind it, and each segment that is neither."""
+    """Return each prompt with its answers, and each other segment alone."""
     found: list[list[int]] = []
     for segment, behind in enumerate(pack.behind):
         if behind == NO_PROMPT:
@@ -115,7 +115,6 @@ def _prompt_groups(pack: Pack) -> list[list[int]]:
 
 
 def _group_by_length(members: list[list[int]], pack: Pack) -> list[list[list[int]]]:
-    """Group segments, or groups of them, into calls, longest first."""
     found: list[list[list[int]]] = []
     for segments in sorted(members, key=lambda segments: (-_tokens(segments, pack), segments)):
         if found and _tokens(segments, pack) >= MIN_LENGTH_RATIO * _tokens(found[-1][0], pack):
@@ -228,7 +227,7 @@ def _split_heads(tensor: Tensor, times: int) -> Tensor:
 
 
 def _expand_heads(times: int, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Make key heads the batch, whose queries share the same keys, without copies."""
+    """Make key heads the batch, without copies: the queries of each share its keys."""
     key, value = (each[:, None].expand(-1, times, -1, -1) for each in (key, value))
     return _split_heads(query, times), key, value
 

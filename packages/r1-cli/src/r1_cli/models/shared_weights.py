@@ -1,4 +1,4 @@
-"""A second model that shares a first one's weights: for an engine beside a learner that trains an adapter only."""
+"""A second model with the weights of a first one: for an engine on the GPU of a learner that trains only an adapter."""
 
 from typing import Any
 
@@ -12,13 +12,12 @@ from r1_rollout.names import adapter_part, unwrapped
 
 
 def share_weights(policy: nn.Module, config: PreTrainedConfig, *, trust_remote_code: bool = False) -> Any:
-    """Return a model as `load_model` returns it without adapters, whose weights are the policy's memory: never write to
-    them.
+    """Return `load_model`'s model without adapters, whose weights are the policy's memory: never write to them.
 
     It has its own modules, hooks, buffers and configuration.
 
     Args:
-        policy: a model with frozen weights, whole on its device; its adapter's factors are left out.
+        policy: a model with frozen, unsharded weights; its adapter's factors are left out.
 
     Raises:
         ModelError: the two have different weights.

@@ -1,4 +1,4 @@
-"""Critics from language models: a family's own class with a head of one output, which files need not have."""
+"""Critics from language models: a family's own class with a head of one output, which need not be in the files."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -13,9 +13,9 @@ from r1_core.learner.critic import give_value_head
 
 
 def with_value_head(family: Any, config: PreTrainedConfig, *, trust_remote_code: bool) -> tuple[Any, Any]:
-    """Return the class that an Auto class would make, with a value head, and its configuration.
+    """Return the class that an Auto class would choose, with a value head, and its configuration.
 
-    It has `from_pretrained` and `from_config`, as the Auto class. Its head is never tied to the embeddings.
+    It has `from_pretrained` and `from_config`. Its head is never tied to the embeddings.
     """
     config = copy.deepcopy(config)
     for part in (config, config.get_text_config()):
@@ -42,7 +42,7 @@ def with_value_head(family: Any, config: PreTrainedConfig, *, trust_remote_code:
 def initialize_value_head(model: PreTrainedModel, info: Mapping[str, set[Any]]) -> dict[str, set[Any]]:
     """Set the head to 0 unless the files had all of it; return the loader's report without the head.
 
-    A language model's files have a head over the vocabulary, or none; a critic's have its value head.
+    Only a critic's files have a value head.
     """
     head = model.get_output_embeddings()
     own = {name for name, parameter in model.named_parameters() if any(parameter is one for one in head.parameters())}
@@ -56,7 +56,7 @@ def initialize_value_head(model: PreTrainedModel, info: Mapping[str, set[Any]]) 
 
 @contextmanager
 def quiet_loading() -> Iterator[None]:
-    """Silence Hugging Face's warning that a head over the vocabulary does not fit; other problems are raised."""
+    """Silence Hugging Face's warning that a vocabulary head does not fit; other problems are raised."""
     before = logging.get_verbosity()
     logging.set_verbosity_error()
     try:

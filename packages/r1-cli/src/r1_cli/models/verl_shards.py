@@ -2,7 +2,7 @@
 
 Each of W ranks has `model_world_size_{W}_rank_{r}.pt`, a state dict of DTensors (FSDP2, or FSDP1 with a device mesh),
 ShardedTensors (FSDP1 without one) and plain tensors. No code in a file is executed: torch's restricted unpickler reads
-it, with plain records in place of torch's distributed classes.
+plain records in place of torch's distributed classes.
 """
 
 import pickle
@@ -24,7 +24,7 @@ class ShardError(ValueError):
 
 
 class _Record:
-    """The fields of a pickled object whose class is not imported."""
+    """The fields of an object whose class is not imported."""
 
     def __new__(cls, *args: object) -> "_Record":
         return super().__new__(cls)
@@ -36,13 +36,13 @@ class _Record:
 
 
 class _Split(_Record):
-    """Stands for the placement `Shard` of a DTensor: split over ranks along `dim`."""
+    """Stands for a DTensor's placement `Shard`: split over ranks along `dim`."""
 
     dim: int
 
 
 class _Replicated(_Record):
-    """Stands for the placement `Replicate` of a DTensor."""
+    """Stands for a DTensor's placement `Replicate`."""
 
 
 class _Distributed(Tensor):
@@ -59,14 +59,14 @@ class _Distributed(Tensor):
 
 
 def _attribute(owner: object, name: str) -> type[_Record]:
-    """Stand for `getattr`, by which a pickle names enum members and nested classes."""
+    """Stands for `getattr`, by which pickles name enum members and nested classes."""
     return _Record
 
 
 def _stand_ins() -> list[tuple[object, str]]:
-    """Return the only classes that a file may name beside torch's plain tensors, with their replacements.
+    """Return the only classes that a file may name besides plain tensors, with their replacements.
 
-    They have moved between versions of torch; 2.4 and newer are covered.
+    Their modules differ between versions of torch; 2.4 and newer are covered.
     """
     new, old = "torch.distributed.tensor", "torch.distributed._tensor"
     sharded, spec = "torch.distributed._shard.sharded_tensor", "torch.distributed._shard.sharding_spec"
@@ -97,7 +97,7 @@ def _stand_ins() -> list[tuple[object, str]]:
 
 @contextmanager
 def _only_stand_ins() -> Iterator[None]:
-    """Allow only `_stand_ins` inside the block; importing DTensor has registered its own class."""
+    """Allow only `_stand_ins` inside the block, not the classes that importing DTensor registers."""
     before = get_safe_globals()
     clear_safe_globals()
     add_safe_globals(_stand_ins())  # type: ignore[arg-type]  # pairs are taken, too
@@ -134,7 +134,7 @@ def read_shards(files: Sequence[Path]) -> dict[str, Tensor]:
         files: one per rank, in order, as from `find_shards`.
 
     Raises:
-        ShardError: a file is damaged, names anything but tensors, or the shards do not make whole tensors.
+        ShardError: a file is damaged, names other classes, or the shards do not make whole tensors.
     """
     with _only_stand_ins():
         ranks = [_read(file) for file in files]

@@ -42,7 +42,7 @@ log = logging.getLogger("r1")
 
 
 class BrokenStepError(Exception):
-    """A step failed after some of its updates: no checkpoint of it can be written."""
+    """A step failed after some of its updates, so it cannot be saved."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +65,10 @@ class Run:
 
 
 def train(run: Run, at: Position) -> Position:
-    """Train from a position to the end of the schedule; return the position after the last whole step.
+    """Train to the end of the schedule; return the position after the last whole step.
 
-    A checkpoint holds the models and the position; everything else follows from them. If a signal, a reward, an engine
-    or an estimator ends the run, the last whole step is saved first.
+    A checkpoint holds the models and the position. If a signal, a reward, an engine or an estimator ends the run, the
+    last whole step is saved first.
     """
     try:
         if run.validation and run.schedule.val_before_train and not run.tracker.has(at.step):
@@ -95,7 +95,7 @@ def train(run: Run, at: Position) -> Position:
 
 
 def stop_early(run: Run, at: Position, reason: Exception) -> None:
-    """Save the last whole step, unless groups that were sampled for the next steps are lost."""
+    """Save the last whole step, unless groups sampled for the next steps are lost."""
     lost, why = False, f"{reason}: " if isinstance(reason, Stopped) else ""  # the caller reports errors
     try:
         if run.async_sampler:
@@ -178,7 +178,7 @@ def update_critic(critic: ValueModel, samples: list[Sample], schedule: Schedule)
 def update_policy(
     run: Run, samples: list[Sample], objective: Objective, before: int
 ) -> tuple[list[Sample], list[dict[str, float]]]:
-    """Take the policy's optimizer steps; return the samples with old log-probs, and the metrics of each optimizer step.
+    """Take the policy's optimizer steps; return the samples with old log-probs, and each step's metrics.
 
     Raises:
         OwnCodeError: a user's loss failed before any update of the step, of which the critic took `before`.
@@ -218,7 +218,7 @@ def validate(run: Run, validation: Validation, step: int) -> tuple[dict[str, flo
 def finish_step(run: Run, at: Position, record: dict[str, float], generations: list[Generation]) -> None:
     """Validate, save and log. The checkpoint and the record are written while the next step runs.
 
-    A checkpoint is published after the record is written: a run resumed from it has the records of all its steps.
+    A checkpoint is published after the record, so that a resumed run has the records of all its steps.
     """
     watch = Stopwatch(run.tracker.stage, run.timeline.record)
     if run.validation and run.schedule.validates(at.step):
@@ -248,7 +248,7 @@ def flush(run: Run) -> None:
 
 
 def write_checkpoint(run: Run, at: Position, record: dict[str, float]) -> None:
-    """Snapshot what a resume needs and write it in the background, or now if there is no memory for a snapshot."""
+    """Snapshot the state and write it in the background, or now if there is no memory for a snapshot."""
     run.saver.finish()
     model_only = run.schedule.save_model_only
     models: dict[str, Trainable] = {"actor": run.learner} | ({"critic": run.critic} if run.critic else {})

@@ -33,12 +33,12 @@ Ended = Callable[[str, float, float], None]  # called with name, begin and end o
 class Recorder:
     """Writes the samples of a run's steps to `samples/` and `media/` of its folder.
 
-    A step that is repeated after a resume replaces its file. After a failed write the recorder warns, stops recording,
-    and lets the run go on.
+    A step repeated after a resume replaces its file. After a failed write the recorder warns and stops; the run
+    continues.
     """
 
     def __init__(self, folder: Path, most: int, ended: Ended = lambda name, begin, end: None) -> None:
-        """Start recording; the oldest steps are deleted when the record exceeds `most` bytes. 0 records nothing."""
+        """Start recording; the oldest steps are deleted above `most` bytes. 0 records nothing."""
         self._samples, self._media, self._most, self._ended = folder / SAMPLES, MediaFolder(folder / MEDIA), most, ended
         self._thread = Background("r1-recording", ROOM)
         self._on = most > 0
@@ -46,7 +46,7 @@ class Recorder:
         self._taken: int | None = None  # bytes on disk
 
     def record(self, step: int, phase: Phase, groups: Sequence[Group], samples: Sequence[Sample] = ()) -> None:
-        """Write a step's responses in the background. Blocks only while earlier steps wait to be written."""
+        """Write a step's responses in the background. Blocks only while earlier steps wait."""
         if self._on:
             self._thread.do(partial(self._write, step, phase, groups, samples))
 
@@ -89,7 +89,7 @@ class Recorder:
         return [*self._samples.glob("*.parquet"), *self._media.folder.glob("*.*")]
 
     def _make_room(self, newest: Path) -> None:
-        """Delete the oldest steps, a tenth at a time, and media that no remaining step shows."""
+        """Delete the oldest steps, a tenth at a time, and media that only they show."""
         if not self._dropped:
             log.warning("the record has reached trainer.record_gb: its oldest steps are deleted")
             self._dropped = True
@@ -167,7 +167,7 @@ def _of_samples(samples: Sequence[Sample], name: str, lengths: Sequence[int]) ->
 
 
 def _lists(values: Sequence[Any], dtype: Any) -> pa.Array:
-    """Return arrays as one column, without a Python object per number."""
+    """Return arrays as one column, without Python objects for numbers."""
     flat = np.concatenate([np.empty(0, dtype), *values]).astype(dtype, copy=False)
     return _cut(flat, [*map(len, values)])
 
@@ -177,5 +177,5 @@ def _cut(flat: Any, lengths: Sequence[int]) -> pa.Array:
 
 
 def clean(text: object) -> str:
-    """Return a text that UTF-8 can hold: lone surrogates of broken files become question marks."""
+    """Replace lone surrogates of broken files, which UTF-8 cannot hold, by question marks."""
     return str(text).encode("utf-8", "replace").decode()

@@ -1,4 +1,4 @@
-"""Types that the loop passes around: position, schedule, update, sampler, and protocols of data sets."""
+"""Types that the loop passes around."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -34,14 +34,14 @@ class Dataset(Protocol):
 
 
 class PromptStream(Protocol):
-    """The order of prompts: a pure function of the batch number, so that a resume needs no iterator state."""
+    """The order of prompts: a pure function of the batch number, so that resuming needs no iterator state."""
 
     def batch(self, index: int) -> list[int]: ...
 
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """Turns prompts into scored groups: an engine, a verifier, and the tokenizer between them."""
+    """Turns prompts into scored groups."""
 
     generator: Generator
     verifier: Verifier
@@ -55,7 +55,7 @@ class Sampler:
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """When a run validates, saves and ends, in steps, and how many prompts make a step."""
+    """When a run validates, saves and ends, in steps, and the prompts of a step."""
 
     total_steps: int
     rollout_batch_size: int  # prompts per step
@@ -94,7 +94,7 @@ class Schedule:
 
 @dataclass(frozen=True, slots=True)
 class Position:
-    """How far a run is, and everything it has learned besides the weights."""
+    """The progress of a run, and everything it has learned besides the weights."""
 
     step: int  # steps taken; the version of the weights
     stream: StreamPosition
@@ -119,7 +119,6 @@ class Position:
         }
 
     def resume(self, state: Mapping[str, Any]) -> "Position":
-        """Return the position of a checkpoint's state, under this position's settings."""
         return Position(
             step=state["step"],
             stream=resume_stream_position(state),

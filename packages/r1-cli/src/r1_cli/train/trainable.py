@@ -1,7 +1,7 @@
 """The models of a run as the loop calls them: in this process (`r1_core.learner`), or on ranks (`r1_cli.cluster`).
 
-Ranks get every method from its declaration here: all ranks call it with the same arguments, `samples` are sent once and
-then only their changed fields, and rank 0's result is returned. `collective` declares what differs from that.
+All ranks call each method with the same arguments, `samples` are sent once and then only their changed fields, and rank
+0's result is returned. `collective` declares exceptions.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -52,7 +52,7 @@ DECLARED: dict[Callable[..., Any], Collective] = {}
 
 
 def merge_info(info: list[LearnerInfo]) -> LearnerInfo:
-    """Merge what all ranks describe: the memory is that of the rank that used most."""
+    """Merge all ranks' info: the memory is the maximum."""
     return replace(
         info[0],
         devices=len(info),
@@ -65,7 +65,7 @@ class ModelSnapshot(Protocol):
     """A learner or a critic as it was at one moment."""
 
     def write(self, folder: Path) -> None:
-        """Write what `save` would have written then; from any thread, whatever the learner does meanwhile."""
+        """Write what `save` would have written then, from any thread, while the learner continues."""
 
 
 class Trainable(Protocol):
@@ -83,7 +83,7 @@ class Trainable(Protocol):
 
 
 class Policy(Trainable, Protocol):
-    """The model that samples and is trained by an objective; it may have a reference model beside it."""
+    """The model that samples and is trained by an objective, perhaps with a reference model."""
 
     def add_logprobs(self, samples: Samples, needs: Needs) -> list[Sample]: ...
 
@@ -128,11 +128,11 @@ class Remote(Protocol):
     """A learner whose weights are in other processes."""
 
     def source(self, version: int) -> WeightSource:
-        """Return them where they are, to be called by this version."""
+        """Return the weights of this version, without moving them."""
 
 
 def weights_of(learner: Policy, version: int) -> WeightSource:
-    """Return what an engine takes up, wherever the learner's weights are; once it has them, the learner rests."""
+    """Return the source of the learner's weights for an engine; once they are loaded, the learner is offloaded."""
     if isinstance(learner, Remote):
         return learner.source(version)
     return LocalWeights(learner.weights, version, taken=learner.offload)

@@ -16,8 +16,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class EngineSetup:
-    """What engines are built from."""
-
     config: "RunConfig"
     hardware: "Hardware"
     model: "ModelFiles"

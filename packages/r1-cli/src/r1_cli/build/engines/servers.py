@@ -1,4 +1,4 @@
-"""The pool of vLLM servers of `worker.rollout.servers`, which r1 starts on GPUs of their own, or is given."""
+"""The pool of vLLM servers of `worker.rollout.servers`, started by r1 on separate GPUs, or given."""
 
 import os
 from contextlib import ExitStack
@@ -31,7 +31,7 @@ def open_engine(setup: EngineSetup, stack: ExitStack) -> "Generator":
     """Build the pool. Its servers start with the first weights.
 
     Raises:
-        ModelError: there are too few GPUs for the servers, or vLLM, which broadcasting needs, is not installed.
+        ModelError: there are too few GPUs for the servers, or vLLM, needed for broadcasting, is missing.
     """
     from r1_cli.models.frozen_base import find_folder
     from r1_cli.models.load import ModelError

@@ -35,7 +35,6 @@ def open_engine(setup: EngineSetup, stack: ExitStack) -> "Generator":
 
 
 def adapter_rank(config: "RunConfig") -> int:
-    """Return the rank of the trained adapter; 0 if all weights are trained."""
     from r1_cli.models.adapters import Form
 
     lora = config.worker.actor.model.lora
@@ -43,7 +42,7 @@ def adapter_rank(config: "RunConfig") -> int:
 
 
 def weights_backend(config: "RunConfig", hardware: "Hardware") -> Literal["ipc", "nccl"] | None:
-    """Return the backend by which ranks send weights to engines on GPUs; None if the engine reads them by itself."""
+    """Return the backend by which ranks send weights to engines on GPUs; None if the engine reads them itself."""
     rollout = config.worker.rollout
     if not config.on_cluster or not hardware.on_gpu or rollout.servers.used or config.worker.actor.model.lora.used:
         return None

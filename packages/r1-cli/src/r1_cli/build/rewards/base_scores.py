@@ -1,7 +1,7 @@
 """Base scores (ScoreA): the probability of each reference answer without reasoning, computed once per run.
 
-A file holds one score per line behind a line with the `ScoreTerms`. It grows as scores are found, so that an
-interrupted computation continues. Rows may bring scores in a column, with their terms in another.
+A file has a line with the `ScoreTerms`, then one score per line. It grows as scores are found, so that an interrupted
+computation continues. Rows may have scores in a column, with their terms in another.
 """
 
 import hashlib
@@ -97,7 +97,6 @@ class BaseScoreFile:
         return key in self._scores
 
     def rows(self) -> dict[str, float | None]:
-        """Return the scores by source and row, such as `train/rows.parquet:7`."""
         return {key.rpartition("#")[0]: score for key, score in self._scores.items()}
 
     def get(self, key: str) -> float | None:
@@ -110,7 +109,7 @@ class BaseScoreFile:
 
 
 def fill_bases(file: BaseScoreFile, prompts: Iterable[Prompt], query: ModelQuery, options: Options) -> None:
-    """Compute the base scores that `file` lacks, and write them as they are found."""
+    """Compute and append the base scores that `file` lacks."""
     missing = (prompt for prompt in prompts if key_of(prompt) not in file)
     odd = 0
     for share in _shares(missing):

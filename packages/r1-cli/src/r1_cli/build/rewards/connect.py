@@ -1,4 +1,4 @@
-"""Connect log-prob rewards (RLPR) to the model that they read and to their base scores, after models are loaded."""
+"""Connect log-prob rewards (RLPR) to their model and base scores, after models are loaded."""
 
 import hashlib
 import logging
@@ -68,10 +68,10 @@ def longest_sequence(config: RunConfig, model: ModelFiles) -> int:
 def in_training(
     config: RunConfig, hardware: Hardware, model: ModelFiles, learner: Policy, engine: Generator | None
 ) -> Find:
-    """Return how training finds the model that a reward reads.
+    """Return how training finds a reward's model.
 
-    The policy is read in the learner, or in an active engine that shares its GPU and has the same weights. `engine` is
-    None if no engine is active.
+    The policy is read in the learner, or in an active engine that shares its GPU and has the same weights. `engine`
+    None: none is active.
     """
     temperature = config.worker.rollout.temperature
 
@@ -113,7 +113,7 @@ def open_reward_model(config: RunConfig, hardware: Hardware, model: ModelFiles, 
     """Open the reward's own model, behind HTTP or in this process.
 
     Raises:
-        ConfigError: a server is asked for another temperature than 1, or has an invalid address.
+        ConfigError: a server has an invalid address, or a temperature other than 1 is requested.
         ModelError: the model cannot be loaded.
     """
     if not options.served:
@@ -145,7 +145,6 @@ def connect_references(
 
 
 def padded_batching(config: RunConfig) -> Batching:
-    """Return how a frozen model's passes are batched: as the actor's without a gradient, padded."""
     return replace(build_batching(config, config.worker.actor), padding_free=False, share_prompts=False)
 
 
@@ -164,8 +163,8 @@ def connect_base_scores(
 ) -> None:
     """Connect each debiasing verifier to its base scores, in a column of its rows or in a file of the run.
 
-    Scores without a column are computed now, before the first step, and kept in the first of `folders`. A resumed run
-    finds them in one of `folders`.
+    Scores without a column are computed now and stored in the first of `folders`. A resumed run finds them in one of
+    `folders`.
 
     Raises:
         ConfigError: a column has other terms than the reward or is missing, or a resumed run has lost its file.
@@ -189,7 +188,7 @@ def connect_base_scores(
 
 
 def base_model_name(config: RunConfig, options: Options) -> str:
-    """Return the model of base scores: the policy before its first step, or the reward's own."""
+    """Return the model of base scores: the initial policy, or the reward's own model."""
     started = config.worker.actor.model.model_path or ""
     return started if options.model in (POLICY, REFERENCE) else options.served_name or options.model
 

@@ -1,4 +1,4 @@
-"""The verifiers of a run: a default, and those that sources name for their rows."""
+"""The verifiers of a run: a default, and those that sources name."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -37,7 +37,8 @@ class DispatchingVerifier:
         return verifier
 
     def per_sample(self, source: str) -> bool:
-        """Whether no score of the source depends on another response, so that responses may be scored as they come."""
+        """Whether no score of the source depends on another response, so that responses may be scored as they arrive.
+        """
         verifier = self.of(source)
         kinds = OpenVerifier | ReferenceVerifier | MixedVerifier
         return isinstance(verifier, kinds) and verifier.per_sample

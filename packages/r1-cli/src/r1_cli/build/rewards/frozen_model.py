@@ -1,4 +1,4 @@
-"""A frozen model in the run's own process that a reward reads log-probs of."""
+"""A frozen model in the run's process whose log-probs a reward reads."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -33,7 +33,7 @@ PROBES = ("What is 7 times 8? 56.", "A list of animals, longer than the text bef
 class FrozenReading:
     """A frozen model that scores responses, padded, one forward pass per prompt.
 
-    The log-probs of a response do not depend on other requests, so it may be asked while sampling goes on.
+    A response's log-probs do not depend on other requests, so it may be called during sampling.
     """
 
     concurrent = True
@@ -45,7 +45,7 @@ class FrozenReading:
         self._batching, self._device = batching, device
 
     def require_right(self, texts: Sequence[list[int]], dtype: torch.dtype) -> None:
-        """Compare a padded batch of `texts` with the model's own eager forward; use single texts if the batch is wrong.
+        """Compare a padded batch with the model's own eager forward; use single texts if it is wrong.
 
         Raises:
             ValueError: single texts are wrong, too.

@@ -14,7 +14,7 @@ SHOWN = 3  # rows of a source that are named
 
 
 class GroundTruthReader:
-    """Checks ground truths by the built-in reward of each source. A user's own reward cannot be checked."""
+    """Checks ground truths by each source's built-in reward. A user's own reward cannot be checked."""
 
     def __init__(self, config: RunConfig, sources: Sequence[Source]) -> None:
         run = config.worker.reward
@@ -35,7 +35,6 @@ class GroundTruthReader:
         return f"{name} can use no response: {problem}" if problem else None
 
     def columns(self, opened: OpenSource, index: int) -> dict[str, Any]:
-        """Return the columns of a row that its built-in reward reads."""
         name, options = self._rewards[opened.source.name]
         wanted = columns_of(name, options) if name in BUILTINS else set()
         if not wanted:

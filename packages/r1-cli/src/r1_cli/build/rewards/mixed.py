@@ -13,7 +13,7 @@ from r1_rewards.verifiers.combine import Part, read_parts
 
 @dataclass(frozen=True, slots=True)
 class MixedVerifier:
-    """Adds rewards that read a model's log-probs to the sum of the others. A failure of the others is the result's."""
+    """Adds rewards that read a model's log-probs to the sum of the others, whose failure is the result's."""
 
     others: Verifier | None
     asking: Mapping[str, tuple[float, ReferenceVerifier]]  # by the part's name: its weight, and the reward
@@ -52,7 +52,7 @@ def open_asking(
     open_pool: Callable[[str, dict[str, Any]], Verifier],
     opened: list[ReferenceVerifier],
 ) -> Verifier | None:
-    """Return the verifier of `spec` if it or a part of it reads a model's log-probs, and add those parts to `opened`.
+    """Return the verifier of `spec` if it or a part of it reads a model's log-probs; add those parts to `opened`.
 
     Args:
         open_pool: opens verifiers that run in workers.

@@ -20,8 +20,6 @@ REPEATED = 10  # words of a repeated n-gram, and how often it may occur
 
 @dataclass(frozen=True, slots=True)
 class ModelQuery:
-    """The model that a reward reads, and how."""
-
     reading: Reading
     tokenizer: TextTokenizer
     eos: str
@@ -33,7 +31,7 @@ class ModelQuery:
 
 @dataclass(slots=True)
 class ReferenceVerifier:
-    """Scores a sampling round with one call of the model; `r1_rewards.reference.reference_probability` has the formula.
+    """Scores a sampling round in one model call, by the formula of `r1_rewards.reference.reference_probability`.
 
     `query` is set after the models are loaded. Other parts of a score: `unscored_CAUSE` per cause, `no_score_a` if
     debiasing lacks a base score, and `repetition`.

@@ -30,7 +30,7 @@ log = logging.getLogger("r1")
 
 
 class ServedReading:
-    """Sends one request per response, many at a time. A response that no server answers gets an empty row.
+    """Sends one request per response, concurrently. A response without an answer gets an empty row.
 
     Servers compute prompt log-probs at temperature 1 only.
     """
@@ -46,10 +46,10 @@ class ServedReading:
         concurrency: int = 16,
         patience: Patience | None = None,
     ) -> None:
-        """Prepare the endpoints.
+        """Store the endpoints.
 
         Args:
-            urls: one or several equal servers, separated by commas, with or without `/v1`.
+            urls: equal servers, separated by commas, with or without `/v1`.
             served_name: the model's name there; None if the server has only one.
             token_env: the environment variable of a bearer token, sent if it is set.
 

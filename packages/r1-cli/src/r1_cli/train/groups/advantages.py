@@ -17,7 +17,7 @@ class AdvantageError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class AdvantageComputer:
-    """An estimator with its other inputs: the KL in the reward and the correction for the engine's log-probs."""
+    """An estimator with the KL in the reward and the correction for the engine's log-probs."""
 
     estimator: Estimator
     kl_penalty: str | None = None  # in the reward; None: in the loss or nowhere

@@ -34,7 +34,7 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One prompt with its responses, in the order in which they were sampled."""
+    """One prompt with its responses, in sampling order."""
 
     prompt: Prompt
     responses: Sequence[Response]
@@ -61,7 +61,6 @@ class Group:
 
     @property
     def data_source(self) -> str:
-        """The source under which metrics report the group."""
         return str(self.prompt.metadata.get("data_source", self.prompt.source))
 
     def with_rewards(self, rewards: Sequence[float]) -> "Group":
@@ -80,7 +79,7 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class SampledInput(RewardInput):
-    """One response to score, with tokens of response and prompt for verifiers in this process."""
+    """One response to score, with token ids for verifiers in this process."""
 
     rendered: Prompt | None = None
     completion: Completion | None = None
@@ -89,7 +88,7 @@ class SampledInput(RewardInput):
 def to_reward_inputs(
     prompt: Prompt, completions: Sequence[Completion], tokenizer: Decoder, *, skip_special_tokens: bool = True
 ) -> list[RewardInput]:
-    """Return the verifier's input for each completion, without columns that JSON cannot carry to another process."""
+    """Return the verifier's input for each completion, without columns that JSON cannot hold."""
     metadata = json_columns(prompt.metadata)
     return [
         SampledInput(
@@ -130,7 +129,7 @@ def to_group(
 
 
 def filter_values(groups: Sequence[Group], key: str) -> list[list[float]]:
-    """Return what the filter reads of each response: the reward, or the part `key` of its score if it has that part."""
+    """Return each response's value for the filter: the reward, or the part `key` of its score if it exists."""
     if key == "overall":
         return [group.rewards for group in groups]
     return [[one.score.parts.get(key, one.reward) for one in group.responses] for group in groups]
@@ -142,7 +141,7 @@ def passes(group_filter: GroupFilter, values: Sequence[Sequence[float]]) -> list
 
 
 def by_sample(values: Sequence[Sequence[float]]) -> tuple[Tensor, Tensor]:
-    """Return the values of all groups and their group numbers: float64 [N] and int64 [N]."""
+    """Return the values of all groups and their group indices: float64 [N] and int64 [N]."""
     lengths = torch.tensor([len(group) for group in values], dtype=torch.int64)
     flat = torch.tensor([value for group in values for value in group], dtype=torch.float64)
     return flat, torch.arange(len(values)).repeat_interleave(lengths)
@@ -165,7 +164,7 @@ def to_samples(groups: Sequence[Group]) -> list[Sample]:
 
 
 def to_sample(prompt: PromptLike, token_ids: Sequence[int] | NDArray[np.int32]) -> Sample:
-    """Return a prompt with one response as a sample that trains on the response."""
+    """Return a sample that trains on the response."""
     (sample,) = _samples_of(prompt, [(token_ids, None, 0.0)], group_id=0)
     return sample
 
@@ -233,7 +232,7 @@ def baselines(groups: Sequence[Group]) -> list[float] | None:
 
 
 def part_rewards(groups: Sequence[Group]) -> list[dict[str, float]]:
-    """Return the parts of each sample's score under the same names; the score's value replaces a missing part."""
+    """Return the parts of each sample's score under the same names; the score's value replaces missing parts."""
     scores = [score for group in groups for score in group.scores]
     names = sorted({name for score in scores for name in score.parts} - {"overall"})
     return [{name: score.parts.get(name, score.value) for name in names} for score in scores]

@@ -34,7 +34,7 @@ class OverlongBuffer:
 
 @dataclass(frozen=True, slots=True)
 class Shaping:
-    """The steps of reward shaping, in their order. A field that is None or false skips its step."""
+    """The steps of reward shaping, in order. A field that is None or false skips its step."""
 
     overlong: OverlongBuffer | None = None
     normalize: bool = False

@@ -1,4 +1,4 @@
-"""The position in the stream of prompts, its carried-over groups, and how checkpoints keep them."""
+"""The position in the stream of prompts, with carried-over groups, and its checkpoints."""
 
 import hashlib
 import json
@@ -52,10 +52,10 @@ def save_groups(carried_over: Sequence[Group], folder: Path) -> None:
 
 
 def load_groups(folder: Path, render: Callable[[int], Prompt]) -> tuple[Group, ...]:
-    """Return the groups that `save_groups` wrote. Groups whose prompts have changed since are dropped with a warning.
+    """Return the saved groups, without those whose prompts have changed, with a warning.
 
     Args:
-        render: gives the prompt of a row.
+        render: returns the prompt of a row.
     """
     if not (folder / GROUPS_FILE).is_file():
         return ()

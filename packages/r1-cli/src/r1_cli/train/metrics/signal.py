@@ -15,9 +15,9 @@ class NothingToLearn(RewardFailure):
 
 
 def count_idle(idle: int, failed: int, groups: Sequence[Group], samples: Sequence[Sample]) -> tuple[int, int]:
-    """Return how many steps in a row, this one included, had no signal, and in how many all rewards failed.
+    """Return how many steps in a row, including this one, had no signal, and in how many all rewards failed.
 
-    Equal rewards in a single step are common in small batches, so they are logged from the second step in a row on.
+    A single step without signal is common in small batches, so logging starts with the second in a row.
     """
     failures = describe_all_failed(groups)
     equal = describe_all_equal(groups, samples)

@@ -54,7 +54,7 @@ def update_metrics(owner: str, updates: Sequence[Mapping[str, float]]) -> dict[s
 
 
 def reward_metrics(groups: Sequence[Group], prefix: str = "reward/", suffix: str = "") -> dict[str, float]:
-    """Return the mean of each reward part, failures by cause, and unusable ground truths. Prompts weigh the same."""
+    """Return the mean of each reward part, failures by cause, and unusable ground truths. Prompts have equal weight."""
     scores = [score for group in groups for score in group.scores]
     means = mean_of([mean_of([score.parts for score in group.scores]) for group in groups])
     record = {f"{prefix}{name}{suffix}": value for name, value in means.items()}
@@ -88,7 +88,7 @@ def shares(samples: Sequence[Sample]) -> Iterator[Sequence[Sample]]:
 def advantage_metrics(samples: Sequence[Sample]) -> dict[str, float]:
     """Return the spread of advantages, returns and values over trained tokens, and the variance that values explain.
 
-    Outcome estimators have no returns: the advantage stands for them.
+    Outcome estimators have no returns; advantages replace them.
     """
     found = {"advantages": tokens(samples, "advantages")}
     found["returns"] = tokens(samples, "returns") if known(samples, "returns") else found["advantages"]
@@ -118,7 +118,7 @@ def sequence_balance(lengths: Sequence[int], loads: Sequence[int] = ()) -> dict[
     """Return EasyR1's `global_seqlen/*`: tokens per rank, as computed (`balanced_*`) and as split in order.
 
     Args:
-        lengths: tokens of each sample; with shared prompts, the tokens that it adds to the samples before it.
+        lengths: tokens of each sample; a shared prompt counts in its first sample only.
         loads: tokens that each rank computed, perhaps several times.
     """
     total, ranks = sum(lengths), max(len(loads), 1)
@@ -136,7 +136,7 @@ def sequence_balance(lengths: Sequence[int], loads: Sequence[int] = ()) -> dict[
 
 
 def staleness(step: int, groups: Sequence[Group], samples: Sequence[Sample]) -> dict[str, float]:
-    """Return the age of the responses in weight versions, and `agreement` on current and older ones.
+    """Return the responses' age in weight versions, and `agreement` on current and older ones.
 
     `rollout/stale_*` also includes what the policy has learned since the responses were sampled.
     """
@@ -185,8 +185,8 @@ def penalty_metrics(samples: Sequence[Sample], kl_penalty: str | None, coef: flo
 def divergence(samples: Sequence[Sample], kl_penalty: str | None) -> float:
     """Return the policy's mean token KL from the reference per response, in nats; 0 without a penalty.
 
-    The penalty's own estimator is used, so that a KL controller steers what it sees; k1, which is unbiased, in place of
-    a full-vocabulary KL in the loss.
+    By the penalty's estimator, so that a KL controller steers what it measures; by k1, which is unbiased, for a
+    full-vocabulary KL in the loss.
     """
     if kl_penalty is None or not known(samples, "ref_logprobs") or not known(samples, "old_logprobs"):
         return 0.0

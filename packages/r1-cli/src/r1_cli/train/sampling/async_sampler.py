@@ -1,8 +1,8 @@
 """Sample later steps while the learner computes, with weights that are a fixed number of steps old.
 
-Version max(f, s − k) samples step s (from 0), where f is the step at which this process started; timing decides only
-who waits for whom. A checkpoint after step s holds the groups of steps s to s + k − 1, because their weights are gone.
-It is complete when they are sampled, and a resumed run trains on the same groups.
+Version max(f, s − k) samples step s (from 0), where f is this process's first step, independent of timing. A checkpoint
+after step s holds the groups of steps s to s + k − 1, because their weights are gone; it is complete when they are
+sampled.
 """
 
 import json
@@ -45,10 +45,10 @@ class AsyncSampler:
         """Prepare the thread.
 
         Args:
-            staleness: k, steps between the weights that sample a step's groups and those that learn from them.
-            total_steps: of the run; no later step is sampled.
-            resumed: what a checkpoint holds for the first steps.
-            ended: is called with the name, begin and end of each stage.
+            staleness: k, steps between the weights that sample a step's groups and those that train on them.
+            total_steps: steps of the run.
+            resumed: a checkpoint's groups of the first steps.
+            ended: called with name, begin and end of each stage.
         """
         self._collector, self._engine = collector, engine
         self._staleness, self._total_steps, self._ended = staleness, total_steps, ended
@@ -56,9 +56,9 @@ class AsyncSampler:
         self._steps: deque[Future[Collected]] = deque(map(_done, resumed))  # pending steps, in order
 
     def collect(self, at: Position, source: WeightSource, watch: Stopwatch) -> Collected:
-        """Start to sample later steps with the weights of step `at`; return the groups of that step.
+        """Start to sample later steps with the weights of step `at`; return this step's groups.
 
-        Raises what sampling them raised. The next call samples them again.
+        Raises what sampling has raised; the next call samples them again.
         """
         begun = at.step + len(self._steps)
         wanted = range(begun, min(at.step + self._staleness + 1, self._total_steps))
@@ -89,7 +89,6 @@ class AsyncSampler:
         return partial(self._engine.active, source)
 
     def _sample(self, at: Position, before: Future[Collected] | None, wake: Wake) -> Collected:
-        """Sample one step from the position that the step before left."""
         if before is not None:
             at = replace(before.result()[1], step=at.step)
         watch = Stopwatch(ended=self._ended)
@@ -100,7 +99,7 @@ class AsyncSampler:
 
 
 def snapshot(source: WeightSource) -> LocalWeights:
-    """Copy the weights to host memory: the learner changes its own before an engine reads them."""
+    """Copy the weights to host memory: the learner changes its own before engines read them."""
     weights = source.tensors()
     named = weights.weights if isinstance(weights, Adapter) else weights
     pairs = named.items() if hasattr(named, "items") else named
@@ -118,7 +117,7 @@ def _done(collected: Collected) -> Future[Collected]:
 
 
 def save_pending_steps(ahead: Sequence[Collected], folder: Path) -> None:
-    """Write the groups of the next steps into a checkpoint folder: `ahead_0` holds the next step."""
+    """Write the groups of later steps into a checkpoint folder, the next one's into `ahead_0`."""
     for number, (groups, after, metrics) in enumerate(ahead):
         own = folder / f"ahead_{number}"
         (own / "after").mkdir(parents=True)

@@ -42,7 +42,7 @@ class DynamicSampling:
 
     Which groups are trained on must not depend on the length of responses. Therefore
 
-    - a drained engine starts no further prompt but finishes those that it has started,
+    - a drained engine finishes the prompts that it has started,
     - groups are used in the order of their prompts,
     - prompts that were not started come first in the next round; other prompts' responses decide which these are.
     """
@@ -64,7 +64,7 @@ class DynamicSampling:
         """Sample until `groups` groups pass the filter; further groups are carried over to the next step.
 
         Unreadable prompts make a step smaller; unscored ones are replaced. After `max_batches` batches the step keeps
-        what passed, with a warning. If nothing passed, it trains on the last round: only a KL term acts then.
+        what passed, with a warning, or trains on the last round if nothing did: only a KL term acts then.
 
         Raises:
             DataError: no prompt could be read.
@@ -89,7 +89,7 @@ class DynamicSampling:
         return state.stream.cursor != at.stream.cursor + self.max_batches
 
     def _is_exhausted(self, state: SamplingState, at: Position) -> bool:
-        """Whether no round will help: no prompts are left, or a whole step's worth has failed."""
+        """Whether no prompts are left, or a whole step's worth has failed."""
         in_vain = not state.groups and state.unscored + state.unreadable >= self.groups
         return in_vain or not (state.stream.unfinished or self._may_begin_batch(state, at))
 
@@ -123,7 +123,7 @@ class DynamicSampling:
         state.tokens += sum(len(completion.token_ids) for group in sampled.values() for completion in group.completions)
 
     def _choose_rows(self, state: SamplingState, at: Position) -> tuple[list[int], StreamPosition]:
-        """Return the rows to sample next and the position after them. A filter over groups gets whole batches."""
+        """Return the rows to sample next and the position after them. Group filters get whole batches."""
         position = state.stream
         rows = list(position.unfinished)
         batch = self.stream.batch(position.cursor)
@@ -138,7 +138,7 @@ class DynamicSampling:
         return rows[:count], replace(position, unfinished=tuple(rows[count:]))
 
     def _prepare_for_filter(self, group: Group) -> Group | None:
-        """Return the group with penalties and without dropped responses; None if nothing is left to compare."""
+        """Return the group with penalties, without dropped responses; None if nothing is left to compare."""
         group = group.without_failures()
         return self.shaping.penalize(group) if len(group.responses) >= min(2, self.sampling.n) else None
 
@@ -169,7 +169,6 @@ class DynamicSampling:
             raise ConfigError([Problem("algorithm.filter_key", message, self.filter_key)])
 
     def _choose_groups(self, state: SamplingState, at: Position) -> Collected:
-        """Return the step's groups with shaped rewards, the position after it, and metrics."""
         wanted = self._groups_needed(state)
         chosen = (state.kept or state.latest)[:wanted]
         if not chosen and state.unscored:
@@ -205,8 +204,8 @@ class DynamicSampling:
 def prompts_needed(missing: int, sampled: int, passed: int) -> int:
     """Return how many prompts to sample so that `missing` groups pass at the pass rate so far.
 
-    This is two standard deviations above the mean; `missing` if nothing was sampled yet, and `sys.maxsize` if none has
-    passed. Example: `prompts_needed(64, 512, 256) == 151`: 75.5 pass on average, 64 or more in 97 of 100 rounds.
+    Adds two standard deviations; `missing` before any sampling, and `sys.maxsize` if none has passed. Example:
+    `prompts_needed(64, 512, 256) == 151`: 75.5 pass on average, 64 or more in 97 of 100 rounds.
     """
     if not sampled:
         return missing

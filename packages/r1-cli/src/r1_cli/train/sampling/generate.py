@@ -1,4 +1,4 @@
-"""Sample prompts and score the responses. Finished groups are scored while the engine samples the others."""
+"""Sample prompts and score finished groups meanwhile."""
 
 import logging
 from collections import Counter, deque
@@ -26,8 +26,8 @@ log = logging.getLogger("r1")
 class DrainRule:
     """Drains the engine once enough groups pass the filter.
 
-    A resumed run must drain at the same group, so the rule follows from the order of groups, not from timing: all
-    groups but the latest `UNCOUNTED` are waited for and counted, as soon as they could be enough.
+    A resumed run must drain at the same group, so the rule depends on the order of groups, not on timing: once they
+    could be enough, it waits for all groups but the latest `UNCOUNTED`.
     """
 
     def __init__(self, missing: int, counts: Callable[[Group], bool]) -> None:
@@ -48,7 +48,7 @@ class DrainRule:
 
 
 def render_prompts(dataset: Dataset, rows: Sequence[int]) -> Iterator[tuple[int, Prompt]]:
-    """Yield rows with their prompts. A row that can no longer be read is logged and left out."""
+    """Yield rows with their prompts. Rows that can no longer be read are logged and omitted."""
     dataset.prefetch(rows)
     for row in rows:
         try:
@@ -107,7 +107,7 @@ def sample_groups(
 
 
 class SampledPrompts:
-    """The completions of some prompts and the verifier's inputs, by index of the prompt."""
+    """The completions of some prompts and the verifier's inputs, by prompt index."""
 
     def __init__(self, sampler: Sampler, prompts: Sequence[Prompt]) -> None:
         self._sampler, self._prompts = sampler, prompts
@@ -129,7 +129,7 @@ class SampledPrompts:
 
 
 def with_distinct_ids(prompts: Sequence[Prompt]) -> list[Prompt]:
-    """Give each repetition of a prompt its own id, so that its samples get their own noise."""
+    """Give each repetition of a prompt its own id, and so its own noise."""
     copies: Counter[str] = Counter()
     distinct = []
     for prompt in prompts:

@@ -24,7 +24,7 @@ def score_together(
 
 
 def report_failures(scored: Iterable[tuple[Sequence[RewardInput], Sequence[Score]]], shown: set[str]) -> None:
-    """Warn once per cause that responses could not be scored."""
+    """Warn once per cause of unscored responses."""
     pairs = [pair for inputs, scores in scored for pair in zip(inputs, scores, strict=True)]
     failed = [(item, score, score.error) for item, score in pairs if score.error]
     counts = Counter(error.cause for _, _, error in failed)
@@ -53,10 +53,10 @@ def report_unusable_ground_truths(groups: Iterable[Group], shown: set[str]) -> N
 
 
 class ScoringThread:
-    """Scores responses in a thread; what arrives while it is busy is scored in one call.
+    """Scores responses in a thread; one call scores all that arrived during the last.
 
-    Only for verifiers whose scores do not depend on the rest of the call. Leaving the `with` block does not wait for
-    the current call, so that an interrupt is not delayed.
+    Only for verifiers whose scores do not depend on the rest of the call. Leaving the `with` block does not wait, so
+    that an interrupt is not delayed.
     """
 
     def __init__(self, verifier: Verifier, watch: Stopwatch) -> None:

@@ -56,7 +56,7 @@ class ExpectedWeights:
 
 @dataclass(slots=True)
 class CheckedGenerator:
-    """A generator that samples only after the engine has shown that it has the learner's weights."""
+    """A generator that samples only after the engine has proved its weights equal to the learner's."""
 
     engine: Engine
     reference: LearnerReference
@@ -74,7 +74,7 @@ class CheckedGenerator:
         """Activate the engine and check weights that it loads.
 
         Raises:
-            StaleWeights: bytes or log-probs differ from the learner's. Nothing was sampled with these weights.
+            StaleWeights: bytes or log-probs differ from the learner's; nothing was sampled.
         """
         expected = self.expect(source) if source is not None else None
         with self.engine.active(source):
@@ -87,7 +87,7 @@ class CheckedGenerator:
     def active_later(self, source: WeightSource, expected: ExpectedWeights) -> Iterator[None]:
         """Activate the engine with weights that `expect` described earlier.
 
-        Raises StaleWeights without a search for the cause, as the learner has other weights by now.
+        Raises StaleWeights without a search for the cause, as the learner's weights have changed.
         """
         with self.engine.active(source):
             if not self._agrees(source, expected):
@@ -103,7 +103,7 @@ class CheckedGenerator:
             raise self._fault(source.version)
 
     def expect(self, source: WeightSource) -> ExpectedWeights:
-        """Compute what the engine must show, before the sync: the learner may need memory that the engine takes."""
+        """Compute what the engine must match, before the sync: the learner may need memory that the engine takes."""
         probes, sums = self.canary.probes, None
         if isinstance(self.engine, Checksummed):
             kinds, factors = self.engine.precisions, self.engine.keeps_layout
@@ -149,7 +149,7 @@ class CheckedGenerator:
             )
 
     def _opens(self, opening: Canary, expected: list[list[float]]) -> bool:
-        """Check the longer probes. If they disagree, the gap and the search for the fault use them."""
+        """Check the longer probes. If they disagree, they give the gap and the search for the fault."""
         gap = opening.gap(self.engine, expected)
         if not (accepted := opening.accepts(gap)):
             self.gap, self.canary = gap, opening
