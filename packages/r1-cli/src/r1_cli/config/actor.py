@@ -104,7 +104,7 @@ class UpdateConfig(Section):
 
     @property
     def update_size(self) -> int:
-        """Sequences of a training micro-batch; with `auto`, the smallest possible number."""
+        """Sequences of a training micro-batch; the smallest possible number for `auto`."""
         size = self.micro_batch_size_per_device_for_update
         return size if isinstance(size, int) else 1
 
@@ -121,7 +121,6 @@ class UpdateConfig(Section):
 
     @property
     def shares_prompts(self) -> bool:
-        """Whether a micro-batch computes each prompt once."""
         return self.padding_free and self.share_prompts
 
     def batch_problems(self, key: str, prompts: int, n: int, replicas: int) -> Iterator[KeyProblem]:
@@ -241,7 +240,7 @@ def sharing_problems(text: Tree, size: int, per_node: int) -> Iterator[str]:
 
 
 def divide_heads(heads: int, key_heads: int, size: int) -> bool:
-    """Whether attention heads and key heads can be divided among `size` devices."""
+    """Whether heads and key heads can be divided among `size` devices."""
     return heads % size == 0 and (key_heads % size == 0 or size % key_heads == 0)
 
 

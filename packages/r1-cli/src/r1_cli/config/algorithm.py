@@ -141,7 +141,7 @@ class AlgorithmConfig(EstimatorSettings):
             yield "algorithm.gdpo_reward_weights", "needs algorithm.gdpo_reward_keys, as many as there are weights"
 
     def need_problems(self, n: int, loss: str) -> Iterator[KeyProblem]:
-        """Yield needs of the estimator and the loss that the configuration does not meet."""
+        """Yield unmet needs of the estimator and the loss."""
         name = self.adv_estimator
         needs = needs_of(registry.estimators(), name)
         if "groups" in needs and n < 2:

@@ -1,4 +1,4 @@
-"""Options that this version does not support or that have no effect. Reasons stand beside the fields."""
+"""Options that this version does not support, or that have no effect; fields declare the reasons."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -43,7 +43,7 @@ def unavailable(config: RunConfig, provenance: Provenance) -> list[Limit]:
 
 
 def require_available(config: RunConfig, provenance: Provenance) -> None:
-    """Raise ConfigError if an option is not supported; the message names all of them."""
+    """Raise ConfigError with all options that are not supported."""
     problems = [
         Problem(
             limit.key,
@@ -58,7 +58,7 @@ def require_available(config: RunConfig, provenance: Provenance) -> None:
 
 
 def without_effect(config: RunConfig, provenance: Provenance) -> list[Limit]:
-    """Return the options that the user set and that this run does not read."""
+    """Return the options that the user set and this run does not read."""
     default, reasons = RunConfig(), dict(_unread(config))
     changed = [key for key in schema().values if lookup(config, key) != lookup(default, key)]
     return [

@@ -120,7 +120,7 @@ def _reward_settings(spec: RewardSpec, key: str, kwargs: Mapping[str, object]) -
 
 
 def _top_level_names(tree: ast.Module) -> tuple[set[str], bool]:
-    """Return the names that a module defines, and whether there can be no others."""
+    """Return the names that a module defines, and whether these are all."""
     names: set[str] = set()
     is_complete = True
     for node in tree.body:
@@ -143,7 +143,7 @@ def where_or_near(name: str) -> str:
 
 
 def names_folder(name: str) -> bool:
-    """Whether a model's name can only be a folder; a hub name has at most one slash."""
+    """Whether a model's name must be a folder; hub names have at most one slash."""
     return name.startswith(("/", "./", "../", "~")) or name.count("/") > 1
 
 

@@ -153,7 +153,7 @@ class Translated:
 
 
 def translate(layer: list[Setting]) -> Translated:
-    """Return the layer under today's names. If it has today's name as well, that value wins."""
+    """Return the layer with current names. A value under the current name wins."""
     moved = [(_moved(setting), setting.key) for setting in layer]
     result = {setting.key: setting for setting, _ in moved if not _is_old(setting.key)}
     given = {setting.key: setting.value for setting, _ in moved}

@@ -1,4 +1,4 @@
-"""Load defaults, file and command line as one validated `RunConfig` with the origin of each value."""
+"""Load defaults, file and command line as one validated `RunConfig`, with each value's origin."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -75,7 +75,7 @@ def load_config(words: Sequence[str], *, command: Command = "train") -> tuple[Ru
 
 
 def follow_actor(config: RunConfig, provenance: Provenance) -> RunConfig:
-    """Return the configuration with the critic's unset batch sizes and model copied from the actor."""
+    """Return the configuration with the critic's unset batch sizes and model from the actor."""
     if not config.has_critic:
         return config
     worker = config.worker
@@ -89,7 +89,6 @@ def follow_actor(config: RunConfig, provenance: Provenance) -> RunConfig:
 
 
 def split_words(words: Sequence[str]) -> tuple[Path | None, list[str]]:
-    """Separate the configuration file from the settings. Raises ConfigError for two files."""
     files = [w.removeprefix("config=") for w in words if w.startswith("config=") or _is_file(w)]
     if len(files) > 1:
         raise ConfigError([Problem("config", f"one configuration file at a time, got {' and '.join(files)}")])
@@ -177,7 +176,7 @@ def _nested(settings: Iterable[Setting]) -> Tree:
 
 
 def _key_of(location: tuple[int | str, ...]) -> str:
-    """Return the key of an error, without the list indices and union members that pydantic appends."""
+    """Return the key of an error without the list indices and union members of pydantic."""
     for end in range(len(location), 0, -1):
         key = ".".join(str(part) for part in location[:end])
         if schema().has(key) or key in schema().sections:

@@ -44,7 +44,7 @@ class ModelConfig(Section):
                 yield f"{key}.{name}", f"no such folder{where_or_near(path)}"
 
     def position_problems(self, key: str, max_response_length: int) -> Iterator[KeyProblem]:
-        """Check that a local model's `config.json` can be read and has positions for a response."""
+        """Check that a local model's `config.json` is readable and has positions for a response."""
         folder = Path(self.model_path or "")
         if not self.model_path or not folder.is_dir():
             return

@@ -63,7 +63,6 @@ class Option:
 
     @property
     def default(self) -> Any:
-        """The key's default; None if each owner has its own."""
         return None if self.shared else next(iter(self.owners.values())).default
 
 
@@ -91,7 +90,6 @@ def shared_key(key: str) -> str | None:
 
 
 def section_of(name: str, options: Iterable[Option]) -> type[Section]:
-    """Return a section of the options' keys; `range_problems` checks their ranges."""
     fields: Tree = {option.leaf: (_type(option), option.default) for option in options}
     return create_model(name, __base__=Section, **fields)
 
@@ -126,7 +124,7 @@ else:
 
 
 def refuse_clashes(section: type[BaseModel], options: Iterable[Option]) -> None:
-    """Raise ValueError if a section declares the key of an estimator's or a loss's setting."""
+    """Raise ValueError if a section declares an estimator's or a loss's key."""
     written = [vars(one) for one in section.__mro__ if one not in (EstimatorSettings, LossSettings)]
     names = {name for body in written for name in body.get("__annotations__", ())}
     for option in options:
@@ -136,13 +134,13 @@ def refuse_clashes(section: type[BaseModel], options: Iterable[Option]) -> None:
 
 
 def settings_of(section: BaseModel, options: Iterable[Option], name: str) -> Tree:
-    """Return the settings of the estimator or loss `name` that the user gave and that are not null."""
+    """Return the settings of `name` that the user gave and that are not null."""
     given = {leaf: value for leaf in section.model_fields_set if (value := getattr(section, leaf)) is not None}
     return {option.setting: given[option.leaf] for option in options if name in option.owners and option.leaf in given}
 
 
 def own_defaults(section: BaseModel, options: Iterable[Option], name: str) -> Iterator[tuple[str, Any]]:
-    """Yield key and default of each null setting of `name`. Infinity, which means no bound, stays null."""
+    """Yield key and default of each null setting of `name`. Infinity (no bound) stays null."""
     for option in options:
         if name in option.owners and getattr(section, option.leaf) is None:
             default = option.owners[name].default
@@ -150,7 +148,7 @@ def own_defaults(section: BaseModel, options: Iterable[Option], name: str) -> It
 
 
 def needs_of(entries: Mapping[str, Entry], name: str) -> tuple[str, ...]:
-    """Return the needs of an estimator or a loss; a user's `file.py:function` may declare them."""
+    """Return the needs of an estimator or a loss, also of a user's `file.py:function`."""
     if name in entries:
         return entries[name].needs
     path, _, function = name.rpartition(":")
@@ -161,7 +159,7 @@ def needs_of(entries: Mapping[str, Entry], name: str) -> tuple[str, ...]:
 
 
 def range_problems(section: BaseModel, options: Iterable[Option], name: str) -> Iterator[KeyProblem]:
-    """Yield settings outside the range of the chosen owner `name`; for other owners', if no owner accepts them."""
+    """Yield settings outside the range of `name`; or of other owners, if none of them accepts the value."""
     for option in options:
         value = getattr(section, option.leaf)
         owners = [option.owners[name]] if name in option.owners else option.owners.values()

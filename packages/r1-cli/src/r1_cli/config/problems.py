@@ -1,4 +1,4 @@
-"""Problems of a configuration, remarks on its keys, and the origin of each value."""
+"""Problems and remarks of a configuration, and the origin of each value."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -24,8 +24,6 @@ class Problem:
 
 
 class ConfigError(ValueError):
-    """Lists every problem of a configuration that cannot be run."""
-
     def __init__(self, problems: list[Problem]) -> None:
         self.problems = tuple(problems)
         count = "a problem" if len(problems) == 1 else f"{len(problems)} problems"
@@ -34,7 +32,7 @@ class ConfigError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class KeyRemark:
-    """Why a key, or every key of a section, has no effect or is not supported in some configurations."""
+    """Why a key, or a section's keys, has no effect or is not supported in some configurations."""
 
     key: str
     reason: str
@@ -44,7 +42,7 @@ class KeyRemark:
 
 @dataclass(frozen=True, slots=True)
 class Provenance:
-    """The source of a run's settings.
+    """The origin of a run's settings.
 
     Example: `Provenance(Path("config.yaml"), ("trainer.max_steps=3",), {"trainer.max_steps": "command line"}, ())`
     """
@@ -55,12 +53,11 @@ class Provenance:
     notices: tuple[str, ...] = ()  # one line each, to be shown once
 
     def is_set(self, key: str) -> bool:
-        """Whether the user gave this key, or a key of this section."""
+        """Whether the user gave this key, or one of this section."""
         return any(name == key or name.startswith(f"{key}.") for name in self.origins)
 
 
 def nearest_divisors(total: int, number: int) -> str:
-    """Return the divisors of `total` next to `number`, as text."""
     divisors = [d for d in range(1, total + 1) if total % d == 0]
     below = [d for d in divisors if d < number][-1:]
     above = [d for d in divisors if d > number][:1]

@@ -26,17 +26,17 @@ class EngineModule(Protocol):
     IGNORES: Mapping[str, str]  # keys of `worker.rollout` that this engine does not read, and why
 
     def missing(self) -> str | None:
-        """Return what must be installed; None if nothing."""
+        """Return what is not installed, or None."""
 
     def preferred(self) -> bool:
-        """Whether `auto` means this engine on this machine."""
+        """Whether `auto` selects this engine on this machine."""
 
     def open_engine(self, setup: Any, stack: ExitStack) -> Any:
-        """Make the engine, which ends with `stack`; see `r1_cli.build.engines.EngineSetup`."""
+        """Open the engine, which `stack` closes; see `r1_cli.build.engines.EngineSetup`."""
 
 
 def engine_module(name: str) -> EngineModule:
-    """Return the module of an engine; for `auto`, of the one that this machine prefers."""
+    """Return the module of an engine; for `auto`, the one that this machine prefers."""
     if name != AUTO:
         return _load(name)
     preferred = [module for module in map(_load, ENGINES[1:]) if module.preferred()]
@@ -118,12 +118,11 @@ class RolloutConfig(Section):
 
     @property
     def engine(self) -> str:
-        """The engine's module: `servers` if there are servers, else `name`."""
         return SERVERS if self.servers.used else self.name
 
     @property
     def engine_size(self) -> int:
-        """Devices of one engine; the embedded engine has one."""
+        """Devices of one engine."""
         return 1 if engine_module(self.engine) is engine_module("embedded") else self.tensor_parallel_size
 
     def sampling_problems(self, max_response_length: int) -> Iterator[KeyProblem]:

@@ -1,4 +1,4 @@
-"""The whole configuration of a run, `RunConfig`, and plain views of it."""
+"""The whole configuration of a run, `RunConfig`, and views of it."""
 
 import re
 from collections.abc import Iterator
@@ -44,7 +44,7 @@ class RunConfig(Section):
 
     @property
     def on_cluster(self) -> bool:
-        """Whether there are several devices: several ranks, or engines on devices of their own."""
+        """Whether there are several ranks, or engines on separate devices."""
         return self.trainer.devices > 1 or self.worker.rollout.engines.nnodes > 0
 
     @property
@@ -55,7 +55,6 @@ class RunConfig(Section):
         return self.worker.actor if owner == "actor" else self.worker.critic
 
     def sequence_ranks(self, owner: Owner = "actor") -> int:
-        """Devices that share a sequence."""
         return self.trained(owner).ulysses_size if self.trainer.devices > 1 else 1
 
     def data_ranks(self, owner: Owner = "actor") -> int:
@@ -75,11 +74,11 @@ class RunConfig(Section):
 
     @property
     def importance_weights(self) -> Literal["token", "sequence", "geometric"] | None:
-        """The level of the importance weights between engine and learner; None: no weights.
+        """The level of the importance weights between engine and learner, or None.
 
-        With `auto`, samples of older weights are corrected token by token: the optimizer step is relative to the
-        learner's policy before it, and each token's loss is weighted by how far that policy is from the one that
-        sampled (decoupled PPO of AReaL, arXiv 2505.24298; truncation as in arXiv 1802.01561).
+        With `auto`, samples of older weights are corrected per token: the optimizer step is relative to the learner's
+        previous policy, and each token's loss is weighted by that policy's ratio to the sampling one (decoupled PPO of
+        AReaL, arXiv 2505.24298; truncation as in arXiv 1802.01561).
         """
         level = self.algorithm.rollout_correction.rollout_is
         if level == "auto":
@@ -88,7 +87,7 @@ class RunConfig(Section):
 
     @property
     def keeps_surplus(self) -> bool:
-        """Whether filtered groups that a step does not need are carried over to a later step."""
+        """Whether filtered groups that a step does not need are carried over."""
         return self.algorithm.online_filtering and self.algorithm.surplus_max_age > 0
 
     @property
@@ -98,11 +97,11 @@ class RunConfig(Section):
 
     @property
     def reads_media(self) -> bool:
-        """Whether worker processes are used and the model, if it is a local folder, has a vision part."""
+        """Whether worker processes are used, and the model may have a vision part."""
         return self.data.filter_overlong_prompts_workers != 1 and self.worker.actor.model.has_vision()
 
     def why_copied(self, *, on_gpu: bool) -> str | None:
-        """Return why the engine copies the base of the learner's adapter; None if both use one base."""
+        """Return why the engine copies the base of the learner's adapter; None if it does not."""
         actor, rollout = self.worker.actor, self.worker.rollout
         kept = actor.fsdp.mp_param_dtype if on_gpu and actor.kept_dtype == "fp32" else actor.kept_dtype
         sampled = rollout.dtype if on_gpu else "fp32"
@@ -142,13 +141,13 @@ def require_shareable(config: RunConfig, text: Any, owner: Owner = "actor") -> N
 
 
 def require_own_devices(config: RunConfig) -> None:
-    """Raise ConfigError if engines that sample ahead are on the same devices as several ranks."""
+    """Raise ConfigError if asynchronous engines share the devices of several ranks."""
     if config.trainer.max_staleness and config.on_cluster and config.colocated:
         raise ConfigError([Problem(STALENESS, OWN_DEVICES, str(config.trainer.max_staleness))])
 
 
 def own_values(config: RunConfig) -> Iterator[tuple[str, Any]]:
-    """Yield key and value of the settings that the estimator, the loss or `auto` decides."""
+    """Yield key and value of settings that the estimator, the loss or `auto` decides."""
     algorithm, actor = config.algorithm, config.worker.actor
     yield from own_defaults(algorithm, ESTIMATOR_OPTIONS, algorithm.adv_estimator)
     yield from own_defaults(actor, LOSS_OPTIONS, actor.loss_type)
@@ -161,7 +160,7 @@ def own_values(config: RunConfig) -> Iterator[tuple[str, Any]]:
 
 
 def printable(config: RunConfig) -> Tree:
-    """Return the configuration as plain values, as the run uses it, with secrets masked."""
+    """Return the configuration as plain values, as used, with secrets masked."""
     values = config.model_dump(mode="json")
     for key, value in own_values(config):
         section, _, name = key.rpartition(".")
@@ -176,7 +175,7 @@ def printable(config: RunConfig) -> Tree:
 
 
 def masked_keys(config: RunConfig) -> list[str]:
-    """Return the keys whose value is the mask that a saved configuration has in place of a secret."""
+    """Return the keys whose secrets a saved configuration has masked."""
     found = []
     for key, section, name in _open_mappings(config.model_dump(mode="json")):
         found += [f"{key}{place}" for place, value in _leaves(section[name]) if value == MASK]
@@ -193,7 +192,6 @@ def _open_mappings(values: Tree) -> Iterator[tuple[str, Tree, str]]:
 
 
 def masked(options: Any) -> Any:
-    """Return nested options with secrets masked, by their names."""
     if isinstance(options, list):
         return [masked(option) for option in options]
     if not isinstance(options, dict):
@@ -202,7 +200,7 @@ def masked(options: Any) -> Any:
 
 
 def _leaves(options: object) -> Iterator[tuple[str, object]]:
-    """Yield place and value of nested options; places are such as `.judges[0].api_key`."""
+    """Yield place and value of nested options, with places such as `.judges[0].api_key`."""
     if isinstance(options, dict | list):
         inside = options.items() if isinstance(options, dict) else enumerate(options)
         for name, value in inside:

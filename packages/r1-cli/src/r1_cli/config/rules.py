@@ -1,6 +1,6 @@
-"""All rules that fields' types cannot express, in the order in which problems are reported.
+"""All rules that fields' types cannot express, in reporting order.
 
-Each rule is a method of the field's section or stands in its module.
+Each rule is in its section's class or module.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ Command = Literal["train", "eval", "data"]
 
 
 def find_problems(config: RunConfig, provenance: Provenance, command: Command) -> list[Problem]:
-    """Return all problems that would stop the run later, without loading anything."""
+    """Return all problems that would stop the run, without loading anything."""
     found = [*_input_problems(config, command)]
     if command == "train":
         found += _training_problems(config, provenance)

@@ -28,7 +28,7 @@ class Schema:
         return key in self.values or key in self.open_mappings or self.open_mapping_above(key) is not None
 
     def is_text(self, key: str) -> bool:
-        """Whether the key accepts free text, so that `007` and `yes` stay as written."""
+        """Whether the key accepts free text: `007` and `yes` stay as written."""
         field = self.values.get(key)
         return field is not None and _takes_text(field.annotation)
 
@@ -43,7 +43,7 @@ def _takes_text(annotation: Any) -> bool:
 def schema() -> Schema:
     """Return the flat view of `RunConfig`.
 
-    `RunConfig.model_json_schema()` is not used: its `$ref`s and `anyOf`s take a longer walk than the fields themselves.
+    `RunConfig.model_json_schema()`, with its `$ref`s and `anyOf`s, would take a longer walk.
     """
     entries = list(_walk(RunConfig, ""))
     return Schema(
@@ -89,7 +89,7 @@ OTHER_WORDS = {  # what other trainers call a key, by its last word
 
 
 def nearest_key(key: str) -> str | None:
-    """Return the existing key most like this one: by its last word first, by its path second."""
+    """Return the existing key most similar in its last word, then in its path."""
     flat = schema()
     *path, word = key.split(".")
     key = ".".join([*path, OTHER_WORDS.get(word, word)])

@@ -45,7 +45,7 @@ def _as_list(value: object) -> object:
 
 
 def one_of(names: Sequence[str]) -> AfterValidator:
-    """Return a validator of names that are found at import and so cannot be a `Literal`."""
+    """Return a validator of names found at import, which cannot be a `Literal`."""
 
     def known(name: str) -> str:
         if name not in names:

@@ -30,7 +30,7 @@ class Setting:
 
 
 class Loader(yaml.SafeLoader):
-    """YAML as users mean it: `1e-6` is a number, `None` is null, `12:30`, `007` and dates are text."""
+    """YAML with `1e-6` as a number, `None` as null, and `12:30`, `007` and dates as text."""
 
     yaml_implicit_resolvers: dict[str, list[tuple[str, re.Pattern[str]]]] = {}  # noqa: RUF012 (PyYAML's own interface)
 
@@ -86,7 +86,7 @@ def _is_data(path: Path) -> Problem:
 
 
 def read_words(words: Sequence[str]) -> list[Setting]:
-    """Return the settings of command-line words like `trainer.max_steps=3` or `+worker.reward.…=1`.
+    """Return the settings of words like `trainer.max_steps=3` or `+worker.reward.…=1`.
 
     Raises:
         ConfigError: a word without `=`, or brackets that do not close.

@@ -1,4 +1,4 @@
-"""The sources of a run as one list, from files or sections, and their numbers of rows."""
+"""The sources of a run as one list, and their numbers of rows."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -44,7 +44,7 @@ class Source:
         return self.reward_function, self.reward_function_kwargs
 
     def file_problems(self, data: DataConfig) -> Iterator[KeyProblem]:
-        """Check the files of this source alone. The message names the entry of the key."""
+        """Check the files of this source. The message names the entry of the key."""
         key = self.key.partition("[")[0]
         where = "" if self.key == key else f"{self.key.removeprefix(key)}: "
         yield from ((key, where + message) for _, message in self._own_problems(key, data))
@@ -146,7 +146,7 @@ def rows_of(data: DataConfig, command: str) -> list[Source]:
 
 
 def source_reward_problems(data: DataConfig, command: str) -> Iterator[KeyProblem]:
-    """Yield a missing reward. To be called if the run has no reward of its own."""
+    """Yield a missing reward, if the run has no reward of its own."""
     train, validation = training_sources(data), validation_sources(data)
     scored = validation if command == "eval" else train + validation
     named = {source.name for source in scored if source.reward_function}

@@ -1,4 +1,4 @@
-"""Differences between two runs: settings, rows, code, packages, machine, and where their curves diverge."""
+"""Differences between two runs: settings, rows, code, packages, machine, and curves."""
 
 import json
 import math
@@ -36,7 +36,7 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class Curve:
-    """A number in both runs: means over the first window in which they diverge, or over the last one."""
+    """A number's means in both runs, over the first window in which they differ, or the last."""
 
     name: str
     parts: bool
@@ -49,8 +49,6 @@ class Curve:
 
 @dataclass(frozen=True, slots=True)
 class Differences:
-    """The result of `compare`. `changes` by section, in display order."""
-
     changes: dict[str, list[Change]]
     unknown: list[str]  # what cannot be compared, and why
     same_seeds: bool | None  # None: not known
@@ -104,8 +102,8 @@ def find_unequal(one: History, other: History) -> tuple[int, list[str]] | None:
 def part(name: str, one: History, other: History) -> Curve | None:
     """Return the first window whose means differ by more than `ERRORS` standard errors, or the last one.
 
-    The noise of a value is estimated from its difference to the one before, so that a trend is not noise. None below
-    two common windows, and for values too large to square.
+    Noise is estimated from successive differences, so that a trend is not noise. None below two common windows, and for
+    values too large to square.
     """
     first, second = dict(one.series(name)), dict(other.series(name))
     steps = sorted(first.keys() & second.keys())

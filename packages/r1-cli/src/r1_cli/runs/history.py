@@ -44,8 +44,6 @@ class NoHistoryError(ValueError):
 
 @dataclass(frozen=True, slots=True)
 class WindowMean:
-    """The mean of a number over some steps."""
-
     mean: float
     error: float  # of the mean, one standard deviation
     first: int  # step
@@ -79,7 +77,7 @@ class History:
         return sorted({name for one in self.steps for name in one if name.startswith(prefix)})
 
     def window(self, name: str, begin: float, end: float) -> WindowMean | None:
-        """Return a number's mean over a part of the run, given as fractions of its steps; None below 3 values."""
+        """Return a number's mean between two fractions of the run's steps; None below 3 values."""
         known = self.series(name)
         first = min(round(begin * len(known)), max(len(known) - 3, 0))
         part = known[first : max(round(end * len(known)), first + 3)]
@@ -89,7 +87,7 @@ class History:
         return WindowMean(fmean(values), spread(values) / math.sqrt(len(values)), part[0][0], part[-1][0])
 
     def early(self, name: str) -> WindowMean | None:
-        """Return a number's mean over the first eighth of the run; trouble may begin within a few steps."""
+        """Return a number's mean over the first eighth of the run."""
         return self.window(name, 0, 0.125)
 
     def late(self, name: str) -> WindowMean | None:
@@ -141,7 +139,7 @@ def _checkpoint(path: Path) -> int:
 
 
 def read_lines(file: Path) -> tuple[str, list[dict[str, float]]]:
-    """Return the writer of a file of JSON lines and its steps; incomplete lines are skipped."""
+    """Return the writer and the steps of a file of JSON lines; incomplete lines are skipped."""
     steps: list[dict[str, float]] = []
     writer = "r1"
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines():

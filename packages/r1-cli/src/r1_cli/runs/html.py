@@ -1,4 +1,4 @@
-"""Self-contained HTML pages, of `r1 report` and `r1 data check`: no script, no network, one style."""
+"""Self-contained HTML pages without script or network, for `r1 report` and `r1 data check`."""
 
 from collections.abc import Sequence
 from html import escape
@@ -31,7 +31,7 @@ img{max-width:100%;max-height:14rem;border-radius:4px;margin-right:.4rem}
 
 
 def render_page(title: str, body: str, style: str = "") -> str:
-    """Return a page. `body` is HTML, whose texts are escaped; `style` is added to STYLE."""
+    """Return a page with the HTML `body`, whose texts are escaped; `style` is added to STYLE."""
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8"><title>{escape(title)}</title>'
         '<meta name="viewport" content="width=device-width">'

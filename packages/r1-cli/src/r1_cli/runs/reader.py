@@ -36,12 +36,12 @@ MEDIA_KINDS = {".png": "image/png", ".webp": "image/webp"}
 
 
 def sample_file(step: int, phase: Phase) -> str:
-    """Return the name of the file of a step's answers; names sort in the order of steps."""
+    """Return the file name of a step's answers; names sort by step."""
     return f"{step:09}-{phase}.parquet"
 
 
 class RunReader:
-    """A finished or running run: settings, starts, numbers, recorded answers, pictures.
+    """The folder of a finished or running run.
 
     `path` is r1's folder, or for the numbers alone a folder or log of EasyR1, veRL or TRL.
     """
@@ -56,14 +56,14 @@ class RunReader:
         return settings
 
     def records(self) -> Iterator[JsonObject]:
-        """Yield the records of r1's log, which may still grow: incomplete lines are skipped."""
+        """Yield the records of r1's log; incomplete lines are skipped, as it may still grow."""
         path = self.path / LOG_FILE
         for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
             with suppress(ValueError):
                 yield json.loads(line)
 
     def starts(self) -> list[JsonObject]:
-        """Return the starts in the manifest, the first one first; [] without a readable manifest."""
+        """Return the starts in the manifest in order; [] without a readable manifest."""
         try:
             found = json.loads((self.path / MANIFEST_FILE).read_text(encoding="utf-8"))["starts"]
             return [start for start in found if isinstance(start, dict)]
@@ -76,7 +76,7 @@ class RunReader:
         return read_history(self.path)
 
     def history_or_start(self) -> History:
-        """Return the numbers; without steps for a run that has only a manifest so far."""
+        """Return the numbers; without steps if there is only a manifest so far."""
         try:
             return self.history
         except NoHistoryError:

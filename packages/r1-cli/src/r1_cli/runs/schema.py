@@ -6,8 +6,6 @@ import pyarrow as pa
 
 
 class Column(NamedTuple):
-    """A column, and its meaning as documented."""
-
     name: str
     type: pa.DataType
     meaning: str

@@ -28,7 +28,7 @@ OthersLoader.add_implicit_resolver(
 
 @dataclass
 class Conversion:
-    """Settings of another trainer, and ours that they become.
+    """Settings of another trainer, and r1's in their place.
 
     Example: `c = Conversion("TRL", {"beta": 0.1, "fp8": True}, {"beta": 0.0})`; `c.rename({"beta":
     "algorithm.kl_coef"})`; then `c.settings == {"algorithm.kl_coef": 0.1}` and `c.unknown() == ["fp8=True"]`.
@@ -77,7 +77,6 @@ class Conversion:
                 self.lost.append(f"{_shown(name, value)}: {why}")
 
     def unread(self) -> list[str]:
-        """Return the names, given or with a default, that have not been read."""
         return [name for name in {**self.given, **self.defaults} if name not in self._read]
 
     def unknown(self) -> list[str]:
@@ -92,7 +91,6 @@ class Conversion:
             self.remarks[-1] += f" {self.settings[key]}"
 
     def text(self) -> str:
-        """Return YAML, with notes as comments."""
         lines = [f"# Converted from {self.trainer} by r1 convert. Keys that are not here have r1's defaults."]
         for title, notes in (
             ("No counterpart", self.lost),

@@ -1,4 +1,4 @@
-"""Read the arguments of a command, as typed or inside a shell script."""
+"""Read the arguments of a command, typed or in a shell script."""
 
 import os
 import re
@@ -16,10 +16,10 @@ VARIABLE = re.compile(r"\$(?:\{(\w+)(?::-([^}]*))?\}|(\w+))")
 
 
 def command_words(text: str, program: str) -> list[str]:
-    """Return the arguments of the program that `program`, a regular expression, matches in a command or a shell script.
+    """Return the arguments of the command that the regular expression `program` matches.
 
-    Variables that the script sets before the command are replaced, then those of this process's environment, except
-    secrets. Unset variables stay as they are. Raises ValueError for quotes that do not close.
+    Replaces variables that the script sets before, then those of the environment except secrets; others stay. Raises
+    ValueError for quotes that do not close.
     """
     variables = {name: value for name, value in os.environ.items() if not SECRET.search(name)}
     words: list[str] = []

@@ -11,7 +11,7 @@ from r1_cli.config.section import Tree
 
 
 def convert_trl(text: str, devices: int) -> Conversion:
-    """Convert a GRPOConfig that was trained by `devices` processes. Raises ValueError if the text has none."""
+    """Convert a GRPOConfig for `devices` processes. Raises ValueError if the text has none."""
     given, unread = read_script(text) or (_read(text), [])
     made = Conversion("TRL's GRPOConfig", given, DEFAULTS)
     made.remarks += [f"not a literal in the script, set it by hand: {code}" for code in unread]

@@ -1,6 +1,6 @@
 """Read the literal arguments of GRPOConfig, LoraConfig and GRPOTrainer from a script, without executing it.
 
-A name has a value if the script assigns it once, and to a literal.
+Names count if the script assigns them once, to a literal.
 """
 
 import ast
@@ -17,7 +17,7 @@ _HERE = ("args", "peft_config", "processing_class")  # of GRPOTrainer: read by t
 
 
 def read_script(text: str) -> tuple[Tree, list[str]] | None:
-    """Return the arguments as in a GRPOConfig file, and `call(name=code)` of each that is no literal.
+    """Return the arguments as in a GRPOConfig file, and `call(name=code)` of those that are no literals.
 
     None: the text is not Python, or calls neither GRPOConfig nor GRPOTrainer.
     """

@@ -18,7 +18,7 @@ def diagnose_run(run: RunReader) -> list[Diagnosis]:
 
 
 def diagnose_answers(run: RunReader) -> list[Diagnosis]:
-    """Return the known problems in the recorded answers of the last steps; [] without a record."""
+    """Return the known problems in the last steps' recorded answers; [] without a record."""
     steps = run.recorded_steps()[-STEPS:]
     groups: dict[tuple[int, int], list[Row]] = {}
     for step in steps:
@@ -32,7 +32,7 @@ def diagnose_answers(run: RunReader) -> list[Diagnosis]:
 
 
 def repeated_answers(groups: list[list[Row]], where: str) -> Diagnosis | None:
-    """The answers of a group are the same text, and not because all are right."""
+    """All answers of a group are the same text, and not all are right."""
     several = [group for group in groups if len(group) > 1]
     shares = [Counter(row["answer"] for row in group).most_common(1)[0][1] / len(group) for group in several]
     if len(several) < LEAST_PROMPTS or fmean(shares) < 0.9:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 @dataclass(frozen=True, slots=True)
 class Diagnosis:
-    """One problem of a run: what, its evidence, and what to try; `follows` names the problem that explains it."""
+    """A problem of a run, its evidence, and advice; `follows` names the problem that explains it."""
 
     signature: str
     what: str
@@ -34,7 +34,6 @@ CAUSES = {
 
 
 def causes_first(found: Iterable[Diagnosis]) -> list[Diagnosis]:
-    """Return diagnoses with causes before symptoms, each symptom with its cause."""
     by_name = {one.signature: one for one in found}
     told = []
     for name, one in by_name.items():

@@ -40,7 +40,7 @@ def _falls(history: History, name: str) -> bool:
 
 
 def _change(history: History, name: str) -> float:
-    """Return the change of a number from the first eighth to the last quarter, in standard errors."""
+    """Return a number's change from the first eighth to the last quarter, in standard errors."""
     early, late = history.early(name), history.late(name)
     if early is None or late is None or len(history.series(name)) < LEAST:
         return 0.0
@@ -76,7 +76,7 @@ def failing_rewards(history: History) -> Diagnosis | None:
 
 @signature
 def constant_reward(history: History) -> Diagnosis | None:
-    """All answers of all steps have the same reward, from the first one on."""
+    """All answers of all steps have the same reward."""
     rewards, idle = history.series("reward/overall"), history.series("reward/groups_without_variance")
     if len(rewards) < 3 or len({value for _, value in rewards}) > 1 or not idle or min(idle, key=_value)[1] < 1:
         return None
@@ -278,7 +278,7 @@ def rate_too_high(history: History) -> Diagnosis | None:
 
 
 def _fall(history: History) -> str:
-    """Return how the reward fell to half of its best and stayed there; "" if it did not."""
+    """Return how the reward fell to half of its best and stayed there, else ""."""
     rewards = history.series("reward/overall")
     best, late = history.best("reward/overall"), history.late("reward/overall")
     if best is None or late is None or len(rewards) < LEAST or best.last >= late.first:
@@ -292,7 +292,7 @@ def _fall(history: History) -> str:
 
 
 def _collapse(history: History) -> str:
-    """Return how a short run has lost nearly all reward and all variance; "" if it has not."""
+    """Return how a short run has lost nearly all reward and all variance, else ""."""
     rewards = history.series("reward/overall")
     idle = dict(history.series("reward/groups_without_variance"))
     if not SHORTEST <= len(rewards) < LEAST:

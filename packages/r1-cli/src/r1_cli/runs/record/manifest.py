@@ -1,4 +1,4 @@
-"""The manifest: settings, versions, commit, data, machine and seeds of each start of a run, and how it ended."""
+"""The manifest: settings, versions, commit, data, machine and seeds of each start of a run, and its end."""
 
 import logging
 import os
@@ -39,7 +39,7 @@ def record_start(
     step: int,
     numerics: Mapping[str, object] | None = None,
 ) -> Iterator[JsonObject]:
-    """Add a start of the run to its manifest; when the block ends, add when and how it did.
+    """Add a start of the run to its manifest, and its end when the block ends.
 
     The block may set `end` in the yielded start if the run is incomplete.
 
@@ -92,7 +92,7 @@ def _host(devices: Sequence[str]) -> JsonObject:
 
 
 def hide_secrets(words: Sequence[str]) -> str:
-    """Return the command line without values that are or contain secrets."""
+    """Return the command line without secrets."""
     shown = []
     for word in words:
         key, sign, value = word.partition("=")
@@ -112,7 +112,7 @@ def find_versions() -> dict[str, str]:
 
 
 def find_commit(folder: Path) -> JsonObject | None:
-    """Return the commit of the checkout at `folder`, and whether tracked files differ from it; None without one."""
+    """Return the commit of the checkout at `folder`, and whether tracked files are modified; None without one."""
     try:
         commit = _git(folder, "rev-parse", "HEAD").strip()
         return {

@@ -1,4 +1,4 @@
-"""Pictures and videos of recorded prompts, as the model saw them, each saved once under a digest of its content."""
+"""Pictures and videos of recorded prompts, as the model saw them, saved once per content digest."""
 
 import hashlib
 import io
@@ -22,7 +22,7 @@ class MediaFolder:
         self.written = 0  # bytes, by this process
 
     def save(self, prompt: Prompt) -> list[str]:
-        """Write a prompt's pictures and videos unless they exist; return the file names in order."""
+        """Write a prompt's missing pictures and videos; return all file names in order."""
         pictures = [self._save([picture]) for picture in prompt.images]
         return pictures + [self._save(_frames(video)) for video in prompt.videos]
 

@@ -12,7 +12,7 @@ MOST_POINTS = 400  # further ones are averaged: a run of a million steps is a pa
 def draw(
     title: str, points: Sequence[tuple[float, float]], intervals: Sequence[tuple[float, float, float]] = ()
 ) -> str:
-    """Return a figure of (step, value) points; `intervals` are (step, low, high). Nonfinite values are ignored."""
+    """Return a figure of (step, value) points and (step, low, high) intervals. Nonfinite values are ignored."""
     known = thin([(x, y) for x, y in points if math.isfinite(y)])
     if not known:
         return ""

@@ -11,7 +11,7 @@ COLUMNS = ["group", "sample", "prompt", "answer", "ground_truth", "media", "scor
 
 
 def choose(run: RunReader) -> tuple[int | None, dict[str, list[Row]]]:
-    """Return the last recorded step and its best, typical (median) and worst answers, one for each prompt."""
+    """Return the last recorded step and its best, median and worst answers, one per prompt."""
     for step in reversed(run.recorded_steps()):
         if rows := run.readable_samples(step, "train", COLUMNS):
             break

@@ -12,8 +12,6 @@ SURE = 1.959963985  # standard deviations of a normal distribution that hold 95 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """A mean over rows with its 95 % interval."""
-
     step: int
     rows: int
     value: float
@@ -22,7 +20,7 @@ class Measured:
 
 
 def measure(run: RunReader) -> list[Measured]:
-    """Return the score of each recorded validation; a row's score is the mean over its answers."""
+    """Return the score of each recorded validation; a row's score is its answers' mean."""
     found = []
     for step in run.recorded_steps("validation"):
         rows: dict[int, list[float]] = {}
@@ -38,8 +36,8 @@ def measure(run: RunReader) -> list[Measured]:
 def interval(step: int, scores: Sequence[float]) -> Measured:
     """Return the mean of the rows' scores with its 95 % interval.
 
-    For scores that are 0 or 1, Wilson's (J. Am. Stat. Assoc. 22, 209, 1927), which holds for few rows and near 0 and 1,
-    too; for others the normal distribution with the standard deviation over rows.
+    For scores of 0 or 1 Wilson's interval (J. Am. Stat. Assoc. 22, 209, 1927), which also holds for few rows and near 0
+    and 1; else that of the normal distribution.
     """
     count, mean = len(scores), fmean(scores)
     if set(scores) <= {0.0, 1.0}:

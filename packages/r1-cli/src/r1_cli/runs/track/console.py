@@ -35,8 +35,7 @@ LINES_SHOWN, WIDTH_SHOWN = 6, 100  # of a prompt or response
 class ConsoleReporter:
     """The `console` logger, which also owns the progress bars.
 
-    On a terminal the view and the bars stay at the bottom and lines scroll above them. Elsewhere (a file, CI) only
-    lines are printed, always.
+    On a terminal, lines scroll above the view and the bars. In a file or CI, only lines are printed.
     """
 
     def __init__(self, console: Console, *, step_lines: bool) -> None:
@@ -86,7 +85,7 @@ class ConsoleReporter:
             self._bars.remove_task(task)
 
     def counter(self, what: str) -> Callable[[int, int], None]:
-        """Return a callback (done, total) that moves its own bar and removes it at the end."""
+        """Return a callback (done, total) that moves a progress bar and removes it at the end."""
         task = self._bars.add_task(what, total=None)
 
         def count(done: int, total: int) -> None:
@@ -132,9 +131,9 @@ class ConsoleReporter:
 
 
 def step_line(step: int, total: int, record: dict[str, float], width: int | None = None) -> str:
-    """Return the line of a step; less important numbers are dropped to fit `width`, None: all are shown.
+    """Return the line of a step; less important numbers are dropped to fit `width` (None: no limit).
 
-    Example: `step 3/140  reward 0.529  length 10.2  entropy 0.112  grad_norm 0.587  seconds 1.21`
+    Example: `step 3/140 reward 0.529 length 10.2 entropy 0.112 grad_norm 0.587 seconds 1.21`
     """
     shown = [one for one in STEP_COLUMNS if one[0] in record and (one[0] not in ONLY_IF_ANY or record[one[0]])]
     while True:
@@ -155,7 +154,7 @@ def labelled(label: str, text: str) -> list[str]:
 
 
 class ConsoleHandler(logging.Handler):
-    """Prints log messages through the console, so that they do not break the progress bars."""
+    """Prints log messages through the console, above the progress bars."""
 
     def __init__(self, console: Console) -> None:
         super().__init__()

@@ -12,7 +12,7 @@ from r1_cli.runs.track.types import Record, RunInfo
 
 
 class JsonLines:
-    """An append-only file of JSON objects, one a line. Opening it removes an incomplete last line, left by a kill."""
+    """An append-only file of JSON objects, one a line. Opening it removes the incomplete last line of a killed run."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -42,8 +42,8 @@ class JsonLines:
 class FileLogger:
     """`experiment_config.json`, `experiment_log.jsonl` and `generations.jsonl` in the run's folder.
 
-    A resumed run repeats the steps after its last checkpoint bit for bit; rows that the killed run had written are kept
-    and not written again. If a new run has other settings than the folder, the older files are moved aside.
+    A resumed run repeats the steps after its last checkpoint bit for bit; rows that exist are not written again. If a
+    new run has other settings, older files are renamed.
     """
 
     def __init__(self, info: RunInfo) -> None:

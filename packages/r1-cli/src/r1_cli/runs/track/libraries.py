@@ -1,4 +1,4 @@
-"""Redirect warnings and messages of libraries to a file, so that the terminal shows the run."""
+"""Redirect libraries' warnings and messages to a file."""
 
 import logging
 from collections.abc import Callable, Iterator
@@ -15,7 +15,7 @@ LIBRARIES = (
 
 
 class LaterFile(logging.FileHandler):
-    """A log file that is created, with its folder, on the first message."""
+    """A log file that the first message creates, with its folder."""
 
     def __init__(self, path: Path) -> None:
         super().__init__(path, encoding="utf-8", delay=True)
@@ -28,7 +28,7 @@ class LaterFile(logging.FileHandler):
 
 @contextmanager
 def redirect_library_logs(path: Path) -> Iterator[None]:
-    """Append warnings and messages of libraries to a file inside the block, instead of printing them."""
+    """Append libraries' warnings and messages to a file inside the block, instead of printing them."""
     file = LaterFile(path)
     with ExitStack() as stack:
         stack.callback(file.close)

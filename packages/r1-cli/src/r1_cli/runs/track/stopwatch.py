@@ -13,7 +13,7 @@ Item = TypeVar("Item")
 class Stopwatch:
     """Sums wall time by stage. Example: `with watch("gen"): …`, then `watch.lap() == {"gen": 1.9}`.
 
-    `begun(stage)` is called when a stage begins, `ended` with its times when it has ended.
+    `begun(stage)` is called when a stage begins, `ended` with its times at its end.
     """
 
     def __init__(self, begun: Callable[[str], None] | None = None, ended: Record | None = None) -> None:
@@ -35,7 +35,7 @@ class Stopwatch:
 
     @contextmanager
     def background(self, what: str) -> Iterator[None]:
-        """Report the block, in any thread, to `ended` without adding it to a stage."""
+        """Report the block, in any thread, to `ended` without counting it."""
         start = time.perf_counter()
         try:
             yield
@@ -44,7 +44,7 @@ class Stopwatch:
                 self._ended(what, start, time.perf_counter())
 
     def each(self, stage: str, items: Iterable[Item]) -> Iterator[Item]:
-        """Yield `items` and add the time to produce them, without the time of the loop's body."""
+        """Yield `items` and count the time to produce them, without the loop's body."""
         iterator = iter(items)
         while True:
             with self(stage):
@@ -55,6 +55,6 @@ class Stopwatch:
             yield item
 
     def lap(self) -> dict[str, float]:
-        """Return the seconds of each stage since the last call, and reset them."""
+        """Return the seconds of each stage since the last call."""
         seconds, self._seconds = self._seconds, {}
         return seconds

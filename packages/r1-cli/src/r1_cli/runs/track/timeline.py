@@ -19,8 +19,8 @@ Record = Callable[[str, float, float], None]
 class Timeline:
     """The spans of this process's first steps, nested within each thread.
 
-    They are written after the last of these steps, or at the end of the run, as Chrome's complete trace events ("X", in
-    microseconds), a row for each thread. Spans that end later, as of a checkpoint's writing, are missing.
+    They are written after these steps, or at the end of the run, as Chrome's complete trace events ("X", in
+    microseconds), a row per thread. Spans that end later, such as the writing of a checkpoint, are missing.
     """
 
     def __init__(self, path: Path | None = None, steps: int = 0) -> None:
@@ -31,7 +31,6 @@ class Timeline:
         self._threads: list[str] = ["driver"]  # by their names, as a short-lived one has a new number each time
 
     def record(self, name: str, begin: float, end: float) -> None:
-        """Add a span of the calling thread."""
         if self._left <= 0:
             return
         current = threading.current_thread()
@@ -44,7 +43,6 @@ class Timeline:
 
     @contextmanager
     def __call__(self, name: str) -> Iterator[None]:
-        """Record the block as a span."""
         begin = time.perf_counter()
         try:
             yield

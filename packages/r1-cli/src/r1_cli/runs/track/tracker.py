@@ -1,4 +1,4 @@
-"""Log records to every logger in the configuration, while the run goes on."""
+"""Send log records to all configured loggers in the background."""
 
 import importlib
 import json
@@ -20,8 +20,7 @@ log = logging.getLogger("r1")
 class Tracker:
     """All loggers of a run.
 
-    The console shows a record at once. A thread writes records in order, first to the run's own files, then to
-    services.
+    The console shows a record at once. A thread writes records in order, to the run's own files before services.
     """
 
     def __init__(self, names: Sequence[str], info: RunInfo, console: Console) -> None:
@@ -37,7 +36,7 @@ class Tracker:
         self._failure: Exception | None = None  # why the run's own files lack what came since
 
     def has(self, step: int) -> bool:
-        """Whether this step's record was already written, also by an earlier process."""
+        """Whether this step's record was written, also by an earlier process."""
         return self.files.has(step)
 
     def stage(self, name: str) -> None:
@@ -46,7 +45,7 @@ class Tracker:
     def log(self, step: int, record: Record, generations: Sequence[Generation] = ()) -> None:
         """Log one step's record and its responses.
 
-        The run's own file receives all responses; other loggers the first one of each validation prompt. Raises
+        The run's own file receives all responses, other loggers the first of each validation prompt. Raises
         CheckpointError if an earlier record could not be written to the run's own files.
         """
         if self._failure:
@@ -69,7 +68,7 @@ class Tracker:
             logger.close()
 
     def _write(self, step: int, record: Record, generations: Sequence[Generation], first: list[JsonObject]) -> None:
-        """Write one record; nothing after a record that is missing in the run's own files."""
+        """Write one record, unless an earlier one is missing in the run's own files."""
         if self._failure:
             return
         try:
@@ -85,7 +84,7 @@ class Tracker:
                 self._log_to(logger, step, record, first)
 
     def _log_to(self, logger: Logger, step: int, record: Record, rows: list[JsonObject]) -> None:
-        """Log to one logger; drop it if it fails, so that a service cannot end the run."""
+        """Log to one logger; drop it if it fails, as a service must not end the run."""
         try:
             if rows:
                 logger.log_generations(step, rows)

@@ -44,7 +44,7 @@ class RunInfo:
 
 
 class Logger(Protocol):
-    """One destination. A logger never ends a run: it reports a failure once and is dropped."""
+    """One destination. It never ends a run: it reports a failure once and is dropped."""
 
     def log(self, step: int, record: Record) -> None: ...
     def log_generations(self, step: int, rows: list[JsonObject]) -> None: ...
@@ -52,8 +52,6 @@ class Logger(Protocol):
 
 
 class Console(Logger, Protocol):
-    """The logger on the terminal."""
-
     def stage(self, name: str) -> None: ...
 
     def show(self, generations: Sequence[Generation]) -> None:

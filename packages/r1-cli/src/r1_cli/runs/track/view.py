@@ -122,7 +122,6 @@ class View:
         return text
 
     def _answers(self, width: int) -> list[Text]:
-        """The last answers, one line each, without control characters."""
         found = []
         for one in self.answers:
             said = visible(" ".join(one.response[: 4 * width].split()))
@@ -163,12 +162,12 @@ def visible(text: str) -> str:
 
 
 def plot(points: Sequence[tuple[float, float]], width: int, height: int, first: float, last: float) -> list[str]:
-    """Return a line chart of block characters, `height` lines of `width` characters from the top; rich has no chart.
+    """Return a line chart of block characters, `height` lines of `width` characters, top line first.
 
-    A column shows the mean of its points, or the previous column's if it has none. The lowest value is one block high
-    and the highest fills all lines; a constant is half-way up. Points that are not finite are ignored.
+    A column shows the mean of its points, or the previous column's. The lowest value is one block high, the highest
+    fills all lines, and a constant is half-way up. Nonfinite points are ignored.
 
-    Args: points: (place, value). first, last: the places at the left and the right edge.
+    Args: points: (place, value). first, last: places of the left and right edges.
     """
     columns = _held(spread(points, width, first, last))
     known = [value for value in columns if value is not None]

@@ -34,8 +34,8 @@ class ViewedRun:
     def status(self) -> dict[str, str]:
         """Return {"state", "told"}: `waiting`, `live`, `finished`, `stopped` or `silent`, and the reason or "".
 
-        A killed run cannot report its end. It is `silent` if it has written nothing for `QUIET` seconds and for three
-        times its longest recent step.
+        A killed run cannot report its end: it is `silent` after `QUIET` seconds, and three times its longest recent
+        step, without output.
         """
         starts, written = self.folder.starts(), self._written()
         if written is None:
@@ -61,7 +61,7 @@ class AskError(ValueError):
 
 
 def names_of(folders: Sequence[Path]) -> list[str]:
-    """Return a distinct name for each run: its folder's, with parent folders where names would be equal."""
+    """Return a distinct name for each run: its folder's, with parent folders where needed."""
     parts = [folder.resolve().parts for folder in folders]
     for depth in range(1, max(map(len, parts), default=0) + 1):
         names = ["/".join(part[-depth:]) for part in parts]

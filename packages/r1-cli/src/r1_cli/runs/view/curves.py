@@ -10,7 +10,7 @@ from r1_cli.runs.history import LOG_FILE
 
 
 class Increment(TypedDict):
-    """New steps of a log: the number of the next one, and how often the log was restarted."""
+    """New steps of a log: the number of the next one, and the count of restarts."""
 
     rows: list[dict[str, float | None]]
     next: int
@@ -26,10 +26,10 @@ class Curves:
         self._times = 0  # that the log was begun anew
 
     def read(self, after: int = 0, times: int = 0) -> Increment:
-        """Return the steps from number `after` on: {"rows", "next", "times"}.
+        """Return {"rows", "next", "times"} for the steps from number `after`.
 
-        If the log was restarted since the caller's `times`, all steps are returned. Incomplete lines wait; lines that
-        are not an object with a step are skipped; values that are not finite are None.
+        All steps are returned if the log was restarted since the caller's `times`. Incomplete lines wait, lines without
+        a step are skipped, and nonfinite values are None.
         """
         with self._lock:
             self._read_on()

@@ -68,7 +68,7 @@ def is_loopback(host: str) -> bool:
 
 
 def allowed_hosts(host: str) -> frozenset[str] | None:
-    """Return the Host headers for a server bound to `host`; None if they cannot be known."""
+    """Return the Host headers for a server bound to `host`; None if unknown."""
     if host in ("0.0.0.0", "::"):
         return None
     return LOOPBACK | {f"[{host}]" if ":" in host else host.lower()}

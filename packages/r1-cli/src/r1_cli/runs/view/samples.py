@@ -1,4 +1,4 @@
-"""The recorded answers of a run: their numbers in memory, texts and tokens read on request."""
+"""The recorded answers of a run: numbers in memory, texts and tokens read on request."""
 
 import threading
 from collections import OrderedDict
@@ -65,7 +65,7 @@ class Samples:
             return {"total": len(chosen), "rows": [self._light(place) for place in chosen[begin : begin + count]]}
 
     def group(self, step: int, group: int) -> list[Row]:
-        """Return a prompt's recorded rows at a step, with the text of each token as `pieces`; [] if missing."""
+        """Return a prompt's rows at a step, with the text of each token as `pieces`; [] if missing."""
         import pyarrow.compute as pc
         import pyarrow.parquet as pq
 

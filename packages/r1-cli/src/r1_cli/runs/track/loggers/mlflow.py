@@ -46,5 +46,5 @@ def metric_name(name: str) -> str:
 
 
 def open_logger(info: RunInfo) -> MlflowLogger:
-    """Start the MLflow run. Raises ImportError if mlflow is not installed."""
+    """Raises ImportError if mlflow is not installed."""
     return MlflowLogger(info)

@@ -29,5 +29,5 @@ class TrackioLogger:
 
 
 def open_logger(info: RunInfo) -> TrackioLogger:
-    """Start the run. Raises ImportError if trackio is not installed."""
+    """Raises ImportError if trackio is not installed."""
     return TrackioLogger(info)

@@ -1,4 +1,4 @@
-"""Weights & Biases, online if possible, else offline; it never prompts on the terminal."""
+"""Weights & Biases, online if possible, else offline; it never prompts."""
 
 import logging
 import netrc
@@ -16,7 +16,7 @@ REACH_SECONDS = 3.0
 
 
 class WandbLogger:
-    """One wandb run; its id is stored in the run's folder, so that a resumed run continues its charts."""
+    """One wandb run, whose id is stored in the run's folder, so that a resumed run continues its charts."""
 
     def __init__(self, info: RunInfo) -> None:
         import wandb
