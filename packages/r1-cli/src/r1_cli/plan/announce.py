@@ -48,7 +48,7 @@ def show_notes(console: Console, config: RunConfig, provenance: Provenance, plan
 
 
 def show_phases(console: Console, config: RunConfig, plan: Plan, card: int | None) -> None:
-    """Print the GPU memory of each phase, and what to set if `card` bytes are not enough (None: not compared)."""
+    """Print the GPU memory of each phase, and what to set if it exceeds `card` bytes (None: not compared)."""
     if plan.memory is None:
         return
     phases = find_phases(config, plan.memory, card)
@@ -58,7 +58,7 @@ def show_phases(console: Console, config: RunConfig, plan: Plan, card: int | Non
 
 
 def memory_warnings(config: RunConfig, phases: Sequence[Phase], card: int | None) -> list[str]:
-    """Return what to set if a phase needs more than the `card` bytes of a GPU; None: no GPU is here."""
+    """Return what to set if a phase exceeds the `card` bytes of a GPU (None: no GPU)."""
     if card is None or all(phase.total <= card for phase in phases):
         return []
     settings = find_remedies(config, card)
@@ -119,7 +119,7 @@ def _correction_note(config: RunConfig) -> str:
 
 
 def show_table(console: Console, table: Table) -> None:
-    """Print a table; into a file or a pipe in full width, so that no path is broken."""
+    """Print a table; in full width to a file or a pipe, so that paths stay whole."""
     if not console.is_terminal:
         wanted = Measurement.get(console, console.options.update(max_width=WIDEST), table).maximum
         console = Console(file=console.file, width=max(wanted, console.width))
@@ -173,8 +173,8 @@ def render_sources(
     """Return a table of the sources.
 
     Args:
-        sources: of training, then of validation.
-        opened: the same, opened; None if that takes a download.
+        sources: of training, then validation.
+        opened: opened sources; None if not local.
         checked: summaries of their checks.
     """
     table = Table("source", "rows", "kept", "format", "prompt and answer", "", box=box.SIMPLE_HEAD, pad_edge=False)

@@ -1,4 +1,4 @@
-"""The arithmetic of steps, optimizer steps and micro-batches; nothing is loaded."""
+"""The arithmetic of steps, optimizer steps and micro-batches, without loading anything."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ LOOKED_AT = 1000  # rows of a source too small for a batch, in which broken ones
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The arithmetic of a run. A sequence is a prompt with one answer; None: the number of rows is unknown.
+    """The arithmetic of a run. A sequence is a prompt with one answer; None: unknown.
 
     Example (2100 rows, rollout_batch_size 256, n 6, global_batch_size 64, micro batches 2 and 8, 8 devices): 8 steps an
-    epoch, 1536 sequences a step, 192 a device, 4 optimizer steps of 48 sequences a device in 24 micro-batches, and 24
-    forward passes a device for the log-probs.
+    epoch, 1536 sequences a step; per device 192 sequences, 4 optimizer steps of 48 sequences in 24 micro-batches, and
+    24 forward passes for log-probs.
     """
 
     rows: int | None  # of training, before any filter
@@ -92,7 +92,7 @@ def _critic_steps(config: RunConfig) -> int:
 
 
 def count(config: RunConfig) -> tuple[list[int] | None, int | None]:
-    """Return the rows of each training source and of validation, None if unknown without a download."""
+    """Return the rows of each training source and of validation, None if not local."""
     train, val = training_sources(config.data), validation_sources(config.data)
     val_rows = count_rows(val) if val else None
     return (count_rows(train) if train else None), None if val_rows is None else sum(val_rows)
@@ -144,8 +144,7 @@ def count_tokens(config: RunConfig, prompts: int, owner: Owner = "actor") -> int
 def count_micro_batches(config: RunConfig, prompts: int, size: int, owner: Owner = "actor") -> int:
     """Return the most micro-batches of `size` sequences that a device computes of `prompts` prompts.
 
-    This is the bound of `r1_core.learner.batching.split_groups` for full sequences, which itself needs torch and the
-    lengths.
+    This is the bound of `r1_core.learner.batching.split_groups`, which needs torch, for full sequences.
     """
     n, replicas = config.worker.rollout.n, config.data_ranks(owner)
     if not config.trained(owner).shares_prompts:

@@ -1,4 +1,4 @@
-"""Check that checkpoints fit on the disk, and a step's batch in Ray's object store, before loading anything."""
+"""Check that checkpoints fit on the disk, and a batch in Ray's object store, before loading anything."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ def checkpoint_bytes(config: RunConfig) -> int | None:
 
 
 def checkpoints_kept(config: RunConfig, steps: int | None) -> int:
-    """Return the most checkpoints on the disk at a time: the newest, the best (if validated) and a partial one."""
+    """Return the most checkpoints on disk at once: the newest, the best (if validated) and a partial one."""
     trainer = config.trainer
     if trainer.save_freq <= 0:
         return 0
@@ -55,7 +55,7 @@ def require_disk_space(config: RunConfig) -> None:
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """The part of a step's batch that processes of a machine share.
+    """The part of a step's batch that a machine's processes share.
 
     Example: `StoredBatch(prompts=512, samples=4096, longest=2048, input_bytes=6.4e6)` has 3.28 GB of pictures and 100
     MB of tokens.
@@ -88,7 +88,6 @@ def require_store(nodes: Sequence[Node], batch: StoredBatch) -> None:
 
 
 def size_text(size: int) -> str:
-    """Return a number of bytes as text, e.g. `1.5 GB`."""
     amount, unit = float(size), 0
     while amount >= 1000 and unit < len(UNITS) - 1:
         amount, unit = amount / 1000, unit + 1

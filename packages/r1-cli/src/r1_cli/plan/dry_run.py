@@ -54,7 +54,7 @@ def show_settings(console: Console, config: RunConfig) -> None:
 
 
 def show_screen(console: Console, config: RunConfig, provenance: Provenance, plan: Plan, sources: Table) -> list[str]:
-    """Print a dry run on one screen; return a warning if a phase needs more memory than this machine's GPU has."""
+    """Print a dry run on one screen; return a warning if a phase exceeds this machine's GPU memory."""
     show_settings(console, config)
     placement = plan_placement(config)
     for table in (render(plan), *([render_placement(placement)] if placement.ranks else []), sources):
@@ -103,7 +103,7 @@ def _read(path: Path) -> str:
 
 
 def find_warnings(config: RunConfig) -> Iterator[str]:
-    """Yield a warning if the model is neither a folder nor in the hub's cache."""
+    """Yield a warning if the model is neither a folder nor cached."""
     name = config.worker.actor.model.model_path or ""
     if not Path(name).is_dir() and not _is_cached(name):
         yield (

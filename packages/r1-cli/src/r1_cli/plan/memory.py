@@ -1,4 +1,4 @@
-"""Bytes of a run's models on one device: weights, gradients and optimizer states."""
+"""Bytes of a run's models on one device: weights, gradients, optimizer states."""
 
 from dataclasses import asdict, dataclass, replace
 
@@ -50,7 +50,7 @@ class Memory:
 
 
 def estimate(config: RunConfig, models: Models | None = None) -> Memory | None:
-    """Return the memory of the run's models (None: read from their folders), None without the actor's sizes."""
+    """Return the memory of the run's models (None: read their folders), None without the actor's sizes."""
     models = read_models(config) if models is None else models
     if "actor" not in models:
         return None
@@ -95,7 +95,7 @@ def _estimate_critic(config: RunConfig, models: Models) -> States | None:
 
 
 def _gradient_bytes(config: RunConfig, owner: Owner, kept: int) -> int:
-    """Return the bytes of one gradient; in half precision they accumulate in float32 (`learner.gradient_sums`)."""
+    """Return the bytes of one gradient; half precision accumulates in float32 (`learner.gradient_sums`)."""
     section = config.trained(owner)
     at_once = config.data_ranks(owner) * section.update_size
     accumulates = section.global_batch_size * config.worker.rollout.n > at_once

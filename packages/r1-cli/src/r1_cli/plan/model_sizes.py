@@ -1,8 +1,7 @@
-"""The sizes of a model, by the headers of its safetensors files and its config.json: the one model of memory.
+"""The sizes of a model, by the headers of its safetensors files and its config.json.
 
-A dry run takes a second and loads no torch, so frozen weights, adapted layers and FSDP blocks are decided by the names
-of tensors, not by the model itself. Without safetensors files, `estimate.models` takes names and shapes from the real
-model on the meta device.
+A dry run loads no torch, so tensors' names decide which weights are frozen or adapted, and the FSDP blocks. Without
+safetensors files, `estimate.models` reads names and shapes from the model on the meta device.
 """
 
 import json
@@ -43,18 +42,18 @@ class TextSizes:
 
     @property
     def token_of_a_layer(self) -> int:
-        """Numbers that a gated layer in half precision saves of a token: norms, projections, products.
+        """Numbers that a gated layer in half precision saves per token: norms, projections, products.
 
         Counted by torch's saved-tensor hooks (Qwen2), as `test_config_phases.py` does.
         """
         return 10 * self.hidden + 2 * self.keys + 4 * self.width
 
     def activation_bytes(self, tokens: int, number: int, *, checkpointed: bool, on_host: bool = False) -> int:
-        """Return what layers save of a micro-batch of `tokens` tokens for the backward pass, at least.
+        """Return the minimum that layers save for the backward pass of a micro-batch of `tokens` tokens.
 
         Args:
             number: bytes of one number that layers compute with.
-            checkpointed: layers save their input only, and one at a time is recomputed.
+            checkpointed: layers save only their inputs, and are recomputed one at a time.
             on_host: these inputs are in host memory, except one.
         """
         inputs = 1 if on_host else self.layers
@@ -82,17 +81,16 @@ class TowerSizes:
 
     @property
     def patch_of_a_layer(self) -> int:
-        """Numbers that a layer saves of a patch, counted likewise (Qwen2-VL, 2.5, 3)."""
+        """Numbers that a layer saves per patch, counted likewise (Qwen2-VL, 2.5, 3)."""
         return 15 * self.hidden + 4 * self.width if self.gated else 11 * self.hidden + self.products * self.width
 
     @property
     def patch_at_the_ends(self) -> int:
-        """Numbers saved of a patch before the layers and in the merger behind them, about."""
+        """Approximate numbers saved per patch before the layers and in the merger behind them."""
         return 7 * self.hidden
 
     @property
     def pixels(self) -> int:
-        """Numbers of a patch in the model's input."""
         return 3 * self.frames * self.patch**2
 
     def activation_bytes(self, patches: int, number: int, *, checkpointed: bool, on_host: bool = False) -> int:
@@ -144,21 +142,21 @@ Models = Mapping[Owner, ModelSizes]
 
 
 def read_models(config: RunConfig) -> Models:
-    """Return the sizes of the actor's and the critic's model, if their weights are in local folders."""
+    """Return the sizes of the actor's and the critic's models with local weights."""
     owners: tuple[Owner, ...] = ("actor", "critic") if config.has_critic else ("actor",)
     found = {owner: read_sizes(config.trained(owner).model, owner) for owner in owners}
     return {owner: sizes for owner, sizes in found.items() if sizes is not None}
 
 
 def read_sizes(model: ModelConfig, owner: Owner = "actor") -> ModelSizes | None:
-    """Return the sizes of a model, None unless it is a local folder of safetensors."""
+    """Return the sizes of a model in a local folder of safetensors, else None."""
     folder = Path(model.model_path or "")
     shapes = dict(read_shapes(folder)) if model.model_path else {}
     return from_config(folder / "config.json", shapes, model, owner) if shapes else None
 
 
 def from_config(file: Path, shapes: Shapes, model: ModelConfig, owner: Owner = "actor") -> ModelSizes:
-    """Return the sizes of a model with these tensors; a critic has no head."""
+    """Return the sizes of a model with these tensors; a critic has no LM head."""
     if owner == "critic":
         shapes = {name: shape for name, shape in shapes.items() if name != "lm_head.weight"}
     try:
@@ -170,7 +168,7 @@ def from_config(file: Path, shapes: Shapes, model: ModelConfig, owner: Owner = "
 
 
 def read_shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Yield (name, shape) of the model's tensors in a folder; optimizer states of a checkpoint are skipped."""
+    """Yield (name, shape) of the model's tensors in a folder, without a checkpoint's optimizer states."""
     for file in sorted(folder.glob("*.safetensors")) if folder.is_dir() else []:
         if file.name.startswith("optimizer"):
             continue

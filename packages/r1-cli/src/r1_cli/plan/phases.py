@@ -39,7 +39,7 @@ REMEDIES: tuple[Remedy, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Approximate bytes on a GPU in one part of a step, by what they hold."""
+    """Approximate bytes on a GPU in one part of a step, by use."""
 
     name: str
     parts: dict[str, int]
@@ -53,7 +53,7 @@ def find_phases(config: RunConfig, memory: Memory, card: int | None = None, *, o
     """Return the phases of a step on one GPU.
 
     Args:
-        card: bytes of the GPU, of which vLLM takes a share; None: its cache is not counted.
+        card: bytes of the GPU; None: vLLM's cache, a share of them, is not counted.
         on_gpu: False without GPUs: CUDA takes nothing.
     """
     actor, rollout, ref = config.worker.actor, config.worker.rollout, config.worker.ref
@@ -155,10 +155,10 @@ def _forward(config: RunConfig, sizes: ModelSizes) -> dict[str, int]:
 
 
 def _gathered(config: RunConfig, sizes: ModelSizes) -> tuple[dict[str, int], dict[str, int]]:
-    """Return what FSDP gathers in the forward pass, and of gradients in the backward pass; nothing on one device.
+    """Return what FSDP gathers: weights in the forward pass, gradients in the backward pass; {} on one device.
 
     Forward: the weights outside of all blocks, a block and the prefetched next one; with enable_full_shard=false all.
-    Backward: the largest part's gradients, whole and in the precision of the reduction.
+    Backward: the largest part's whole gradients, in the reduction's precision.
     """
     fsdp, number = config.worker.actor.fsdp, compute_bytes(config.worker.actor)
     if config.shard_ranks == 1:
@@ -196,7 +196,7 @@ def find_remedies(
     remedies: Sequence[Remedy] = REMEDIES,
     on_gpu: bool = True,
 ) -> list[str] | None:
-    """Return the fewest settings with which every phase fits in `card` bytes; None if none do, or without sizes.
+    """Return the fewest settings that make every phase fit in `card` bytes; None if none do, or without sizes.
 
     Args:
         models: None: read from the models' folders.
@@ -238,7 +238,7 @@ def find_peak(config: RunConfig, card: int | None, *, models: Models | None = No
 
 
 def with_value(section: Any, key: str, value: Any) -> Any:
-    """Return a section with another value of a dotted key, unchecked."""
+    """Return an unvalidated section with another value of a dotted key."""
     name, _, rest = key.partition(".")
     return section.model_copy(update={name: with_value(getattr(section, name), rest, value) if rest else value})
 

@@ -1,4 +1,4 @@
-"""Where a run starts: new, or from the newest checkpoint of its folder if its model is the same."""
+"""Where a run starts: new, or from the newest checkpoint of its folder with the same model."""
 
 import fcntl
 import json
@@ -61,10 +61,9 @@ def find_start(config: RunConfig, store: CheckpointStore) -> Path | None:
 
 @contextmanager
 def lock_folder(root: Path) -> Iterator[None]:
-    """Lock a run's folder against other runs while the block runs.
+    """Lock a run's folder inside the block.
 
-    The operating system releases the lock when this process ends, even if it is killed. A network disk without locks
-    causes a warning.
+    The operating system releases the lock of a killed process. A network disk without locks causes a warning.
 
     Raises:
         ConfigError: another run has the folder; names its process and machine.
@@ -88,7 +87,7 @@ def lock_folder(root: Path) -> Iterator[None]:
 
 
 def require_free(root: Path) -> None:
-    """Raise ConfigError if a run has this folder at the moment."""
+    """Raise ConfigError if a run is using this folder."""
     path = root / LOCK_FILE
     if path.is_file():
         with path.open(encoding="utf-8") as file:
@@ -116,7 +115,7 @@ def _lock(file: IO[str], root: Path, kind: int = fcntl.LOCK_EX) -> None:
 
 
 def rename_damaged(store: CheckpointStore, start: Path | None) -> list[str]:
-    """Rename the damaged checkpoints of a folder to resume in, and return a line for each."""
+    """Rename the damaged checkpoints of a folder to resume in; return a line for each."""
     if start is None or start.parent != store.root:
         return []
     lines = []
@@ -139,9 +138,9 @@ def _no_whole(damaged: Mapping[Path, str]) -> str:
 
 
 def _require_same_model(config: RunConfig, latest: Path) -> None:
-    """Raise ConfigError if the folder's run started from another model than the configured one.
+    """Raise ConfigError if the folder's run started from another model.
 
-    A model that has moved is compared by its architecture (`require_same_shape`).
+    Moved models are compared by architecture (`require_same_shape`).
     """
     model: Any = RunReader(latest.parent).settings()
     for name in MODEL.split("."):
@@ -158,7 +157,7 @@ def _require_same_model(config: RunConfig, latest: Path) -> None:
 
 
 def require_same_shape(config: RunConfig, start: Path | None, model: Tree) -> None:
-    """Raise ConfigError if a checkpoint's model has another architecture than `model`, a Hugging Face configuration."""
+    """Raise ConfigError if a checkpoint has another architecture than `model`, a Hugging Face configuration."""
     path = start / "actor" / "config.json" if start else None
     if start is None or path is None or not path.is_file():
         return

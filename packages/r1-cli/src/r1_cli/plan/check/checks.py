@@ -1,4 +1,4 @@
-"""All checks by part, in their order."""
+"""All checks, in order."""
 
 from collections.abc import Collection, Iterator, Sequence
 
@@ -21,9 +21,9 @@ PARTS: dict[str, tuple[Check, ...]] = {
 
 
 def run_checks(words: Sequence[str], parts: Collection[str] = tuple(PARTS)) -> Iterator[Finding]:
-    """Yield the findings on a configuration, part by part; only its problems if it is refused.
+    """Yield findings part by part; only a configuration's problems if it is refused.
 
-    The step is skipped after an error. Checks that fail alike are reported once. `parts` are keys of PARTS.
+    The step is skipped after an error. Equal failures are reported once. `parts` are keys of PARTS.
     """
     try:
         subject = Subject(words, *load_config(words))

@@ -16,7 +16,6 @@ def problems(error: ConfigError) -> list[Finding]:
 
 
 def check_settings(subject: Subject) -> Iterator[Finding]:
-    """Report unsupported, unread, odd and renamed options."""
     config, provenance = subject.config, subject.provenance
     for limit in unavailable(config, provenance):
         yield Finding(f"config.{limit.key}", "error", f"{limit.key}={limit.value} is not available: {limit.reason}")
@@ -46,7 +45,7 @@ def check_disk(subject: Subject) -> Iterator[Finding]:
 
 
 def check_memory(subject: Subject) -> Iterator[Finding]:
-    """Check that a step fits in this machine's GPU, or in its memory if it has none."""
+    """Check that a step fits in the GPU, or without one in memory."""
     from r1_cli.plan.estimate.estimate import CPU_REMEDIES, as_on_cpu
 
     card, config = find_card(), subject.config

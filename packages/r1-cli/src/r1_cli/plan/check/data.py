@@ -45,7 +45,7 @@ def check_rows(subject: Subject) -> Iterator[Finding]:
 
 
 def check_rewards(subject: Subject) -> Iterator[Finding]:
-    """Try each reward on its own rows, except those that need a model or a service."""
+    """Try each reward on its rows, except those that need a model or a service."""
     from r1_cli.plan.check.try_reward import SPEED, try_questions
 
     reward = subject.config.worker.reward

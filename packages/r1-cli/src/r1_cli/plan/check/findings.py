@@ -1,4 +1,4 @@
-"""The finding of a check, and what checks of a run share."""
+"""Findings of checks, and the run that they share."""
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -28,7 +28,7 @@ class Finding:
 
 
 class Subject:
-    """A loaded configuration, with its model and sources opened once on demand."""
+    """A loaded configuration, whose model and sources are opened once on demand."""
 
     def __init__(self, words: Sequence[str], config: RunConfig, provenance: Provenance) -> None:
         self.words, self.config, self.provenance = tuple(words), config, provenance
@@ -42,7 +42,7 @@ class Subject:
 
     @cached_property
     def sources(self) -> "list[OpenSource]":
-        """The local training sources, then those of validation. Raises DataError."""
+        """The local sources, training first. Raises DataError."""
         from r1_cli.build.rows import open_local
         from r1_cli.config.sources import training_sources, validation_sources
 
@@ -55,7 +55,7 @@ Check = Callable[[Subject], Iterable[Finding]]
 
 
 def examine(name: str, check: Check, subject: Subject) -> Iterator[Finding]:
-    """Yield the findings of a check; an exception becomes a finding."""
+    """Yield a check's findings; an exception becomes one."""
     try:
         yield from check(subject)
     except Exception as error:  # whatever a user's reward, files or machine make of it

@@ -65,7 +65,7 @@ def check_dtype(subject: Subject) -> Iterator[Finding]:
 
 
 def examine_layouts(path: str, precision: str = "fp32") -> Iterator[tuple[str, str]]:
-    """Yield the four questions of `build.packing` about a model, with their answers. Raises ModelError."""
+    """Yield the questions of `build.packing` about a model, with answers. Raises ModelError."""
     import torch
 
     from r1_cli.build.packing import examine_model

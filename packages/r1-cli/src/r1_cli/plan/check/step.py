@@ -1,4 +1,4 @@
-"""One real step of the run, on few prompts and short answers, in a subprocess."""
+"""One step of the run on few prompts with short answers, in a subprocess."""
 
 import subprocess
 import sys

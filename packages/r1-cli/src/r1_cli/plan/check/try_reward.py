@@ -1,4 +1,4 @@
-"""Try a reward before training: right, wrong, hostile and repeated answers, batches and speed."""
+"""Try a reward before training: right, wrong, hostile and repeated answers, batches, speed."""
 
 import tempfile
 import time
@@ -31,7 +31,7 @@ SPEED = "milliseconds per answer, alone"  # the check that no answer is right or
 
 @dataclass(frozen=True, slots=True)
 class RewardCheck:
-    """One line of the report; `passed` is None if there is no right or wrong."""
+    """One line of the report; `passed` is None for a mere measurement."""
 
     check: str
     result: str
@@ -47,12 +47,12 @@ def try_reward(
     samples: int = 32,
     timeout: float = 10.0,
 ) -> Iterator[RewardCheck]:
-    """Yield the checks of one reward, run as in training: in a worker process, with a deadline per answer.
+    """Yield the checks of one reward, run as in training, in a worker process.
 
     Args:
-        data: rows to ask about, as in `data.train_files`; None: four sums.
-        columns: the names of the columns, if they are not the usual ones.
-        samples: number of rows.
+        data: rows, as in `data.train_files`; None: four sums.
+        columns: names of the columns, if not the defaults.
+        samples: rows to use.
         timeout: seconds per answer.
 
     Raises:
@@ -76,10 +76,10 @@ def try_questions(
 
 
 def try_own_rewards(config: RunConfig, opened: Sequence[OpenSource | None]) -> list[str]:
-    """Score an empty and a right answer to one row of each opened source with the user's own reward files.
+    """Score an empty and a right answer to one row of each opened source with the user's reward files.
 
-    Each file is loaded in a process of its own, without torch. Returns warnings: rewards that were not called, or that
-    fail for one of the two answers.
+    Each file has its own process, without torch. Returns warnings: rewards that were not called, or fail for one
+    answer.
 
     Raises:
         RewardSpecError: one cannot be loaded, or fails for both answers.
@@ -148,7 +148,7 @@ def describe(verifier: OpenVerifier) -> str:
 
 
 def best_form(verifier: OpenVerifier, questions: Sequence[RewardInput]) -> tuple[str, dict[str, float]]:
-    """Return the form in which ground truths score best, and each form's mean score."""
+    """Return the form in which ground truths score best, and all mean scores."""
     by_form = {}
     for name in ANSWER_FORMS:
         scores = verifier([replace(item, response=write_answer(name, item.ground_truth)) for item in questions])
@@ -157,7 +157,7 @@ def best_form(verifier: OpenVerifier, questions: Sequence[RewardInput]) -> tuple
 
 
 def hostile_answers(canary: Path) -> dict[str, str]:
-    """Return answers that have broken rewards; one that is evaluated writes the file `canary`."""
+    """Return answers that have broken rewards; evaluating one writes the file `canary`."""
     code = f"__import__('pathlib').Path({str(canary)!r}).touch()"
     return {
         "empty": "",
@@ -206,7 +206,7 @@ def _check_answers(
 
 
 def _with_wrong(questions: Sequence[RewardInput]) -> Iterator[tuple[RewardInput, str]]:
-    """Yield each question with another's ground truth, or with its own altered if there is no other."""
+    """Yield each question with another's ground truth, or its own altered if there is no other."""
     truths = list(dict.fromkeys(item.ground_truth for item in questions))
     following = dict(zip(truths, truths[1:] + truths[:1], strict=True))
     for item in questions:
@@ -231,7 +231,7 @@ def _check_batch(verifier: OpenVerifier, right: Sequence[RewardInput]) -> Reward
 
 
 def _check_hostile(verifier: OpenVerifier, questions: Sequence[RewardInput], threshold: float) -> Iterator[RewardCheck]:
-    """Yield a check per hostile answer; it may score like the right answer only for every ground truth."""
+    """Yield a check per hostile answer, which must not score like the right answer for every ground truth."""
     first = questions[0]
     asked = [first, *[item for item in questions if item.ground_truth != first.ground_truth][:1]]
     with tempfile.TemporaryDirectory() as folder:

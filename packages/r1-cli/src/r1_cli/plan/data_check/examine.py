@@ -46,7 +46,7 @@ class SpacedRows(Sequence[tuple[str, Row]]):
 
 
 def open_all(config: RunConfig) -> tuple[list[OpenSource], int]:
-    """Return training, then validation sources, and the number of training sources."""
+    """Return training, then validation sources, and the count of the former."""
     training = open_sources(training_sources(config.data))
     return training + open_sources(validation_sources(config.data)), len(training)
 
@@ -64,11 +64,11 @@ def check(
     """Examine every row of every source.
 
     Args:
-        inspector: examines rows in this process.
+        inspector: for this process.
         workers: processes with the inspector, for media.
-        strict: rows that a run would leave out are errors.
-        write: is given every bad row.
-        most: examine only so many rows of each source.
+        strict: omitted rows are errors.
+        write: called with every bad row.
+        most: rows to examine of each source.
     """
     opened, training = open_all(config)
     if most is not None:
@@ -90,8 +90,8 @@ def check(
 def check_answers(config: RunConfig, opened: Sequence[OpenSource], report: Report, progress: Progress) -> None:
     """Score the ground truths, written as answers in several forms, with their own rewards.
 
-    If a built-in reward gives all forms no credit or cannot read the ground truth: an error. For a user's own, which
-    may expect another form or columns: a warning.
+    No credit for all forms, or an unreadable ground truth, is an error of a built-in reward, and a warning of a user's,
+    which may expect another form or columns.
     """
     sources = [one.source for one in opened]
     truths = GroundTruthReader(config, sources)

@@ -46,7 +46,7 @@ REFUSED = "a run would not start"
 
 @dataclass(slots=True)
 class RowIssue:
-    """All rows with one kind of problem, of which the first few are stored."""
+    """All rows with one kind of problem; the first few are stored."""
 
     kind: str
     level: Level
@@ -80,8 +80,6 @@ class SourceTally:
 
 
 class Report:
-    """Collects results; rows come in order, training sources first."""
-
     def __init__(
         self,
         config: RunConfig,
@@ -91,7 +89,7 @@ class Report:
         strict: bool = False,
         write: Callable[[dict[str, str]], object] | None = None,
     ) -> None:
-        """`training` sources come first; `strict`: left-out rows are errors; `write` is given every bad row."""
+        """`training` sources come first; `strict`: omitted rows are errors; `write` is called with every bad row."""
         self._write = write
         self.config, self._strict = config, strict
         self.sources = [SourceTally(one, validation=index >= training) for index, one in enumerate(opened)]
@@ -111,7 +109,7 @@ class Report:
             self._write({"level": level, "kind": kind, "row": row.id if row else "", "reason": reason})
 
     def consequence(self, kind: str) -> str:
-        """What a run of this configuration does with rows of a kind, "" if it uses them."""
+        """Return what a run does with rows of a kind, "" if it uses them."""
         data = self.config.data
         if kind in USED:
             return ""
@@ -123,7 +121,7 @@ class Report:
         return f"left out (data.bad_rows={data.bad_rows})" if left_out and kind not in ("no rows", "batch") else REFUSED
 
     def close(self, *, whole: bool = True) -> None:
-        """Add sources without usable rows and, if all rows were examined (`whole`), too few rows for a batch."""
+        """Add sources without usable rows and, after all rows (`whole`), too few rows for a batch."""
         for tally in self.sources:
             if tally.left_out == len(tally.opened.rows):
                 reason = "every row of it would be left out" if tally.left_out else "holds no rows"
@@ -168,7 +166,7 @@ class Report:
         return sorted(self.findings.values(), key=lambda finding: (finding.level != "error", -finding.count))
 
     def histogram(self) -> list[tuple[int, int, int]]:
-        """Return (from, below, rows) for equal ranges of the training prompts' lengths in tokens."""
+        """Return (from, below, rows) for equal ranges of the training prompts' tokens."""
         lengths = sum((tally.tokens for tally in self.sources if not tally.validation), Counter[int]())
         lengths = lengths or sum((tally.tokens for tally in self.sources), Counter[int]())
         if not lengths:
@@ -179,7 +177,7 @@ class Report:
         return [(low + i * width, low + (i + 1) * width, bins[i]) for i in range(-(-(high - low) // width))]
 
     def tokens_per_step(self) -> tuple[int, int] | None:
-        """Return the mean prompt tokens and the most answer tokens of a training step."""
+        """Return the mean prompt tokens and the maximal answer tokens of a training step."""
         trained = [tally for tally in self.sources if not tally.validation and tally.usable]
         if not trained:
             return None

@@ -1,4 +1,4 @@
-"""The report of a data check as one HTML page without scripts or network access; row texts are escaped."""
+"""The report of a data check as one HTML page without scripts or network; row texts are escaped."""
 
 import base64
 import io
@@ -26,7 +26,7 @@ Render = Callable[[OpenSource, int], Prompt]  # raises DataError, WorkerDied
 
 
 def write_page(report: Report, renderer: Renderer, workers: Workers | None) -> str:
-    """Return the page, with thumbnails of the rows that issues name and of some rows of each source."""
+    """Return the page, with thumbnails of rows in issues and of some rows of each source."""
 
     def render(opened: OpenSource, index: int) -> Prompt:
         return start_rendering(opened.reader(*opened.rows[index]), renderer, workers).result()

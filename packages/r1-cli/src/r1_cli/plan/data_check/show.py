@@ -14,7 +14,7 @@ from r1_data.workers import WorkerDied
 
 
 def describe_row(config: RunConfig, wanted: str, *, validation: bool) -> str:
-    """Return a row's columns, messages, media, text and tokens.
+    """Describe a row's columns, messages, media, text and tokens.
 
     Args:
         wanted: the row's number, counted from 1 over all sources, or its id (`train.parquet:12`).

@@ -43,7 +43,7 @@ class Cards:
 
     @property
     def bandwidth(self) -> float:
-        """Peak memory bandwidth of one GPU, in bytes a second."""
+        """Peak memory bandwidth of one GPU in bytes/s."""
         return CARDS[self.name][1]
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ class Cards:
 
 
 def read_cards(text: str) -> Cards:
-    """Read `[NODESx]NUMBERxNAME[-MEMORY]`; more than 8 GPUs without NODES are in nodes of 8. Raises CardError."""
+    """Read `[NODESx]NUMBERxNAME[-MEMORY]`; without NODES a node has up to 8 GPUs. Raises CardError."""
     match = FORM.fullmatch(text.strip())
     if match is None:
         raise CardError(f"--gpus={text!r}: write NUMBERxNAME-MEMORY, e.g. 8xH100-80GB, or 2x8xH100-80GB for two nodes")

@@ -18,7 +18,7 @@ CPU_REMEDIES = tuple(setting for setting in REMEDIES if "offload" not in setting
 
 @dataclass(frozen=True, slots=True)
 class Estimate:
-    """The estimate of a run; bytes are those of one GPU, or of one process without GPUs."""
+    """The estimate of a run, in bytes of one GPU, or of one process without GPUs."""
 
     devices: str
     capacity: int  # bytes of one GPU, or of this machine for each process
@@ -95,7 +95,7 @@ def estimate_on_cpu(config: RunConfig, models: Models, capacity: int, assumed: A
 
 
 def as_on_cpu(config: RunConfig) -> RunConfig:
-    """Return the configuration as it runs without GPUs: no offloading, no half precision."""
+    """Return the configuration without what needs GPUs: offloading, half precision."""
     values: Tree = {
         "worker.rollout.dtype": "fp32",
         "worker.ref.fsdp.enable_cpu_offload": False,
@@ -117,7 +117,7 @@ def as_on_cpu(config: RunConfig) -> RunConfig:
 
 
 def find_savings(config: RunConfig, models: Models, capacity: int, *, on_gpu: bool) -> list[tuple[str, int]] | None:
-    """Return the settings that make it fit, each with the bytes that it saves of the largest phase."""
+    """Return settings that make it fit, with the bytes that each saves in the largest phase."""
     remedies: Sequence[Remedy] = REMEDIES if on_gpu else CPU_REMEDIES
     found = find_remedies(config, capacity, models=models, remedies=remedies, on_gpu=on_gpu)
     if found is None:

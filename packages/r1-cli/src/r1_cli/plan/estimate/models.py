@@ -1,4 +1,4 @@
-"""The sizes of models whose weights need not be here."""
+"""The sizes of models whose weights may be missing."""
 
 from pathlib import Path
 
@@ -11,8 +11,8 @@ from r1_cli.plan.model_sizes import Models, ModelSizes, Shapes, from_config, rea
 def find_models(config: RunConfig) -> tuple[Models, list[str]]:
     """Return the sizes of the trained models, and a note for each without weights here.
 
-    Without safetensors files, `config.json` in a folder or in the Hugging Face cache is enough: the real model is built
-    on torch's meta device. The network is not used. Raises ModelError.
+    Without safetensors files, a `config.json` in a folder or the Hugging Face cache is enough: the model is built on
+    torch's meta device, without network. Raises ModelError.
     """
     from r1_cli.models.load import ModelError
 
@@ -32,7 +32,7 @@ def find_models(config: RunConfig) -> tuple[Models, list[str]]:
 
 
 def find_config(name: str, key: str) -> Path:
-    """Return the `config.json` of a folder, or of a hub name in the local cache. Raises ModelError."""
+    """Return the `config.json` of a folder, or of a cached hub name. Raises ModelError."""
     from r1_cli.models.load import ModelError
 
     if Path(name).is_dir():
@@ -55,7 +55,7 @@ def find_config(name: str, key: str) -> Path:
 
 
 def build_shapes(model: ModelConfig, file: Path, key: str) -> Shapes:
-    """Return the shapes of a model's tensors, shared ones once. Raises ModelError."""
+    """Return the shapes of a model's tensors, without repetitions. Raises ModelError."""
     import torch
 
     from r1_cli.models.load import ModelError, load_config, model_family

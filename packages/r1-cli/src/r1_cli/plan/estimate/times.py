@@ -1,4 +1,4 @@
-"""The time of each phase on GPUs, by floating-point operations and bytes moved at assumed efficiencies."""
+"""The time of each phase on GPUs, from floating-point operations and bytes at assumed efficiencies."""
 
 import re
 from collections.abc import Iterator
@@ -18,7 +18,7 @@ TO_HOST = 25e9  # bytes a second between a GPU and the processor's memory, of 32
 
 @dataclass(frozen=True, slots=True)
 class Assumptions:
-    """What times depend on and the configuration does not say."""
+    """What times depend on besides the configuration."""
 
     learning: float = 0.4  # share of the GPUs' peak that forward and backward passes reach
     sampling: float = 0.5  # share of the memory's peak that decoding reaches
@@ -28,7 +28,7 @@ class Assumptions:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """The weights that a token and a patch are multiplied with."""
+    """The weights that multiply each token and each patch."""
 
     of_token: int  # weights that it is multiplied with
     of_patch: int
@@ -36,7 +36,7 @@ class Work:
 
     @classmethod
     def of(cls, sizes: ModelSizes, trained: float) -> "Work":
-        """Count the weights; of a mixture's experts the chosen share."""
+        """Count the weights; of a mixture's experts the selected share."""
         tied = not any(name.startswith("lm_head") for name in sizes.shapes)
         token = patch = 0
         for name, shape in sizes.shapes.items():
