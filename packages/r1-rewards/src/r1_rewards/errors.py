@@ -9,12 +9,12 @@ from r1_rewards.types import FailurePolicy, Outcome, RewardFailure, Score
 
 
 class RewardSpecError(ValueError):
-    """A reward that cannot be used as configured. The message names what was found and what to write instead."""
+    """A reward that cannot be used as configured."""
 
 
 @dataclass(frozen=True, slots=True)
 class FailureRule:
-    """The score of a failed sample: `score` under "score" and "drop"; "stop" raises RewardFailure."""
+    """The score of a failed sample; "stop" raises RewardFailure."""
 
     policy: FailurePolicy = "score"
     score: float = 0.0

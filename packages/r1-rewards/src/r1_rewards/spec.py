@@ -75,10 +75,7 @@ def check_options(name: str, options: Mapping[str, object]) -> None:
 
 
 def check_settings(spec: RewardSpec, kwargs: Mapping[str, object]) -> dict[str, object]:
-    """Return the keywords of a service without opening it.
-
-    Raises RewardSpecError for unknown keywords, with the nearest one, and for missing ones.
-    """
+    """Return the keywords of a service without opening it. Raises RewardSpecError for unknown or missing ones."""
     settings = {"urls": spec.urls, **kwargs} if spec.urls else dict(kwargs)
     signature = inspect.signature(_service(spec))
     for key in settings:
@@ -92,7 +89,7 @@ def check_settings(spec: RewardSpec, kwargs: Mapping[str, object]) -> dict[str, 
 
 
 def open_service(spec: RewardSpec, kwargs: Mapping[str, object], defaults: Mapping[str, object]) -> OpenVerifier:
-    """Open a service with `kwargs`, and with those of `defaults` that it accepts.
+    """Open a service with `kwargs` and the `defaults` that it accepts.
 
     Raises RewardSpecError as `check_settings` does, and for values out of range.
     """

@@ -32,7 +32,7 @@ class RewardInput:
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """Why a sample could not be scored. The run counts it and goes on."""
+    """Why a sample could not be scored."""
 
     cause: Cause
     message: str
@@ -85,7 +85,6 @@ class RewardFailure(RuntimeError):
 
 
 def check_inputs(inputs: Sequence[RewardInput]) -> None:
-    """Raise TypeError, with the number of the input, for anything but `RewardInput`s."""
     if isinstance(inputs, RewardInput | str | bytes | Mapping):
         raise TypeError(f"a verifier takes a list of RewardInput, got one {type(inputs).__name__}: write [{EXPECTED}]")
     for number, item in enumerate(inputs):
@@ -102,7 +101,7 @@ class Verifier(Protocol):
 
 
 class OpenVerifier(ABC):
-    """A verifier that holds processes or connections until it is closed, as `load` returns it."""
+    """A verifier that holds processes or connections until it is closed."""
 
     @property
     def per_sample(self) -> bool:

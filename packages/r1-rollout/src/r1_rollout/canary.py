@@ -28,8 +28,7 @@ class Canary:
     """Sequences to compare, and the largest accepted gap.
 
     Below the tolerance, small updates that never arrive hide in bfloat16; the gap on sampled tokens shows them earlier.
-    `opening` is compared once, with a tolerance learned from the first weights, to find faults that are not of the
-    weights, such as wrong rotations or norms.
+    `opening` is compared once, with a tolerance learned from the first weights, to find faults such as wrong rotations.
     """
 
     probes: Probes
@@ -60,8 +59,8 @@ def learn_tolerance(noise: float, precision: torch.dtype) -> float:
     """Return how far two correct computations of a model's log-probs may differ.
 
     Args:
-        noise: the `widest_gap` that a change of each layer's output by a unit in the last place of `precision` makes; 0
-            or NaN: unknown.
+        noise: the `widest_gap` if each layer's output changes by a unit in the last place of `precision`; 0 or NaN:
+            unknown.
         precision: the coarser one of the two sides.
     """
     least = TOLERANCE[torch.float32]

@@ -37,7 +37,7 @@ class Comparison:
 
 
 def checksum(tensor: Tensor) -> int:
-    """Return a sum over a tensor's bytes in which every place has a weight of its own, modulo 2^64.
+    """Return a sum of a tensor's bytes, weighted by position, modulo 2^64.
 
     Different tensors have equal sums with a chance of 1 in 2^32 or less, and never if they differ in one element.
     """
@@ -98,7 +98,7 @@ def compare(own: Mapping[str, Tensor], expected: Mapping[str, Expected]) -> Comp
 
 
 def merged(comparisons: Sequence[Comparison]) -> Comparison:
-    """Combine the comparisons of several copies of one model: a tensor that differs in one of them differs."""
+    """Combine comparisons of several copies of a model: a tensor that differs in one differs."""
     unread = dict.fromkeys(name for one in comparisons for name in one.unread)
     differing: dict[str, Pairs] = {}
     for name in dict.fromkeys(name for one in comparisons for name in one.differing):
@@ -113,9 +113,9 @@ def merged(comparisons: Sequence[Comparison]) -> Comparison:
 class ByteProof:
     """Finds stale tensors from sync to sync in engines that may keep some in a layout of their own.
 
-    A tensor is stale if its copy stayed the same while the learner's changed, if it is now what the learner's was
-    before, or if it was equal at the last sync and differs now. The last does not hold for tensors of equal elements,
-    such as new biases: in any layout these look the same.
+    A tensor is stale if its copy stayed the same while the learner's changed, if it equals the learner's previous one,
+    or if it was equal at the last sync and differs now. The last rule excludes tensors of equal elements, such as new
+    biases: they look the same in any layout.
     """
 
     keeps_layout: bool  # whether the engine keeps the learner's layout, so that no tensor may differ
@@ -134,7 +134,7 @@ class ByteProof:
         )
 
     def take(self, found: Comparison, expected: Mapping[str, Expected]) -> list[str]:
-        """Accept a sync; return the tensors that bytes show nothing about, if there are more than before."""
+        """Accept a sync; return the tensors that bytes cannot verify, if there are more than before."""
         unproven = [*found.unread, *found.differing]
         grown = not {*unproven} <= self.unproven
         self.apart = {**found.differing} | {

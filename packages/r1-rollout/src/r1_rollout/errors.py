@@ -1,6 +1,6 @@
 """Errors of sampling, all of them a `RolloutError`.
 
-None of them changes the learner, so a run that ends by one can save its last step first.
+None of them changes the learner, so a run can save its last step first.
 """
 
 

@@ -52,7 +52,7 @@ def find_fault(
 ) -> StaleWeights:
     """Return the error for the gap that the canary has found, with the group of parameters at fault.
 
-    The engine, inactive, is synced again, and judged by its log-probs alone, so any engine will do:
+    The inactive engine is synced again, and only its log-probs are compared, so any engine works:
 
     1. The same weights once more. If that closes the gap, the sync had lost something.
     2. Sequences that it has never seen. If there is no gap on these, a cache was not reset.
@@ -60,9 +60,9 @@ def find_fault(
        group whose absence changes the learner and not the engine never arrives. If there is none, the group without
        which both agree arrives wrong: transposed, swapped, bound to another module.
 
-    Limits: of several groups that arrive wrong at once none is found; embedding, final norm and head can be told apart
-    only if they do not arrive; a gap just above the tolerance may be blamed on a neighbour. The engine must not sample
-    before another sync.
+    Limits: if several groups arrive wrong, none is found; embedding, final norm and head are distinguished only if they
+    do not arrive; a gap just above the tolerance may be blamed on a neighbour. The engine must be synced before it
+    samples.
 
     Args:
         same_bytes: the engine's weights are the learner's byte for byte, so its computation is at fault.
@@ -130,7 +130,7 @@ def _same(canary: Canary, left: list[list[float]], right: list[list[float]]) -> 
 
 
 def group_parameters(weights: Weights, inputs: set[int]) -> dict[str, ParameterRows]:
-    """Return what to set to zero for each group, in the order of the model.
+    """Return the rows to zero for each group, in the order of the model.
 
     Args:
         inputs: the tokens that the probes embed. An embedding's other rows are a tied head's.
@@ -151,10 +151,6 @@ def group_parameters(weights: Weights, inputs: set[int]) -> dict[str, ParameterR
 
 
 def group_of(name: str) -> str:
-    """Return the group of parameters that a tensor belongs to.
-
-    Example: `group_of("model.layers.3.mlp.up_proj.weight") == "layer 3"`.
-    """
     if adapter_part(name):
         return ADAPTER
     name = core(name)

@@ -48,8 +48,8 @@ def load(
             is one, its `dtype` float32 on a CPU and the model's own on a GPU.
 
     Raises:
-        ValueError: there is no such engine, vLLM is asked to serve an object, no token would end an answer, or the
-            embedded engine cannot decode with the model.
+        ValueError: unknown engine, vLLM with a model object, no end token, or a model that the embedded engine cannot
+            decode with.
         ImportError: vLLM is asked for and not installed.
         OSError: the path holds no model.
     """
@@ -82,7 +82,7 @@ def prefers_vllm() -> bool:
 class LoadedEngine(OldEngineNames):
     """A `Generator` and a `Replaying` that also takes text and token ids as prompts.
 
-    A prompt without an id gets one from its tokens and how often they came before in the call.
+    A prompt without an id gets one from its tokens and their number of earlier occurrences in the call.
     """
 
     def __init__(

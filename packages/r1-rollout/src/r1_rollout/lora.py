@@ -27,8 +27,8 @@ class Adapter:
 class AdapterSlot:
     """Adapters merged into a model's weights.
 
-    The base weights of the adapted modules are kept, so that an adapter is always added to them and never to the sum
-    with its predecessor: the weights are, to the bit, those of the last adapter alone.
+    The base weights of the adapted modules are kept, and each adapter is added to them: the weights are, bit for bit,
+    those of the last adapter alone.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -22,7 +22,7 @@ FUSED: Mapping[str, tuple[str, ...]] = {
 
 
 def unwrapped(name: str) -> str:
-    """Return a name without what wrappers add.
+    """Strip wrappers' additions from a name.
 
     Example: `unwrapped("_orig_mod.layers.0.mlp.up_proj.base_layer.weight") == "layers.0.mlp.up_proj.weight"`
     """
@@ -30,7 +30,7 @@ def unwrapped(name: str) -> str:
 
 
 def core(name: str) -> str:
-    """Return a tensor's name without wrappers and leading containers, the same in all layouts of a model."""
+    """Strip wrappers and leading containers from a tensor's name: the same in all layouts of a model."""
     return _CONTAINERS.sub("", unwrapped(name))
 
 

@@ -17,7 +17,7 @@ _ENDING = 30.0  # seconds in which a process that still writes into a folder may
 class PrivateFolder:
     """A folder of mode 0700, held by a lock that ends with this process.
 
-    Making one removes those with the same prefix that dead processes of this user have left.
+    A new one removes those with its prefix that dead processes of this user left.
     """
 
     def __init__(self, prefix: str, parent: Path | None = None) -> None:

@@ -16,9 +16,7 @@ SEED_BITS = 62  # what fits signed and unsigned words everywhere, with room for 
 
 
 def noise_key(seed: int, prompt_id: str, sample: int) -> int:
-    """Return the 64 bits, signed, that seed one sample's noise: the same on every machine, whatever else is in the
-    batch.
-    """
+    """Return the signed 64-bit seed of a sample's noise: the same on every machine and in any batch."""
     word = blake2b(f"{seed}\0{sample}\0{prompt_id}".encode(errors="surrogatepass"), digest_size=8)
     return int.from_bytes(word.digest(), "little", signed=True)
 
@@ -90,7 +88,7 @@ def choose_tokens(logits: Tensor, banned: Tensor, noise: Tensor, params: Samplin
 
 
 def tempered(logits: Tensor, temperature: float) -> Tensor:
-    """Return the logits in float32 and divided by the temperature, by 1 if it is 0."""
+    """Return float32 logits divided by the temperature, by 1 if it is 0."""
     return logits.float() if temperature in (0, 1) else logits.float() / temperature
 
 

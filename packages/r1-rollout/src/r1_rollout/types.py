@@ -141,21 +141,30 @@ class Generator(Protocol):
     """An engine. It owns its copy of the weights."""
 
     def load_weights(self, source: "WeightSource") -> None:
-        """Load weights, or an adapter for those that are there, to sample from them until others come.
+        """Load weights, or an adapter for the current base weights. Unfinished calls to `generate` end.
 
-        A version older than the engine's is refused; the same one may come again. Unfinished calls to `generate` end.
+        The same version may be loaded again. Raises WeightsError if the version is older than the engine's, or the
+        weights are not the model's: the engine may then hold a mixture, and samples only after another load.
         """
 
     def active(self, source: "WeightSource | None" = None) -> AbstractContextManager[None]:
         """Inside the block the engine has the memory that sampling takes; at its end it frees what it can.
 
-        With a `source` the engine first loads these weights, when there is room for them.
+        With a `source` the engine first loads these weights, when there is room for them. Raises RuntimeError if the
+        engine is active already, and as `load_weights`.
         """
 
     def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> Groups:
-        """Yield (index into `prompts`, its `params.n` completions) as each group finishes.
+        """Yield (index into `prompts`, its `params.n` completions) as each group finishes; a later call ends this one.
 
         An engine of one process also begins prompts that are appended to `prompts` meanwhile.
+
+        Raises:
+            RuntimeError: the engine is not active, or the call was ended.
+            PromptError: the engine cannot process a prompt, or its answer may be too long.
+            ValueError: a group exceeds `max_sequences`, or the engine cannot sample with these parameters.
+            NonFiniteLogits: the model's logits are not finite.
+            EngineError: the engine hangs, has died or lacks memory; groups that were yielded before are complete.
         """
 
 

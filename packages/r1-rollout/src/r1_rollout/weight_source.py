@@ -1,4 +1,4 @@
-"""Sources of weights: handles that engines read from, so that the caller of an engine holds no tensor."""
+"""Sources of weights: handles that engines read from, so that the caller holds no tensor."""
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -85,7 +85,7 @@ class LocalWeights:
 
 @dataclass(frozen=True, slots=True)
 class TransferCall:
-    """A call of vLLM's weight transfer, to be made in an engine.
+    """A call of vLLM's weight transfer for an engine to make.
 
     Example: `TransferCall("update_weights", {"update_info": {"names": ["lm_head.weight"], …}})`.
     """
@@ -96,7 +96,7 @@ class TransferCall:
 
 @dataclass(frozen=True, slots=True)
 class DirectWeights:
-    """A `WeightSource` whose tensors do not pass through here: the engine makes the calls of their sender."""
+    """A `WeightSource` whose tensors bypass this process: the engine makes its sender's calls."""
 
     calls: Callable[[], Iterator[TransferCall]]
     version: int
@@ -122,7 +122,7 @@ def _followed(weights: Iterable[tuple[str, Tensor]], taken: Callable[[], object]
 def known(weights: Iterable[tuple[str, Tensor]], came: Shapes, first: Shapes) -> Iterator[tuple[str, Tensor]]:
     """Yield `weights`, and add their shapes to `came`. Raises WeightsError if one was not in the first sync.
 
-    vLLM would keep a tensor of another shape, and load it again in every later sync.
+    vLLM would keep such a tensor and load it again in every later sync.
 
     Args:
         first: shapes of the first sync; empty before it.

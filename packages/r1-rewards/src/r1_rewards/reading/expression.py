@@ -27,8 +27,8 @@ class Unreadable(ValueError):
 def parse(text: str) -> Any:
     """Return the SymPy expression. Raises Unreadable.
 
-    A missing sign is a product ("2x", "xy"); the power binds most. Check the text with `guards.refusal` first: SymPy
-    computes powers and factorials of numbers at once.
+    A missing sign is a product ("2x", "xy"). Check the text with `guards.refusal` first: SymPy computes powers and
+    factorials of numbers at once.
     """
     if len(text) > MAX_CHARACTERS:
         raise Unreadable(f"{len(text)} characters, more than {MAX_CHARACTERS}")

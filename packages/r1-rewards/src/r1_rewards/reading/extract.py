@@ -66,8 +66,7 @@ def final_answer(response: str) -> str | None:
 
     After the thought it tries the last `\boxed{…}`, or several that form a list; the last `<answer>…</answer>`, `####
     x`, "Answer: x" or "answer is x"; a response that is only an answer; the last `$…$` or number. A response truncated
-    within its first box has none. A tag after the last box takes precedence. Text right beside a box or formula counts
-    (see `in_context`).
+    within its first box has none. A tag after the last box takes precedence. Adjacent text counts (see `in_context`).
     """
     text = with_braces(plain_characters(after_thought(response)[-TAIL:]))
     if _OPENED_BOX.search(text):
@@ -81,7 +80,7 @@ def final_answer(response: str) -> str | None:
 
 
 def after_thought(response: str) -> str:
-    """Return the text after the last `</think>`, "" for an unclosed thought, and all of it without a thought."""
+    """Return the text after the last `</think>`, "" for an unclosed thought, all of it without a thought."""
     marks = [(match.start(), match.end(), match[1]) for match in _THOUGHT.finditer(response)]
     ends = [end for _, end, closing in marks if closing]
     rest = ends[-1] if ends else 0

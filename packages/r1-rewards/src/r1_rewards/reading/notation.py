@@ -105,7 +105,7 @@ _LAST_WORDS = re.compile(
 def normalise(written: str) -> str:
     r"""Return `written` as LaTeX for Math-Verify, without delimiters and final stop.
 
-    Example: `normalise("$√2$.")` is `\sqrt{2}`; `normalise("5 million")` is `5000000`.
+    Example: `normalise("5 million")` is `5000000`.
     """
     text = _FINAL_STOP.sub("", _plain_characters(written).strip()).strip()
     for opening in _WRAPPERS:

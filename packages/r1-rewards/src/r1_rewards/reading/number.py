@@ -20,8 +20,6 @@ def parse_number(text: str) -> Fraction | None:
 
     It may have a sign, proper thousands commas or blanks, decimals, an exponent of up to three digits, and one
     denominator; currency signs, `%`, braces and a final full stop are ignored.
-
-    Example: `parse_number("$1,234.50")` and `parse_number("1234.5")` are equal; `parse_number("12,34")` is None.
     """
     if len(text) > MAX_DIGITS or side_by_side(text):
         return None

@@ -21,10 +21,7 @@ _SYMBOLS = {
 
 
 def plain_characters(text: str) -> str:
-    r"""Return `text` with ASCII for full-width characters and digits of any script, without invisible characters.
-
-    Example: `plain_characters("－５\u200b")` is "-5".
-    """
+    r"""Return `text` with ASCII for full-width characters and digits of any script, without invisible characters."""
     if text.isascii():
         return text
     return _DIGIT.sub(lambda digit: str(unicodedata.decimal(digit[0])), text.translate(_TABLE))

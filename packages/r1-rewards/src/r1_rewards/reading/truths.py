@@ -7,8 +7,7 @@ from collections.abc import Callable, Sequence
 def read_truths(ground_truth: str | Sequence[str], *, blank: bool = False) -> list[str]:
     """Return the ground truths in a list of texts, in its JSON (`["5", "five"]`), or in one text.
 
-    Raises TypeError if it is not text, and, unless `blank` is set, ValueError if it is blank: no response could be
-    right.
+    Raises TypeError if it is not text, and ValueError if it is blank, unless `blank` is set.
     """
     if isinstance(ground_truth, str):
         found = _read_list(ground_truth) or [ground_truth]

@@ -71,9 +71,10 @@ def score(
 class ReferenceProbability:
     """A batch verifier: one call of `logprobs` scores all responses.
 
-    A sample's base score is its column "scoreA", or 0; `base_scores` computes it. Parts: `probability` (p), `score_b`
-    (with reasoning), `score_a` (base), `delta` (score_b minus score_a), `format`, `unscored` (1 if the answer could not
-    be replaced or a log-prob was not a number; score_b is then 0).
+    A sample's base score is its column "scoreA", or 0; `base_scores` computes it. A base score that is not finite
+    raises ValueError. Parts: `probability` (p), `score_b` (with reasoning), `score_a` (base), `delta` (score_b minus
+    score_a), `format`, `unscored` (1 if the answer could not be replaced or a log-prob was not a number; score_b is
+    then 0).
     """
 
     logprobs: LogProbs
@@ -81,7 +82,6 @@ class ReferenceProbability:
     settings: Settings = field(default_factory=Settings)
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:
-        """Raise ValueError for a base score that is not finite, and what `logprobs` raises."""
         check_inputs(inputs)
         settings, bases = self.settings, [_base_score(*numbered) for numbered in enumerate(inputs)]
         splices = [

@@ -63,9 +63,8 @@ def splice(
     `lenient` is OpenBMB/RLPR's rule: one `<answer>`, and for `r1` one `<think>` and one `</think>` before it; other
     words and the blanks after the tag are kept. `strict` is EasyR1_RLPR's: the form of `format`'s mode, with only
     blanks between thought and answer, and one blank on both sides of the reference. A blank reference cannot be scored;
-    surrounding blanks are dropped. `response` has no prompt and no end token; `eos` is appended.
-
-    A token belongs to the reference if it covers any of its characters, so a blank merged into the first token counts.
+    surrounding blanks are dropped. A token that covers any character of the reference counts. `response` has no prompt
+    and no end token; `eos` is appended.
     """
     reference = reference.strip()
     start = answer_start(response, mode, rule)

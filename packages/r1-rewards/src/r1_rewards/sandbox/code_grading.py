@@ -213,9 +213,9 @@ def _grade_asserts(
 
 
 def assertion_problem(tests: CodeTests, sandbox: Sandbox) -> str | None:
-    """Return why these tests pass whatever a solution answers, or None; `sandbox` runs nothing else meanwhile.
+    """Return why these tests pass any solution, or None; `sandbox` must be idle.
 
-    Decoys replace the solution. Tests that take too long to tell count as good. Raises SandboxError.
+    Decoys replace the solution. Slow tests count as good. Raises SandboxError.
     """
     if not isinstance(tests, AssertTests) or (key := (tests.setup, *tests.units)) in _ASSERTING:
         return None

@@ -141,7 +141,7 @@ _Function = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def _calls(statements: Sequence[ast.stmt], setup: Sequence[ast.stmt] = ()) -> list[str]:
-    """Return source that calls each test function and method, inherited ones included.
+    """Return source that calls each test function and method, also inherited ones.
 
     `setup` runs before and may define base classes. Raises TestsError for asserts that nothing would run.
     """

@@ -63,7 +63,7 @@ class SandboxLimits:
 
 @dataclass(frozen=True, slots=True)
 class Execution:
-    """How a program ended and what it wrote. `code` is its exit status, or minus the signal that ended it."""
+    """A program's output and `code`: its exit status, or minus the signal that ended it."""
 
     ending: Ending
     code: int | None
@@ -74,8 +74,8 @@ class Execution:
 class Sandbox:
     """Runs programs one after another, each in its own process; use it in a `with` block and from one thread.
 
-    If a protection is missing, nothing runs: a program that can open the caller's files can read its memory, too.
-    Programs may import the standard library and modules in the folders `module_paths`.
+    If a protection is missing, nothing runs: a program that can open files can read the caller's memory. Programs may
+    import the standard library and modules in the folders `module_paths`.
     """
 
     def __init__(self, limits: SandboxLimits | None = None, module_paths: Sequence[str] = ()) -> None:
@@ -133,7 +133,7 @@ class Sandbox:
     def end(self, kill: bool = True, *, ended: bool = False) -> int | None:
         """Kill the running process and all it started, and return its exit code.
 
-        A process that seems to have `ended` gets _END_SECONDS to exit, so that its exit code tells what ended it.
+        A process that seems to have `ended` gets _END_SECONDS to exit by itself.
         """
         with self._failing_closed():
             if kill and not (ended and select.select([self._connection], [], [], _END_SECONDS)[0]):

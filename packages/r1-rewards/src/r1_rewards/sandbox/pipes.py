@@ -23,7 +23,7 @@ class Exchange:
     """Feed a program's stdin and collect its stdout and stderr until it ends."""
 
     def __init__(self, pipes: Sequence[int], ended: socket.socket, stdin: bytes, bound: int) -> None:
-        """`pipes` are our ends of stdin, stdout and stderr; `ended` becomes readable when the program ends."""
+        """`pipes`: our ends of stdin, stdout and stderr; `ended`: readable when the program ends."""
         self._stdin, self._stdout, self._stderr = pipes
         self._ended = ended
         self._unsent = memoryview(stdin)

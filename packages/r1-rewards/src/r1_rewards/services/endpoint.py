@@ -94,7 +94,7 @@ class HttpEndpoint:
     busy server that sends Retry-After (429 or 503) is waited for until the deadline.
 
     After as many failed requests in a row as run concurrently, and at least three, the rest of that `run` fails
-    untried. A refused request, which may itself be at fault, counts an eighth.
+    untried. A refused request counts an eighth: it may itself be at fault.
     """
 
     def __init__(
@@ -128,7 +128,7 @@ class HttpEndpoint:
         self._failed_in_a_row = 0.0
 
     def run(self, work: Callable[[Post], Awaitable[Result]]) -> Result:
-        """Return the result of `work(post)`, run in an event loop of its own thread. Callable from any thread.
+        """Run `work(post)` in an event loop in its own thread. Callable from any thread.
 
         Calls are serialized. Raises RuntimeError if `close` ends the call.
         """

@@ -1,7 +1,7 @@
 """Ask a language model behind an OpenAI-compatible endpoint to mark responses.
 
-A judged response is adversarial text. A verdict counts only in the last line of the reply, behind a random number that
-the response cannot know. So a response cannot write its own verdict; it can still persuade the judge.
+A verdict counts only in the reply's last line, behind a random number that the response cannot know. So a response
+cannot write its own verdict; it can still persuade the judge.
 """
 
 import asyncio

@@ -194,8 +194,7 @@ def build_app(
 def header_timeout_protocol() -> type[asyncio.Protocol]:
     """Return uvicorn's HTTP protocol with a timeout of HEADER_SECONDS for a request's head.
 
-    Without it anybody who can reach the port could hold connections for ever: uvicorn's `timeout_keep_alive` starts
-    only after a response.
+    Without it clients could hold connections for ever: uvicorn's `timeout_keep_alive` starts only after a response.
     """
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -232,7 +231,7 @@ def response_of(query: str, prompt: str, marker: str | None) -> str:
     """Return the response in a query (prompt and response), without end tokens.
 
     It begins after the first `marker`, or else after `prompt` if the query starts with it, or else at the start. An
-    empty response stays empty, so that nothing in the prompt is scored in its place.
+    empty response stays empty, so that the prompt is not scored instead.
     """
     head, found, response = query.partition(marker) if marker else (query, "", "")
     if not found:
@@ -255,10 +254,10 @@ def write_rewards(scores: Sequence[Score]) -> dict[str, object]:
 
 
 class RequestGuard:
-    """ASGI middleware that refuses requests by token and size before they are parsed, and queues the others.
+    """ASGI middleware that refuses requests by token and size before parsing, and queues the others.
 
-    Requests without a token do not use a slot; `/health` needs none. uvicorn's `limit_concurrency` would refuse waiting
-    requests instead of queueing them, and it has no limit for bodies.
+    Requests without a token do not use a slot; `/health` needs none. uvicorn's `limit_concurrency` would refuse instead
+    of queue, and it does not limit bodies.
     """
 
     def __init__(self, app: App, *, token: str | None, body_bytes: int, requests: int) -> None:

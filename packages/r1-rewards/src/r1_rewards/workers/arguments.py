@@ -1,8 +1,8 @@
 """Fill the parameters of a user's reward function by its shape and its parameters' names. Runs in a worker.
 
-The README lists the shapes and the parameters that are filled by name; `shapes` tells the shapes apart. Values are
-lists with one entry per response, or single values in `sequential` and `text`; `step` is always one number. A parameter
-without a default that has no other meaning is a column of the data row; `reward_function_kwargs` take precedence.
+The README lists the shapes and the parameters that are filled by name. Values are lists with one entry per response, or
+single values in `sequential` and `text`; `step` is always one number. A parameter without a default that has no other
+meaning is a column of the data row; `reward_function_kwargs` take precedence.
 """
 
 import inspect

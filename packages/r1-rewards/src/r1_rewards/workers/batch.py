@@ -5,8 +5,8 @@
 
 A sample that is set aside keeps its worker at idle priority, and its outcome still counts. Another worker takes over
 the samples queued behind it, so the timeouts of slow samples overlap. Time spent waiting for a processor is not
-counted. Few samples are set aside until some have been scored. A batch that yields only timeouts is stuck: many of its
-samples are tried at once, and if they time out, too, the rest fails untried.
+counted. Few samples are set aside until some have been scored. If a batch yields only timeouts, many samples are tried
+at once; if they time out, too, the rest fails untried.
 """
 
 import contextlib
@@ -88,7 +88,7 @@ class _Job:
 
 
 class Batch:
-    """Scores samples one by one on `workers` workers, and on more while samples are set aside."""
+    """Scores samples on `workers` workers, and on more while samples are set aside."""
 
     def __init__(
         self,

@@ -21,16 +21,13 @@ logger = logging.getLogger("r1_rewards")
 
 
 class PooledVerifier(OpenVerifier):
-    """A verifier that runs a reward in worker processes; it never raises because of a response or a user's function.
+    """A verifier that runs a reward in worker processes; no response or user's function makes it raise.
 
-    Workers are forked from a process that has imported the reward, see no GPU, and are killed with everything they
-    started. Call the verifier from any thread (calls are serialized), from asyncio through `asyncio.to_thread`, or in a
-    Ray actor.
+    Workers see no GPU and are killed with everything they started. Calls may come from any thread and are serialized.
 
-    Built-in and sequential rewards are scored sample by sample, each within `timeout` seconds; slow ones do not delay
-    the others (see `batch`). A batch function scores the whole batch in one call, because its scores may depend on one
-    another, within `timeout` plus one second per sample. If that call fails as a whole, every sample is scored again
-    alone.
+    Built-in and sequential rewards are scored sample by sample, each within `timeout` seconds (see `batch`). A batch
+    function scores the whole batch in one call, because its scores may depend on one another, within `timeout` plus one
+    second per sample. If that call fails as a whole, every sample is scored again alone.
 
     A sample that fails alone has `Score.error`; the README lists the causes. `crash` also means a worker that cannot be
     started, and after SIGKILL or SIGTERM the sample is first retried alone. `failure_policy` "score" gives such a
@@ -80,7 +77,7 @@ class PooledVerifier(OpenVerifier):
     def __call__(
         self, inputs: Sequence[RewardInput], progress: Callable[[int, int], None] | None = None
     ) -> list[Score]:
-        """Return one score per input, in order; `progress(done, total)` is called for each.
+        """`progress(done, total)` is called for each input.
 
         Raises RuntimeError if closed, TypeError for inputs that are not `RewardInput`s or metadata that is not JSON,
         RewardFailure under the policy "stop".
@@ -117,7 +114,7 @@ class PooledVerifier(OpenVerifier):
         return self._server.pids()
 
     def close(self) -> None:
-        """Kill the workers, even while they score; safe to call twice and from any thread."""
+        """Kill the workers, also while they score, from any thread."""
         self._closed = True
         self._server.close()
         with self._lock:

@@ -71,9 +71,8 @@ class Worker:
 class ForkServer:
     """Starts and reaps workers for one reward.
 
-    Workers see no GPU (`CUDA_VISIBLE_DEVICES` is empty); the rest of the environment is passed on, API keys included,
-    because a reward that calls a judge model needs them. They die with the caller's process. Only `close` is
-    thread-safe.
+    Workers see no GPU (`CUDA_VISIBLE_DEVICES` is empty) and inherit the rest of the environment, with the API keys that
+    a judge needs. They die with the caller's process. Only `close` is thread-safe.
     """
 
     def __init__(self, spec: RewardSpec, kwargs: Mapping[str, object], memory_mib: int | None) -> None:
@@ -88,10 +87,6 @@ class ForkServer:
         self._living: set[Worker] = set()
 
     def load(self) -> Reward:
-        """Start a process and load the reward.
-
-        Raises RewardSpecError with the process's message, WorkerCrash if it dies or takes longer than START_TIMEOUT.
-        """
         try:
             process, connection = self._launch()
         except OSError as error:
@@ -120,7 +115,7 @@ class ForkServer:
         return Reward(reply["name"], reply["batch"], reply["shape"], tuple(reply["wants"]))
 
     def start(self) -> Worker:
-        """Return a new worker. Raises WorkerClosed, and what `load` raises if the reward must be loaded again."""
+        """Raises WorkerClosed, and RewardSpecError or WorkerCrash if loading fails."""
         with self._lock:
             if self._closed:
                 raise WorkerClosed

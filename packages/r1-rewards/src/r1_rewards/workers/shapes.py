@@ -111,7 +111,7 @@ def function_signature(function: Callable[..., object]) -> str:
 
 
 def code_of(function: Callable[..., object]) -> CodeType | None:
-    """Return the code object that a call runs first, of functions, methods, partials and objects with `__call__`."""
+    """Return the code object that a call runs first."""
     while isinstance(function, functools.partial):
         function = function.func
     function = inspect.unwrap(function)

@@ -1,7 +1,6 @@
 """Write a function of a notebook cell or a script to a file that worker processes can import.
 
-Importing a running script would run it again, so the function's source is copied with the imports, functions, classes
-and plain constants that it uses.
+Importing a running script would run it again, so the function's source is copied with everything it uses.
 """
 
 import ast

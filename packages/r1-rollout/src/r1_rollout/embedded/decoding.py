@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 
 class Decoding:
-    """Continuous batching: whole groups enter when there is room, and finished rows make room at once.
+    """Continuous batching: whole groups enter when finished rows have made room.
 
     An iterator of (index of the prompt, its completions). Prompts may be appended while some are unfinished.
     """
@@ -105,7 +105,7 @@ class Decoding:
         self._finished.clear()
 
     def end(self, reason: str) -> None:
-        """Close the call; unless it was complete, a consumer who asks for more gets the reason."""
+        """End the call; if it was incomplete, its iterator raises the reason."""
         if self._finished or (self._running is not None and (self._waiting or self._groups)):
             self._over = reason
         self.close()

@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 class EmbeddedEngine(OldEngineNames):
     """A `Generator` and a `Replaying` over a Hugging Face causal or vision-language model.
 
-    A prompt is computed and kept once for all its samples. The samples of many prompts decode together, and new groups
-    enter as finished ones leave.
+    A prompt is computed once for all its samples. New groups enter as finished ones leave. `logprobs_of` does not
+    affect an unfinished `generate`. Answer token t of a prompt of length P has position P + t; on M-RoPE's rotary axes
+    (arXiv 2409.12191) the prompt's largest position + 1 + t.
     """
 
     def __init__(
@@ -86,12 +87,6 @@ class EmbeddedEngine(OldEngineNames):
 
     @contextmanager
     def active(self, source: WeightSource | None = None) -> Iterator[None]:
-        """Sample inside the block; at its end the cache is freed and unfinished calls end.
-
-        Raises:
-            RuntimeError: the engine is active already.
-            WeightsError: as `load_weights`.
-        """
         if self._active:
             raise RuntimeError(f"the engine is active already, with weight version {self._version}")
         if source is not None:
@@ -108,28 +103,10 @@ class EmbeddedEngine(OldEngineNames):
                 torch.cuda.empty_cache()
 
     def load_weights(self, source: WeightSource) -> None:
-        """Load weights to sample from them until others come, with no `active` block.
-
-        Raises:
-            WeightsError: they are not the model's. The engine has a mixture then, and samples only after another load.
-        """
         self._load(source)
         self._stays_ready = True
 
     def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> Decoding:
-        """Yield (index into `prompts`, its `params.n` completions) as each group finishes; a later call ends an earlier
-        one.
-
-        Answer token t of a prompt of length P has position P + t; on the rotary axes of M-RoPE (arXiv 2409.12191) the
-        prompt's largest position + 1 + t.
-
-        Raises:
-            RuntimeError: the engine is not active, or the call was ended.
-            PromptError: a prompt is empty, has unknown tokens or other axes than the first, or its answer may exceed
-                what the model knows or sees.
-            ValueError: a group exceeds `max_sequences`; stop strings without a tokenizer.
-            NonFiniteLogits, EngineMemoryError: see there.
-        """
         if params.n > self._max_sequences:
             raise ValueError(f"n={params.n} samples a prompt, but max_sequences={self._max_sequences}: raise it")
         strategy = sampling_strategy(
@@ -147,10 +124,6 @@ class EmbeddedEngine(OldEngineNames):
     def logprobs_of(
         self, prompts: Sequence[PromptLike], responses: "Sequence[Tokens]", temperature: float = 1.0
     ) -> list[list[float]]:
-        """Return the log-probs of each response's tokens, one response a prompt, by the forwards that sample them.
-
-        An unfinished `generate` is not affected. Raises as `generate`.
-        """
         if len(prompts) != len(responses):
             raise ValueError(f"got {len(prompts)} prompts and {len(responses)} responses: one response a prompt")
         for prompt, response in zip(prompts, responses, strict=True):

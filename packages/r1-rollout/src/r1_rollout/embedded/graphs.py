@@ -25,7 +25,7 @@ Capture = Callable[[Action], tuple[Callable[[], None], Tensor]]
 
 
 def capture_cuda(action: Action) -> tuple[Callable[[], None], Tensor]:
-    """Capture an action as a CUDA graph, after one run on another stream, in which libraries initialise."""
+    """Capture an action as a CUDA graph, after a warm-up run on another stream."""
     beside = torch.cuda.Stream()
     beside.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(beside):

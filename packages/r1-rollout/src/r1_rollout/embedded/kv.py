@@ -1,7 +1,7 @@
 """The KV cache of running samples, and the attention that reads it.
 
-Prompts are kept once for all their samples, whose own tokens are kept apart; both are cut into segments. The softmaxes
-of the parts are merged by their maxima and sums, which is exact (FlashAttention, arXiv 2205.14135).
+Prompts are stored once for all their samples; samples' own tokens are stored apart; both in segments. The parts'
+softmaxes are merged exactly by their maxima and sums (FlashAttention, arXiv 2205.14135).
 """
 
 import math
@@ -48,12 +48,11 @@ class Target(NamedTuple):
 class GroupCache(Cache):
     """A slot per prompt and a row per running sample.
 
-    Rows have their own lengths, and can be replaced without touching the others. Columns past a row's length are
-    masked.
+    Rows have their own lengths and are replaced independently. Columns past a row's length are masked.
     """
 
     def __init__(self, rows: int, columns: int, *, in_place: bool = False) -> None:
-        """Make an empty cache. With `in_place`, what a step reads keeps its addresses as long as possible."""
+        """With `in_place`, a step's tensors keep their addresses as long as possible."""
         super().__init__(layers=[])
         self._grain = GRAIN if in_place else 1
         self._prompts, self._answers = cut(rows), cut(rows, columns)
@@ -122,7 +121,7 @@ class GroupCache(Cache):
                 self._targets.append(target.put_in(targets_before.get(id(segment))) if self._grain > 1 else target)
 
     def footprint(self) -> Hashable:
-        """Return addresses and shapes of all that a step reads and writes: while they are equal, kernels are, too."""
+        """Return addresses and shapes of a step's tensors: while they are equal, a CUDA graph is valid."""
         read = []
         for segment, readers in (*self._prompt_readers, *self._answer_readers):
             tensors = (segment.bias, readers.members, readers.rows, readers.at, *segment.layers[0])
@@ -142,7 +141,6 @@ class GroupCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Store one token's keys and values [rows, heads, 1, size] and return them; `attend` reads earlier ones."""
         self.write(key_states[:, :, 0], value_states[:, :, 0], layer_idx)
         self.served = key_states
         return key_states, value_states
@@ -206,7 +204,7 @@ class GroupCache(Cache):
             segment.rename(sources, targets)
 
     def remove_slot(self, slot: int, last: int) -> None:
-        """Remove a prompt that has no samples left; then rename the slot `last` to its slot."""
+        """Remove a prompt without samples; move the slot `last` to its slot."""
         for segment in _in_use(self._prompts):
             segment.leave([slot])
             segment.rename([last], [slot])

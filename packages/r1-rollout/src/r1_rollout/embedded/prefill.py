@@ -18,7 +18,7 @@ _TOKENS = 16384  # per forward, padding included, unless one prompt alone has mo
 
 
 def prefill_batches(lengths: Sequence[int]) -> list[list[int]]:
-    """Cut prompts of these lengths into batches, none more than twice as long as another; return lists of indices."""
+    """Return batches of indices in which no prompt is more than twice as long as another."""
     batches: list[list[int]] = []
     for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
         batch = batches[-1] if batches else []
@@ -87,5 +87,5 @@ def rotary_axes(position_ids: Tensor) -> Tensor:
 
 
 def without_lone_axis(position_ids: Tensor) -> Tensor:
-    """Drop the axis if there is only one: models without M-RoPE take [batch, length]."""
+    """Drop a single axis: models without M-RoPE take [batch, length]."""
     return position_ids[0] if len(position_ids) == 1 else position_ids

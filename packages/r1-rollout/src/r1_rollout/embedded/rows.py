@@ -9,7 +9,11 @@ from r1_rollout.embedded.segments import close_gaps
 
 
 class Rows:
-    """A row per sample. Rows stay dense: when one leaves, the last takes its place."""
+    """A row per sample. Rows stay dense: when one leaves, the last takes its place.
+
+    Properties are int64 [rows]: `ages` tokens decoded, `limits` their maxima, `positions` the rotary position of the
+    first decoded token, `slots` the prompt's slot in the cache, `last` the last token.
+    """
 
     def __init__(self, capacity: int, columns: int, device: torch.device) -> None:
         self.owners: list[tuple[int, int]] = []  # (prompt, sample) of each row
@@ -22,32 +26,26 @@ class Rows:
 
     @property
     def keys(self) -> Tensor:
-        """int64 [rows], see `DecodingStrategy.keys`."""
         return self._state[: len(self), 0]
 
     @property
     def ages(self) -> Tensor:
-        """int64 [rows], tokens decoded."""
         return self._state[: len(self), 1]
 
     @property
     def limits(self) -> Tensor:
-        """int64 [rows], tokens to decode at most."""
         return self._state[: len(self), 2]
 
     @property
     def positions(self) -> Tensor:
-        """int64 [rows], rotary position of the first decoded token."""
         return self._state[: len(self), 3]
 
     @property
     def slots(self) -> Tensor:
-        """int64 [rows], the prompt's slot in the cache."""
         return self._state[: len(self), 4]
 
     @property
     def last(self) -> Tensor:
-        """int64 [rows], the last tokens."""
         return self._tokens[torch.arange(len(self), device=self._tokens.device), self.ages - 1]
 
     def add(self, prompt: int, keys: Sequence[int], limit: int, position: int, slot: int) -> None:

@@ -1,7 +1,7 @@
 """Keys and values of sequences of different lengths, cut into segments of columns.
 
-A segment holds its columns only of those sequences that are so long. Each segment is as long as all before it, so a
-sequence takes, in memory and in attention, at most twice its own length, or one first segment.
+A segment stores only sequences that reach it. Each segment is as long as all before it, so a sequence takes at most
+twice its own length in memory and attention, or one first segment.
 """
 
 from collections.abc import Collection, Sequence
@@ -40,7 +40,7 @@ class Segment:
         self._most = places
 
     def enter(self, owners: Sequence[int] | Numbers, kinds: Sequence[Layer]) -> slice:
-        """Give sequences the next places; return these. `kinds` are empty tensors of each layer, without columns."""
+        """Assign sequences the next places. `kinds` are empty tensors of each layer, without columns."""
         taken = len(self.owners)
         self.owners = np.concatenate([self.owners, np.asarray(owners, np.int64)])
         room = len(self.layers[0].keys) if self.layers else 0
@@ -130,7 +130,7 @@ def cut(places: int, columns: int = 1 << 30) -> list[Segment]:
 
 
 def close_gaps(count: int, leaving: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Return which of `count` places (sources) move to which (targets) to stay dense when some are left."""
+    """Return which of `count` places (sources) move to which (targets) to stay dense."""
     left, remaining = frozenset(leaving), count - len(leaving)
     targets = [place for place in leaving if place < remaining]
     sources = [place for place in range(remaining, count) if place not in left]

@@ -1,8 +1,7 @@
 """A decoding step over the modules of known text models, without the overhead of their own forwards.
 
 Only projections, unusual MLPs and the rotary embedding are called as modules, so adapters' hooks and quantised or tied
-weights keep working, and weights are read where every sync copies them to. Whether a stack computes what the model does
-is checked when the engine is made, see `agreement`.
+weights keep working. `agreement` checks a stack against its model when the engine is made.
 """
 
 from collections.abc import Sequence
@@ -33,7 +32,7 @@ class Stack:
         self._gone_around: list[nn.Module] = gone_around
 
     def is_watched(self) -> bool:
-        """Whether a hook is on a module whose forward a stack skips: it would not be called."""
+        """Whether a module whose forward the stack skips has a hook."""
         return any(one._forward_hooks or one._forward_pre_hooks for one in self._gone_around)
 
     def step(self, tokens: Tensor, position_ids: Tensor, cache: GroupCache) -> Tensor:

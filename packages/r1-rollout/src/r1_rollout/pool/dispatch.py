@@ -61,7 +61,7 @@ class Member(Protocol):
 
 
 class Fleet:
-    """The members of a pool, and which of them take requests. Here all do, and the first failure ends the call."""
+    """The members of a pool. All take requests, and the first failure ends the call."""
 
     def __init__(self, members: Sequence[Member]) -> None:
         self.members = tuple(members)
@@ -83,14 +83,14 @@ class Fleet:
     def succeeded(self, member: Member) -> None: ...
 
     def require_hope(self, since: float) -> None:
-        """Raise RolloutError if no member has been ready since then (`time.monotonic`) and none will be."""
+        """Raise RolloutError if no member has been ready since (`time.monotonic`) and none will be."""
 
 
 class Dispatch:
     """The groups of one `generate` call: an iterator of (index of the prompt, its completions).
 
-    Each group goes to the ready member with the smallest backlog that has room for it. What a member had sent of a
-    group before it failed is dropped, so no group is lost or doubled.
+    Each group goes to the ready member with the smallest backlog that has room for it. Partial results of a failed
+    member are dropped, so no group is lost or doubled.
     """
 
     def __init__(
@@ -102,12 +102,7 @@ class Dispatch:
         max_sequences: int,
         max_attempts: int = 1,
     ) -> None:
-        """Prepare the call; `start` begins it.
-
-        Args:
-            max_sequences: samples that a member works on at the same time.
-            max_attempts: members that a group is tried on before the call fails.
-        """
+        """`max_sequences`: samples that a member works on at once; `max_attempts`: members that a group is tried on."""
         self._fleet, self._prompts, self._params = fleet, prompts, params
         self._room, self._max_attempts = max_sequences // params.n, max_attempts
         self._waiting = deque(range(len(prompts)))
@@ -128,7 +123,6 @@ class Dispatch:
         return self
 
     def __next__(self) -> FinishedGroup:
-        """Wait for a group. Raises what a member has raised, or RuntimeError if the call was ended."""
         if not self._left:
             self.end("it is complete")
             raise StopIteration
@@ -166,7 +160,7 @@ class Dispatch:
             self._unfinished[index] = member, owed - tokens
 
     def finish(self, index: int, outcome: Outcome) -> None:
-        """Deliver a group, or send it to another member if this one has failed and may be replaced."""
+        """Deliver a group, or retry it on another member."""
         with self._fleet.changed:
             member = self._release(index)
             if self._over:

@@ -23,8 +23,8 @@ Result = TypeVar("Result")
 class EnginePool(OldEngineNames, Generic[M]):
     """A `Generator`, `Replaying` and `Checksummed` over engines that are all alike.
 
-    A sample depends on its prompt, its number and the seed alone, so any member may sample it. A pool is not
-    `Drainable`: which prompts have begun depends on timing. Subclasses sync weights (`_sync`) and check requests.
+    Any member may sample any prompt: the noise depends on prompt, sample and seed alone. A pool is not `Drainable`:
+    which prompts have begun depends on timing. Subclasses sync weights (`_sync`) and check requests.
     """
 
     def __init__(
@@ -36,12 +36,9 @@ class EnginePool(OldEngineNames, Generic[M]):
         keeps_layout: bool,
         max_attempts: int = 1,
     ) -> None:
-        """Take engines that have been made.
+        """`max_sequences`: samples that decode at the same time in each; `max_attempts`: members a group is tried on.
 
-        Args:
-            max_sequences: samples that decode at the same time in each.
-            precisions, keeps_layout: see `Checksummed`.
-            max_attempts: members that a group is tried on.
+        `precisions`, `keeps_layout`: see `Checksummed`.
         """
         self._fleet, self._max_sequences, self._max_attempts = fleet, max_sequences, max_attempts
         self.precisions, self.keeps_layout = tuple(precisions), keeps_layout
@@ -53,7 +50,6 @@ class EnginePool(OldEngineNames, Generic[M]):
 
     @contextmanager
     def active(self, source: WeightSource | None = None) -> Iterator[None]:
-        """Sample inside the block; unfinished calls end with it. Raises RuntimeError if the pool is active already."""
         if self._inside:
             raise RuntimeError("the pool is active already")
         if source is None:
@@ -79,14 +75,6 @@ class EnginePool(OldEngineNames, Generic[M]):
         self._sync(source, activate=activate)
 
     def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> Dispatch:
-        """Yield (index into `prompts`, its `params.n` completions) as each group finishes; a later call ends an earlier
-        one.
-
-        Raises:
-            RuntimeError: the pool is not active or has no weights, or the call was ended.
-            ValueError: a group exceeds `max_sequences`.
-            RolloutError: a member's.
-        """
         self._require_active("generate")
         if params.n > self._max_sequences:
             raise ValueError(f"n={params.n} samples a prompt, but max_sequences={self._max_sequences}: raise it")
@@ -107,12 +95,7 @@ class EnginePool(OldEngineNames, Generic[M]):
     def logprobs_of(
         self, prompts: Sequence[PromptLike], responses: "Sequence[Tokens]", temperature: float = 1.0
     ) -> list[list[float]]:
-        """Return the log-probs [responses][response_length] under the current weights; every member computes all.
-
-        Raises:
-            RuntimeError: the pool is not active.
-            EngineError: two members differ by more than rounding, so one has other weights.
-        """
+        """Compute all on every member. Raises EngineError if two differ by more than rounding."""
         self._require_active("logprobs_of")
         self._check_replay(prompts, responses, temperature)
         sent, members = self._prepare(prompts), self._ready()

@@ -47,7 +47,7 @@ def _write_seen(weights: Weights, folder: Path) -> Shapes:
 
 
 def load_adapter(llm: "LLM", adapter: Adapter, version: int) -> "LoRARequest":
-    """Let vLLM load `adapter` in place of the one before; return the request that names it.
+    """Let vLLM replace its adapter; return the request that names it.
 
     Raises:
         ValueError: the adapter is empty, or vLLM's model has no module for a part of it.
@@ -90,7 +90,7 @@ def peft_name(name: str) -> str:
 
 
 def check_bound(names: Iterable[str], modules: Iterable[str]) -> None:
-    """Raise ValueError if names of an adapter belong to no module that vLLM can adapt, which vLLM would ignore."""
+    """Raise ValueError for adapter weights of unknown modules, which vLLM would ignore."""
     known = {_layer(module) for module in modules}
     lost = sorted({module for name in names if _layer(module := name.rsplit(".lora_", 1)[0]) not in known})
     if lost:
@@ -99,7 +99,7 @@ def check_bound(names: Iterable[str], modules: Iterable[str]) -> None:
 
 
 def adapted_modules(model: nn.Module) -> list[str]:
-    """Return the names of the modules that take adapters, with those that vLLM has fused named one by one."""
+    """Return the names of the modules that take adapters; fused ones by their parts."""
     from vllm.lora.layers import BaseLayerWithLoRA
 
     fused = getattr(model, "packed_modules_mapping", {})

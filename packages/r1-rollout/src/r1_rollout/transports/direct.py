@@ -128,7 +128,7 @@ class IpcSender:
     """
 
     def __init__(self, workers: Workers, rank: int, weights: Pass, largest: int) -> None:
-        """Let the workers know what will come. `largest`: bytes of the largest tensor, which must fit in the buffer."""
+        """`largest`: bytes of the largest tensor, which must fit in the buffer."""
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo, IPCTrainerWeightTransferEngine
 
         self._workers = UntilError(workers)
@@ -154,7 +154,7 @@ class _Repeated:
 
 
 class UntilError:
-    """Workers that are not called again after an error, so that ranks which gather together end their pass."""
+    """Workers that are not called after an error, so that all ranks end their pass."""
 
     def __init__(self, workers: Workers) -> None:
         self._workers = workers

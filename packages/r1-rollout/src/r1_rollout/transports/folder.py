@@ -33,7 +33,7 @@ class PushedWeights:
 
 @dataclass(frozen=True, slots=True)
 class ShardWriter:
-    """Writes buckets into a folder, a file each: a `BucketWriter` for any number of processes at the same time."""
+    """A `BucketWriter` that writes each bucket to a file, from any number of processes."""
 
     folder: Path
 
@@ -124,7 +124,7 @@ def read_shards(folder: str | Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def read_buckets(folder: str | Path) -> Iterator[list[tuple[str, Tensor]]]:
-    """Yield the tensors file by file, one file in memory at a time."""
+    """Yield the tensors, one file in memory at a time."""
     from safetensors.torch import load_file
 
     for file in _files(folder):

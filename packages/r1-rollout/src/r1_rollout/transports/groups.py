@@ -37,14 +37,14 @@ class Group(Protocol):
         """Send the tensors, in order, to all workers. Raises OSError if one is gone."""
 
     def destroy(self) -> None:
-        """End the group; a thread that waits in it gets an error."""
+        """End the group; a waiting thread gets an error."""
 
 
 class NcclGroup:
     """A NCCL communicator. Its id, which admits a process, goes over guarded HTTP or Ray; no store is opened for it."""
 
     def __init__(self, workers: int, device: torch.device, seconds: float) -> None:
-        """Make the id of a group of this process, with its GPU `device`, and `workers` others.
+        """Make the id of a group of this process and `workers` others.
 
         Args:
             seconds: how long `connect` waits for them.
@@ -110,7 +110,7 @@ class TcpGroup:
     """A group over TCP. Bytes are sent as they lie in memory, so both ends must have the same byte order."""
 
     def __init__(self, address: str, workers: int, seconds: float) -> None:
-        """Listen on a free port of `address` for as many workers, each of which may keep it waiting for `seconds`."""
+        """Listen on a free port of `address`. `seconds`: how long to wait for each worker."""
         self._workers, self._seconds = workers, seconds
         self._listener = socket.create_server((address, 0), family=_family(address), backlog=workers + 8)
         self._secret = secrets.token_hex(_SECRET // 2)
@@ -157,7 +157,7 @@ class TcpGroup:
 
 
 class TcpReceiver:
-    """A worker's end of a `TcpGroup`, with what a weight transfer engine of vLLM uses of a communicator."""
+    """A worker's end of a `TcpGroup`, in vLLM's communicator interface."""
 
     def __init__(self, address: str, port: int, secret: str, seconds: float) -> None:
         try:

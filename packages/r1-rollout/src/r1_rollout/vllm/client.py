@@ -20,7 +20,7 @@ _LONGEST_LINE = 64 * 2**20  # bytes of one event or answer; beyond it a server i
 
 
 class ServerFault(ServerError):
-    """A server failed: it is gone, too slow, or its answer is invalid. Another server may succeed."""
+    """A server is gone, too slow, or its answer is invalid. Another may succeed."""
 
 
 class ServerRejected(ServerFault):
@@ -32,7 +32,7 @@ class ServerStalled(ServerFault):
 
 
 class RequestRefused(ServerError, ValueError):
-    """A server refuses the request (HTTP 400 to 499); another would, too."""
+    """A server refuses the request (HTTP 400 to 499); others would, too."""
 
 
 class NotThere(RequestRefused):

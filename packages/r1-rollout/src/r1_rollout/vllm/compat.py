@@ -35,8 +35,8 @@ BROUGHT = "{kind}_position_ids"  # name of the input, by kind of media: int64 [a
 def worker_threads(count: int, *, on_cpu: bool) -> Iterator[None]:
     """Inside the block, workers start that share the CPU; this process keeps its own number of threads.
 
-    vLLM would bind each worker to a memory node, and refuses more workers than there are nodes. Here they divide the
-    threads, unless the environment says otherwise. vLLM also sets torch to one thread here, where the learner computes.
+    vLLM would bind each worker to a memory node, and refuses more workers than nodes. Here workers divide the threads,
+    unless the environment sets them. vLLM also limits torch to one thread in this process, where the learner computes.
     """
     threads, before = torch.get_num_threads(), {name: os.environ.get(name) for name in (_BINDING, _THREADS)}
     if on_cpu:
@@ -67,7 +67,7 @@ def end_workers(workers: Iterable[BaseProcess]) -> None:
 
 
 def silence_false_alarms(worker: "WorkerBase") -> None:
-    """Keep meaningless warnings that vLLM repeats at every sync out of the worker's log."""
+    """Silence meaningless warnings that vLLM repeats at every sync."""
     for name in _FALSE_ALARMS:
         logging.getLogger(name).addFilter(_worth_saying)
 
@@ -78,7 +78,7 @@ def _worth_saying(record: logging.LogRecord) -> bool:
 
 
 def forget_names(worker: "WorkerBase | None" = None) -> None:
-    """Unlink the shared memory of vLLM, whose workers must have started: it then ends with the last process.
+    """Unlink vLLM's shared memory after its workers have started, so that it ends with the last process.
 
     Otherwise hundreds of megabytes for each engine of several workers stay when the processes are killed.
     """

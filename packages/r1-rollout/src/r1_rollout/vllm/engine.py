@@ -39,7 +39,7 @@ class VllmEngine(OldEngineNames):
     """A `Generator` over vLLM in this process (arXiv 2309.06180); several workers are processes of their own.
 
     On GPUs two engines must not be open at the same time. Log-probs agree with the learner's to 1e-5 in float32. In
-    half precision a sample may depend on its batch, though its noise does not.
+    half precision a sample may depend on its batch.
     """
 
     def __init__(
@@ -121,18 +121,9 @@ class VllmEngine(OldEngineNames):
 
     @contextmanager
     def active(self, source: WeightSource | None = None) -> Iterator[None]:
-        """Sample inside the block, sleep after it.
+        """Allocate memory for the weights, load them, then allocate the cache; caches of older weights are emptied.
 
-        Memory for the weights is allocated first, and for the cache after loading. Caches of older weights are emptied.
-
-        Args:
-            source: of all weights, or of an `Adapter`, if `lora_rank` was given. None: the weights that are there; an
-                engine that has slept needs new ones.
-
-        Raises:
-            RuntimeError: the engine is active already.
-            WeightsError: the weights are older, or not those of the engine's model.
-            EngineError: vLLM hangs or has died.
+        An engine that has slept needs a `source`: of all weights, or of an `Adapter` if `lora_rank` was given.
         """
         if self._inside:
             raise RuntimeError(f"the engine is active already, with weight version {self._version}")
@@ -164,16 +155,6 @@ class VllmEngine(OldEngineNames):
         self._version = self._latest = version
 
     def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> Groups:
-        """Yield (index into `prompts`, its `params.n` completions) as each group finishes; a later call ends an earlier
-        one.
-
-        Raises:
-            RuntimeError: the engine is not active.
-            ValueError: vLLM cannot sample at this temperature.
-            PromptError: a prompt and its answer can be longer than `max_model_len`, or vLLM refuses the prompt.
-            NonFiniteLogits: the model's logits are not finite.
-            EngineError: vLLM hangs or has died; groups that were yielded before are complete.
-        """
         self._require_active("generate")
         require_temperature(params.temperature)
         for prompt in prompts:
@@ -187,10 +168,6 @@ class VllmEngine(OldEngineNames):
     def logprobs_of(
         self, prompts: Sequence[PromptLike], responses: "Sequence[Tokens]", temperature: float = 1.0
     ) -> list[list[float]]:
-        """Return the log-prob of each token of each prompt's response. Raises as `generate`.
-
-        vLLM decodes the responses, forced token by token, so these are the numbers that it would report of samples.
-        """
         from r1_rollout.vllm.requests import forced_settings
 
         self._require_active("logprobs_of")
@@ -225,7 +202,7 @@ class VllmEngine(OldEngineNames):
         return found
 
     def close(self) -> None:
-        """End vLLM with its workers and free its memory. A hanging call is left to the end of this process."""
+        """End vLLM and its workers. A hanging call ends with this process."""
         self._close("the engine was closed")
         if not self._thread.failure:
             self._call(self._forget)

@@ -31,12 +31,7 @@ class Limits:
     max_model_len: int  # tokens of prompt and response together
 
     def require(self, prompt: PromptLike, length: int, response: "Tokens" = ()) -> None:
-        """Raise PromptError, which names the prompt, if it does not fit; the engine is well.
-
-        Args:
-            length: tokens that a response may have.
-            response: to be replayed.
-        """
+        """Raise PromptError if a prompt does not fit with a response of `length` tokens, or with one to replay."""
         tokens = prompt.token_ids
         if not len(tokens):
             raise PromptError(f"prompt {prompt.id} is empty: the model needs at least one token to go on from")

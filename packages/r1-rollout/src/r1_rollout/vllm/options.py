@@ -103,7 +103,6 @@ class EngineOptions:
         return next((room for room in LORA_RANKS if 0 < self.lora_rank <= room), self.lora_rank)
 
     def has_tokenizer(self, path: str) -> bool:
-        """Whether there is a tokenizer; hub names count as having one."""
         folder = Path(self.tokenizer or path)
         return not folder.is_dir() or (folder / "tokenizer_config.json").is_file()
 

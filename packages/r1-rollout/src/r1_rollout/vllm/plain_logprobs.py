@@ -1,10 +1,10 @@
 """Makes vLLM report the log-prob that a learner computes: over the whole vocabulary, at the sampling temperature.
 
 None of vLLM's modes does: `raw_logprobs` are at temperature 1, `processed_logprobs` after bans, top-k, top-p and min-p.
-In the mode `processed_logits` it reports the logit, divided by the temperature. Adding a constant to a row's logits
-changes no probability, so this logits processor shifts each row such that those logits are the plain log-probs.
+In the mode `processed_logits` it reports logits divided by the temperature. Adding a constant to a row changes no
+probability, so this logits processor shifts each row until its logits are the plain log-probs.
 
-It also bans tokens, and forces given answers to score them, which both need the unmasked row.
+It also bans tokens and forces given answers; both need the unmasked row.
 """
 
 from collections.abc import Mapping
@@ -61,8 +61,7 @@ def forced_tokens(params: SamplingParams) -> list[int] | None:
 class PlainLogprobs(FirstRunnerProcessor, SecondRunnerProcessor):
     """The processor for both of vLLM's model runners, which have different interfaces.
 
-    The first (V1: processors, CPU) reports rows that are added, removed and moved; the second (V2: CUDA) requests in
-    slots.
+    The first (V1: CPU) reports added, removed and moved rows; the second (V2: CUDA) requests in slots.
     """
 
     def __init__(self, vllm_config: "VllmConfig", *runner: Any) -> None:

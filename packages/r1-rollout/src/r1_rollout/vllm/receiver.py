@@ -50,7 +50,7 @@ class WeightReceiver:
         return {"backend": config.backend if config else None}
 
     def r1_commit(self, version: str) -> JsonObject:
-        """Accept the full weights since `r1_begin` as `version`. Raises RuntimeError if nothing has begun here."""
+        """Accept the weights since `r1_begin` as `version`. Raises RuntimeError without `r1_begin`."""
         if not self.r1_unfinished:
             raise RuntimeError("no broadcast of weights has begun in this worker")
         worker: Any = self
@@ -99,7 +99,7 @@ class WeightReceiver:
         }
 
     def r1_open(self) -> None:
-        """Have no version from now on, and drop what an unfinished load has left: it would count for the next."""
+        """Clear the version and the rest of an unfinished load, which would count for the next."""
         worker: Any = self
         self.r1_base = self.r1_version = None
         prepare_experts(worker)
@@ -119,7 +119,7 @@ class TcpInitInfo(WeightTransferInitInfo):
 
 
 class TcpTransferEngine(NCCLWeightTransferEngine):
-    """vLLM's engine for NCCL with a `TcpGroup` in its place, so that tests on CPUs run what GPUs do."""
+    """vLLM's NCCL engine with a `TcpGroup` instead, so that CPU tests run the GPU code."""
 
     init_info_cls = TcpInitInfo
 

@@ -82,10 +82,7 @@ def require_all(llm: "LLM", came: Shapes, *, on_cpu: bool) -> None:
 
 
 def drop_unfinished(worker: "WorkerBase") -> None:
-    """Drop what a failed load has left in a worker: vLLM 0.32 would count it for the next load.
-
-    What vLLM itself has refused cannot be dropped.
-    """
+    """Drop what a failed load has left in a worker: vLLM 0.32 would count it for the next load."""
     from vllm.config import set_current_vllm_config
     from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
@@ -100,8 +97,7 @@ def named_parameters(model: nn.Module) -> dict[str, Tensor]:
 def absent_names(parameters: Mapping[str, Tensor], given: Mapping[str, int]) -> list[str]:
     """Return the weights of the model that were not given, by their names in a checkpoint.
 
-    Groups of parameters, see `fault.group_of`, that vLLM keeps in a layout of its own, such as experts, are not
-    checked.
+    Groups (`fault.group_of`) that vLLM keeps in its own layout, such as experts, are not checked.
 
     Args:
         given: names that were given, each with the tensor's rows.

@@ -15,8 +15,8 @@ Result = TypeVar("Result")
 class EngineThread:
     """Runs calls one after the other, in a thread of its own.
 
-    vLLM in the same process cannot be killed, but a call that outlasts its deadline raises, and so does every later
-    one. The thread is a daemon, so that a hanging engine does not keep the process alive.
+    vLLM in the same process cannot be killed, but a call that outlasts its deadline raises, as does every later one. A
+    daemon thread, so that a hanging engine does not block the exit.
     """
 
     def __init__(self, name: str = "vllm") -> None:
@@ -68,7 +68,7 @@ class EngineThread:
 
 
 class Running:
-    """An iterator of finished groups. Once it has been ended, asking for more raises the reason."""
+    """An iterator of finished groups. Once ended, it raises the reason."""
 
     def __init__(self, groups: Generator[tuple[int, list[Completion]], None, None]) -> None:
         self._groups = groups
@@ -91,7 +91,6 @@ class Running:
         self._groups.close()
 
     def end(self, reason: str) -> None:
-        """Abandon unfinished groups; a consumer who asks for more gets the reason."""
         if not self._done:
             self._over = reason
         self._groups.close()

@@ -65,8 +65,7 @@ def _try_units(units: list[str], tests: ModuleType, wire: "_Wire") -> None:
 class Proxy:
     """A function, class or other object of the solution that is not a plain value.
 
-    It supports calls, indexing, len, iteration, str and attributes. It cannot be compared or used as a truth value,
-    because the solution's own code would decide the result.
+    It cannot be compared or used as a truth value, because the solution's own code would decide the result.
     """
 
     def __init__(self, wire: "_Wire", target: dict[str, Any]) -> None:

@@ -28,7 +28,7 @@ PLAIN: tuple[Any, ...] = (
 
 
 def run_decoys(request: values.Request) -> None:
-    """Execute `request["source"]` and `request["units"]` against decoys; write whether an answer could fail them."""
+    """Execute the request's tests against decoys; write whether an answer could fail them."""
     units = [request["source"], *request["units"]]
     failed = any(_fails(units, Decoy(DecoyRun(truth)), Exception) for truth in (False, True))
     failed = failed or any(_fails(units, Stub(answer), AssertionError) for answer in PLAIN)
@@ -125,8 +125,6 @@ for _name in _OPERATORS:
 
 
 class Stub:
-    """A function that returns one plain value, or a class whose methods do."""
-
     def __init__(self, answer: Any, name: str = "") -> None:
         self._answer, self._name = answer, name
 

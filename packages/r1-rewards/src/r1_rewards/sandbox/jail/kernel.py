@@ -81,7 +81,7 @@ def set_dumpable(dumpable: bool) -> None:
 
 
 def drop_privileges() -> None:
-    """Drop all capabilities for good; nothing executed later can gain any."""
+    """Drop all capabilities for good."""
     for capability in range(_LAST_CAPABILITY + 1):
         try:
             prctl(_PR_CAPBSET_DROP, capability)

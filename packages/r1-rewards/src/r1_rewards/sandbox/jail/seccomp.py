@@ -1,4 +1,4 @@
-"""A system call filter that allows what Python needs to compute and print.
+"""A system call filter for programs that only compute and print.
 
 It refuses sockets, fork and exec (threads are allowed), signals to others, tracing, mounts, namespaces, keys, and
 system calls of newer kernels.

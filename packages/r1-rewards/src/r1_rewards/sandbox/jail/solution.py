@@ -50,7 +50,7 @@ def new_module(name: str) -> ModuleType:
 
 
 def execute(source: str, module: ModuleType) -> None:
-    """Execute `source` as the module's code. Judged code and tests run nowhere else."""
+    """Execute `source` as the module's code: judged code or tests."""
     exec(compile(source, f"{module.__name__}.py", "exec"), vars(module))
 
 

@@ -1,7 +1,7 @@
 """Direct weight transfer to vLLM servers: vLLM's calls over HTTP, each beside what the server's group sends.
 
-Each server is in a group of its own. In one group for all, a process that dies or hangs blocks the others in the same
-collective, which on GPUs only the end of the process breaks off.
+Each server is in a group of its own. In one group for all, a process that dies or hangs would block the others in the
+same collective.
 """
 
 import socket
@@ -186,7 +186,7 @@ def push(
             return [threads.submit(link.attempt, call) for link in links if link.fault is None]
 
         def passing() -> Iterator[Bucket]:
-            """Send each bucket while it is written; the next is made when all are done with it."""
+            """Send each bucket while it is written."""
             for bucket in buckets(known(weights, shapes, first), max_bytes, dtype):
                 sending = start(lambda link, bucket=bucket: link.send(bucket))  # type: ignore[misc]
                 yield bucket
@@ -201,8 +201,6 @@ def push(
 
 @dataclass(slots=True)
 class _Attempted:
-    """A link that is not used again once it has failed."""
-
     link: HttpLink
     fault: Exception | None = None
 

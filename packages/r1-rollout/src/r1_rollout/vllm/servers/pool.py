@@ -34,9 +34,9 @@ if TYPE_CHECKING:
 class ServerPool(EnginePool[PooledServer]):
     """A `Generator` over servers that it starts (`LocalServer`) or is given (`Endpoint`).
 
-    Full weights come through a folder of safetensors files, or directly; the folder then serves a server that fails
-    meanwhile. Adapters always come through the folder. A server takes requests only after its workers have reported the
-    current weights, and every answer must name them. Servers do not sleep: they have GPUs of their own.
+    Full weights are sent through a folder of safetensors files, or directly; the folder then serves servers that fail
+    meanwhile. Adapters are always sent through the folder. A server takes requests only after its workers have reported
+    the current weights, and every answer must name them. Servers do not sleep: they have GPUs of their own.
     """
 
     def __init__(

@@ -41,7 +41,7 @@ _CACHES = ("/reset_mm_cache", "/reset_encoder_cache")
 
 @dataclass(frozen=True, slots=True)
 class Deadlines:
-    """How long a pool of servers waits, in seconds. Groups of a server that fails go to others at once."""
+    """How long a pool of servers waits, in seconds."""
 
     stall: float = 300.0  # a server with requests that sends nothing for so long counts as hung, and is restarted
     load: float = 600.0  # for one server to load new weights
@@ -174,7 +174,7 @@ class PooledServer:
         self.half_loaded = False
 
     def activate(self, weights: PushedWeights) -> None:
-        """Tell vLLM the label of what its workers have loaded, empty caches of older weights, and check all workers.
+        """Set vLLM's label of the loaded weights, empty older caches, and check all workers.
 
         Raises:
             ServerFault: the server does not have `weights`.
@@ -244,7 +244,7 @@ class PooledServer:
         return self.current
 
     def _load_adapter(self, adapter: PushedWeights, base: PushedWeights) -> None:
-        """Load an adapter in place of the one before; vLLM's own way would read its files at every step."""
+        """Replace the adapter; vLLM's own method would read its files at every step."""
         if any(one.get("base") != base.label for one in self._call_workers("r1_holds")):
             self.load(base)
         timeout = self.deadlines.load

@@ -34,7 +34,7 @@ _TAIL = 2000  # characters of the log in an error
 
 @contextmanager
 def require_settings(name: str, *, adapters: bool = False) -> Iterator[None]:
-    """Inside the block, say how the server `name` must be started, if it refuses a request."""
+    """If the server `name` refuses a request in the block, add the required start options to the error."""
     try:
         yield
     except RequestRefused as error:
@@ -69,8 +69,8 @@ def vllm_command(model: str, options: Mapping[str, Json]) -> Callable[[str], lis
 class LocalServer:
     """A server that this process starts, on a Unix socket in a private folder.
 
-    Requests need the token, which is new at each start and in the environment, not in the command line. The server ends
-    with this process (see `watchdog`).
+    Requests need a token, which is new at each start and passed in the environment. The server ends with this process
+    (see `watchdog`).
     """
 
     def __init__(

@@ -18,15 +18,18 @@ _PATIENCE = 3  # faults in a row after which a server that seems alive is restar
 
 
 class ServersLost(ServerError, RuntimeError):
-    """No server takes requests; the message has the state and the last error of each."""
+    """No server takes requests."""
 
 
 class WeightsRefused(ServerError, WeightsError):
-    """No server can load the weights; the message has the error of each."""
+    """No server can load the weights."""
 
 
 class Supervisor(Fleet):
-    """The servers of a pool. `changed` is notified when one of them can take requests, or none can any more."""
+    """The servers of a pool. `changed` is notified when a server becomes ready, and when none can.
+
+    Raises ServersLost if every server is lost, or none was up for `deadlines.recovery` seconds.
+    """
 
     def __init__(self, servers: Sequence[PooledServer], deadlines: Deadlines, max_restarts: int) -> None:
         super().__init__(servers)
@@ -56,7 +59,6 @@ class Supervisor(Fleet):
             member.faults = 0
 
     def require_hope(self, since: float) -> None:
-        """Raise ServersLost if every server is lost, or none was up for `deadlines.recovery` seconds."""
         waited = time.monotonic() - since
         if self.closed or waited > self.deadlines.recovery or all(server.state == "lost" for server in self.servers):
             states = "\n".join(f"{server.name} is {server.state}: {server.error}" for server in self.servers)

@@ -1,7 +1,7 @@
 """Runs a command as long as its starter lives: `python -m r1_rollout.vllm.servers.watchdog COMMAND …`.
 
 When standard input closes, the command gets SIGTERM and, GRACE seconds later, its process group SIGKILL. Linux sends
-the parent-death signal when the starting *thread* ends, so it is only used in case this process is killed itself.
+the parent-death signal when the starting *thread* ends, so it only covers a kill of this process.
 """
 
 import ctypes
