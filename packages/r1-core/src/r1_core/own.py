@@ -83,10 +83,12 @@ class OwnLoss(PolicyLoss):
 
 
 def as_estimator(mine: Any, name: str = "the estimator") -> Estimator:
+    """Wrap a function or class. Raises ValueError on an unknown need."""
     return _as(OwnEstimator, mine, name)
 
 
 def as_loss(mine: Any, name: str = "the loss") -> PolicyLoss:
+    """Wrap a function or class. Raises ValueError on an unknown need."""
     return _as(OwnLoss, mine, name)
 
 

@@ -2,7 +2,8 @@
 
 A batch of B prompts holds B·w_i of source i, w_i being its weight divided by the sum of weights. Fractions are rounded
 at random with the exact mean (systematic sampling: source i gets the integers between B·(w_1 + … + w_{i-1}) + u and
-B·(w_1 + … + w_i) + u, with one u in [0, 1) per batch). An exhausted source is reshuffled.
+B·(w_1 + … + w_i) + u, with one u in [0, 1) per batch). An exhausted source is reshuffled
+and read again.
 """
 
 import hashlib

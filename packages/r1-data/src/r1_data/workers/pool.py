@@ -221,7 +221,8 @@ def _compute_alone() -> None:
     """Limit OpenMP to one thread in the calling thread.
 
     With a team of OpenMP threads each, threads would outnumber processors, and a small model's training step would take
-    twice as long. `torch.set_num_threads` would also change the main thread, and so the last bits of training.
+    twice as long. `torch.set_num_threads` would also limit a main thread that computes later, and so change the last
+    bits of training.
     """
     import torch
 

@@ -26,6 +26,7 @@ def send(pipe: "Connection[object, object]", message: object) -> None:
 
 
 def receive(pipe: "Connection[object, object]", seconds: float) -> Any:
+    """Raises EOFError if the sender ended early, TimeoutError after `seconds`."""
     deadline = time.monotonic() + seconds
     (count,) = struct.unpack("<Q", _read(pipe, 8, deadline))
     sizes = struct.unpack(f"<{count}Q", _read(pipe, 8 * count, deadline))

@@ -2,7 +2,7 @@
 
 None of vLLM's modes does: `raw_logprobs` are at temperature 1, `processed_logprobs` after bans, top-k, top-p and min-p.
 In the mode `processed_logits` it reports logits divided by the temperature. Adding a constant to a row changes no
-probability, so this logits processor shifts each row until its logits are the plain log-probs.
+probability, so this logits processor shifts each row so that its logits are the plain log-probs.
 
 It also bans tokens and forces given answers; both need the unmasked row.
 """

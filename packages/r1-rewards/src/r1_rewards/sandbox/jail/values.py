@@ -106,6 +106,7 @@ def send(connection: socket.socket, message: object) -> None:
 
 
 def receive(connection: socket.socket) -> Any:
+    """Raises EOFError if the other side is gone, TimeoutError as the socket is set."""
     (length,) = _LENGTH.unpack(_exactly(connection, _LENGTH.size))
     if length > MAX_BYTES:
         raise EOFError(f"a message of {length} bytes: the connection is out of step")
