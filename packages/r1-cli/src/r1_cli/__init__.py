@@ -6,7 +6,6 @@ __all__: list[str] = []  # a command: nothing is imported from here
 
 
 def __getattr__(name: str) -> str:
-    """Read the installed version. Raises AttributeError for any other name."""
     if name == "__version__":
         return version("r1-cli")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

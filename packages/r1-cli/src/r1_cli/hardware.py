@@ -71,7 +71,6 @@ class Hardware:
 
 
 def find_hardware() -> Hardware:
-    """Return this machine's GPUs, or its CPU if torch sees none."""
     import torch
 
     if not torch.cuda.is_available():
@@ -109,7 +108,6 @@ def free_memory() -> int:
 
 
 def dtype(name: str) -> "torch.dtype":
-    """Return the dtype of `fp32`, `bf16` or `fp16`."""
     import torch
 
     return {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[name]

@@ -85,7 +85,6 @@ def build_correction(config: RunConfig) -> Correction | None:
 
 
 def build_rejection(rule: str, threshold: float | str) -> Rejection:
-    """Return the rejection rule of veRL's name, such as `seq_mean_k1`."""
     span, _, measure = rule.removeprefix("seq_").rpartition("_")
     lower, upper = bounds(threshold)
     if lower is None:

@@ -122,7 +122,7 @@ def allowed_tokens(model: ModelFiles) -> list[int]:
 
 
 def draw_example(text: int, picture: int = 0) -> Example:
-    """Return a question about a picture of noise, the same on every machine."""
+    """Return a question about a picture of noise."""
     content = [{"type": "image"}, {"type": "text", "text": str(text)}]
     return Example(f"canary:{text}:{picture}", [{"role": "user", "content": content}], draw_pictures(picture), "")
 

@@ -87,7 +87,7 @@ class TimedSizes:
         return self._spent + seconds <= TIME_LIMIT
 
     def candidates(self, times: float) -> list[int]:
-        """Return the sizes whose time per sequence is at most `times` the best."""
+        """Return the sizes with at most `times` the best time per sequence."""
         best = min(each for each, _ in self.found.values())
         return [size for size, (each, _) in self.found.items() if each <= times * best]
 

@@ -48,7 +48,7 @@ class LayoutCheck:
         """Compute the expected log-probs.
 
         Args:
-            probes: a short text, a long one and, if the model reads them, a picture.
+            probes: a short text, a long one and, if possible, a picture.
             fresh: others of the same kinds and lengths.
             dtype: the computing precision.
         """

@@ -48,7 +48,6 @@ def build_policy_optimizer(config: RunConfig, policy: nn.Module) -> torch.optim.
 
 
 def log_trained_parameters(policy: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Log how many weights are trained, and each group's rate if they differ."""
     groups = optimizer.param_groups
     counts = [sum(param.numel() for param in group["params"]) for group in groups]
     whole = sum(param.numel() for param in policy.parameters())

@@ -71,7 +71,7 @@ def build_stream(config: RunConfig, prompts: Mixture, sources: Sequence[Source])
 
 
 def prefetch_first_prompts(config: RunConfig, prompts: Mixture, first: Sequence[int], val_prompts: Mixture) -> None:
-    """Render the first rows of validation and training while models are loaded."""
+    """Render the first rows of validation and training in the background."""
     trainer, size = config.trainer, config.data.val_batch_size
     if val_prompts.parts and (trainer.val_before_train or trainer.val_only):
         part = val_prompts.parts[0]

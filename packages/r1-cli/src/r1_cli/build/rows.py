@@ -68,7 +68,6 @@ def open_sources(sources: Sequence[Source]) -> list[OpenSource]:
 
 
 def _require_columns(columns: Columns, seen: Sequence[Mapping[str, Any]], keys: set[str]) -> None:
-    """Refuse columns that no row has, and media markers in most rows without a media column."""
     if not seen:
         return
     found = f"columns found: {', '.join(sorted(keys))}"

@@ -48,8 +48,6 @@ class ActorPlacement:
 
 
 class ActorProcess:
-    """An actor's process and the object in it."""
-
     place: ClassVar[str] = "the driver"  # which process this is
     held: Any = None
 
@@ -92,8 +90,6 @@ def _call(function: Callable[..., object], args: tuple[object, ...], kwargs: Map
 
 @dataclass(frozen=True, slots=True)
 class RayReference:
-    """A value in Ray's object store."""
-
     reference: Any
     owner: str  # the process that stored it; the value is lost with it
 
@@ -120,9 +116,8 @@ class ActorGroup:
         """Start a process for each placement.
 
         Args:
-            calls: calls that an actor serves at the same time.
-            patience: seconds that an actor may take longer than the first one to return, before it counts as hung;
-                None: no limit.
+            calls: concurrent calls of an actor.
+            patience: seconds after the first actor's return until others count as hung; None: no limit.
 
         Raises:
             ClusterError: an actor does not start within `START_SECONDS`, dies in both attempts, or does not see this
@@ -172,7 +167,6 @@ class ActorGroup:
         return self._collect(begun, "start", START_SECONDS)
 
     def preload(self, *modules: str) -> None:
-        """Import modules in advance, without waiting."""
         for one in self._handles:
             one.preload.remote(modules)
 
@@ -197,7 +191,6 @@ class ActorGroup:
         return self._call([True] * len(self.places), verb, args, label)
 
     def call_first(self, verb: str, *args: object) -> Any:
-        """Call a method of the first actor's object only. Raises as `call_all` does."""
         return self._collect([self._handles[0].call.remote(True, verb, *args)], verb)[0]
 
     def put(self, value: object) -> "RayReference":
@@ -237,9 +230,9 @@ class ActorGroup:
         return self._collect(calls, label)
 
     def _collect(self, calls: list[Any], verb: str, timeout: float | None = None) -> list[Any]:
-        """Wait for all results, or for the first error and a death that follows soon after.
+        """Wait for all results, or for the first error and a death soon after.
 
-        Waits for futures, which a signal handler's exception interrupts; Ray's own wait would swallow it.
+        A signal handler's exception interrupts this wait for futures; Ray's own would swallow it.
         """
         waiting = {call.future(): index for index, call in enumerate(calls)}
         answers: dict[int, Any] = {}
@@ -294,8 +287,6 @@ class ActorGroup:
 
 @dataclass(frozen=True, slots=True)
 class ActorCaller:
-    """Calls one actor from another: `caller(method, *arguments)`."""
-
     place: ActorPlacement
     handle: Any
 

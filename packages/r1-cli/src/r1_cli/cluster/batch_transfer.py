@@ -151,7 +151,6 @@ def to_array(tensor: Tensor) -> tuple[Array, str]:
 
 
 def to_tensor(array: Array, dtype: str) -> Tensor:
-    """Return the tensor of `to_array`, without a copy."""
     return view_as_tensor(array).view(getattr(torch, dtype))
 
 

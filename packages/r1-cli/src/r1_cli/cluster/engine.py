@@ -31,7 +31,7 @@ Numbered = tuple[int, list[Completion]]  # a group by the number that its prompt
 
 @dataclass(frozen=True, slots=True)
 class EngineInfo:
-    """What the driver needs to know about an engine; see `r1_rollout.types.Checksummed`."""
+    """See `r1_rollout.types.Checksummed`."""
 
     precisions: tuple[str, ...]
     keeps_layout: bool
@@ -80,7 +80,7 @@ class EngineHost:
         self._incoming.add(bucket)
 
     def make_call(self, call: TransferCall) -> None:
-        """Make a sender's call of vLLM's weight transfer. Raises what the engine raises."""
+        """Apply a call of vLLM's weight transfer. Raises what the engine raises."""
         assert self._incoming is not None
         self._incoming.add(call)
 
@@ -121,7 +121,7 @@ class EngineHost:
         return [(self._numbers[index], group)]
 
     def abandon(self) -> None:
-        """Abandon unfinished groups, and drop the prompts to free their pictures."""
+        """Abandon unfinished groups, and drop prompts to free their pictures."""
         if self._groups is not None:
             self._groups.close()
         self._groups, self._numbers, self._prompts = None, [], []

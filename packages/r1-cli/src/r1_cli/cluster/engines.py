@@ -30,7 +30,7 @@ CALLS = 2  # calls of `work` in flight to an engine, so that the next is there w
 
 @dataclass(frozen=True, slots=True)
 class SentPrompt:
-    """A prompt as it is sent to an engine: media as a reference."""
+    """A prompt with media as a reference."""
 
     id: str
     token_ids: Sequence[int]

@@ -43,7 +43,6 @@ class RankPlacement:
 
     @property
     def name(self) -> str:
-        """The name of the rank's actor, log and process."""
         return f"learner-{self.rank}"
 
 
@@ -64,7 +63,6 @@ class EnginePlacement:
 
     @property
     def name(self) -> str:
-        """The name of the engine's actor, log and process."""
         return f"engine-{self.number}"
 
 
@@ -77,7 +75,7 @@ def place_engines(machines: ClusterNodes, size: int) -> tuple[EnginePlacement, .
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """The placements of ranks and engines; empty in a run on one device."""
+    """The placements of ranks and engines; empty on one device."""
 
     ranks: tuple[RankPlacement, ...] = ()
     engines: tuple[EnginePlacement, ...] = ()  # without servers, which the run does not place

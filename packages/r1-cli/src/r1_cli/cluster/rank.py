@@ -185,7 +185,6 @@ class Rank:
     # --- samples -----------------------------------------------------------------------------------------------------
 
     def load_batch(self, columns: Reference) -> None:
-        """Replace the batch to which rows and changes refer."""
         self._batch = unpack_samples(columns.load())
         self._loads = TokenBalance(self.learner.parallel.data_world)
 
@@ -278,7 +277,6 @@ class Rank:
         return self.learner.form if isinstance(self.learner, AdaptedLearner) else None
 
     def weight_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        """Return names and shapes of the whole weights, without gathering."""
         weights = synced_tensors(self.learner.model, self.learner.adaptation)
         return [(name, tuple(tensor.shape)) for name, tensor in weights]
 
@@ -297,7 +295,7 @@ class Rank:
         self.learner.offload()
 
     def begin_weights(self, dtype: torch.dtype | None) -> None:
-        """Begin a pass over the whole weights, cast to `dtype`, for `next_weights`."""
+        """Begin a pass of `next_weights` over the whole weights, cast to `dtype`."""
         self._weights = buckets(self.learner.weights(dtype), BUCKET)
 
     def next_weights(self, put: Put | None) -> list[Packed] | Reference | None:

@@ -107,7 +107,6 @@ class RankClient:
             self._batch[row] = sample
 
     def _unpack(self, rows: Array, samples: Sequence[Sample], result: object) -> object:
-        """Set the fields that the ranks have computed, and already set on their side."""
         if isinstance(result, tuple):
             return tuple(self._unpack(rows, samples, part) for part in result)
         if not isinstance(result, NewFields):
@@ -118,8 +117,6 @@ class RankClient:
 
 
 class RankedModel:
-    """A model on the ranks, with the methods of its protocol in `train.trainable`."""
-
     def __init__(self, client: RankClient, model: str, protocol: type[Trainable]) -> None:
         self.client, self._model, self._protocol = client, model, protocol
 

@@ -237,7 +237,7 @@ def driver_node() -> Node:
 
 
 class NodeReservation:
-    """Holds the devices of a node for the run, and describes the node."""
+    """Reserves the devices of a node for the run, and describes the node."""
 
     def __init__(self) -> None:
         self._scratch = PrivateFolder("r1-scratch-")

@@ -108,7 +108,7 @@ class RenderPool:
         self._threads = [ThreadPoolExecutor(calls, f"r1-media-{number}") for number in range(machines)]
 
     def __call__(self, key: Key, example: Example) -> "Future[Prompt]":
-        """Begin to render a row with media; the future raises as `Renderer.render` does, WorkerDied or ClusterError."""
+        """Begin to render a row with media. The future raises as `Renderer.render`, WorkerDied or ClusterError."""
         return self._threads[self._node_of(key)].submit(self._render, key, example)
 
     def begin(self) -> None:
@@ -149,7 +149,6 @@ class RenderPool:
             return self._hosts
 
     def close(self) -> None:
-        """End the nodes' processes at once."""
         with self._turn:
             self._closed = True
             for host in self._hosts:
@@ -159,7 +158,6 @@ class RenderPool:
 
 
 def _return_large_blocks() -> None:
-    """Make malloc map each large block by itself: otherwise holes between cached pictures took seven times their
-    size."""
+    """Make malloc map each large block: otherwise holes between cached pictures took seven times their size."""
     if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
         mallopt(_M_MMAP_THRESHOLD, 1 << 16)

@@ -14,8 +14,6 @@ POLL_SECONDS = 0.2  # a rank that computes answers afterwards
 
 
 class SnapshotWriter:
-    """A rank's copies of its models, one of each."""
-
     def __init__(self) -> None:
         self._taken: dict[str, Snapshot] = {}
         self._written: dict[str, Future[None]] = {}
@@ -40,8 +38,6 @@ class SnapshotWriter:
 
 @dataclass(frozen=True, slots=True)
 class RankedSnapshot:
-    """The snapshot of a model on the ranks, each with its part."""
-
     ranks: WorkerGroup
     owner: str
 

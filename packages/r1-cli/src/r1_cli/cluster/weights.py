@@ -65,7 +65,6 @@ class RankedWeights:
                 self.call("end_weights")
 
     def send(self, backend: DirectBackend, engines: Sequence[Ask], dtype: torch.dtype | None) -> None:
-        """Send the weights from the ranks to the engines' processes."""
         self.call("send_weights", backend, list(engines), dtype)
 
     def run_with_weights(self, task: Callable[[Weights], Result]) -> Result:
@@ -146,7 +145,6 @@ class _Writing:
         self._pending: Future[None] | None = None
 
     def begin(self, number: int) -> None:
-        """Write the gathered tensors as the bucket of this number."""
         if self.bucket:
             self.wait()
             if self.error is None:

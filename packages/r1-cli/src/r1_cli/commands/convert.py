@@ -37,7 +37,6 @@ def lmm_r1(command: tuple[str, ...]) -> None:
 
 
 def _words(command: tuple[str, ...]) -> str:
-    """Return the command's text: one word, the content of the file it names, or several words quoted again."""
     import shlex
 
     if len(command) > 1:
@@ -77,7 +76,6 @@ def trl(file: Path, devices: int) -> None:
 
 
 def _print(make: "Callable[[], Conversion]") -> None:
-    """Print the result, and on stderr what r1 would refuse in it."""
     from r1_cli.config import ConfigError, load_config
 
     with user_errors(ConfigError, ValueError):

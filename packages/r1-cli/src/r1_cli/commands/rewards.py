@@ -85,7 +85,6 @@ def _same_command() -> str:
 
 
 def _keywords(settings: tuple[str, ...]) -> dict[str, Any]:
-    """Return KEY=VALUE words as keywords; dots in keys make nested mappings."""
     from r1_cli.config.settings import read_words
 
     keywords: dict[str, Any] = {}

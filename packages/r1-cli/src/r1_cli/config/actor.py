@@ -116,7 +116,6 @@ class UpdateConfig(Section):
 
     @property
     def kept_dtype(self) -> Precision:
-        """Of weights, gradients and optimizer states."""
         return self.fsdp.torch_dtype or ("bf16" if self.optim.strategy == "adamw_bf16" else "fp32")
 
     @property

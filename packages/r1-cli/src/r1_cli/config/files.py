@@ -76,7 +76,6 @@ def reward_problems(keys: tuple[str, str], name: str | None, kwargs: Mapping[str
 
 
 def _parse(path: Path) -> ast.Module:
-    """Return the syntax tree. Raises ValueError, with path and line, if it is not Python."""
     try:
         return ast.parse(path.read_bytes(), str(path))
     except SyntaxError as error:
@@ -120,7 +119,7 @@ def _reward_settings(spec: RewardSpec, key: str, kwargs: Mapping[str, object]) -
 
 
 def _top_level_names(tree: ast.Module) -> tuple[set[str], bool]:
-    """Return the names that a module defines, and whether these are all."""
+    """Return the names that a module defines, and whether there are no others."""
     names: set[str] = set()
     is_complete = True
     for node in tree.body:

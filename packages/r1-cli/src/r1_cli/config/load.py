@@ -176,7 +176,6 @@ def _nested(settings: Iterable[Setting]) -> Tree:
 
 
 def _key_of(location: tuple[int | str, ...]) -> str:
-    """Return the key of an error without the list indices and union members of pydantic."""
     for end in range(len(location), 0, -1):
         key = ".".join(str(part) for part in location[:end])
         if schema().has(key) or key in schema().sections:

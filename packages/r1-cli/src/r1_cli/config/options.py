@@ -148,7 +148,6 @@ def own_defaults(section: BaseModel, options: Iterable[Option], name: str) -> It
 
 
 def needs_of(entries: Mapping[str, Entry], name: str) -> tuple[str, ...]:
-    """Return the needs of an estimator or a loss, also of a user's `file.py:function`."""
     if name in entries:
         return entries[name].needs
     path, _, function = name.rpartition(":")

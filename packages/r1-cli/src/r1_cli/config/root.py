@@ -44,7 +44,6 @@ class RunConfig(Section):
 
     @property
     def on_cluster(self) -> bool:
-        """Whether there are several ranks, or engines on separate devices."""
         return self.trainer.devices > 1 or self.worker.rollout.engines.nnodes > 0
 
     @property

@@ -44,7 +44,6 @@ class Source:
         return self.reward_function, self.reward_function_kwargs
 
     def file_problems(self, data: DataConfig) -> Iterator[KeyProblem]:
-        """Check the files of this source. The message names the entry of the key."""
         key = self.key.partition("[")[0]
         where = "" if self.key == key else f"{self.key.removeprefix(key)}: "
         yield from ((key, where + message) for _, message in self._own_problems(key, data))

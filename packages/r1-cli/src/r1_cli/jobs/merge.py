@@ -71,7 +71,7 @@ def merge(checkpoint: Path, output: Path | None = None) -> Path:
 
 
 def _join_shards(actor: Path, shards: list[Path], folder: Path) -> torch.dtype:
-    """Write the model of EasyR1's or veRL's shards without an adapter; return its dtype, float32 if mixed."""
+    """Write the model of the shards, without an adapter; return its dtype, float32 if mixed."""
     assets = actor / "huggingface"
     if not (assets / "config.json").is_file():
         raise ModelError(f"{actor} holds shards, and {assets / 'config.json'} is missing: copy the model's config.json")

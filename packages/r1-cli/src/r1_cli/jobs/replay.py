@@ -145,7 +145,7 @@ def _first_unequal(then: list[Any], now: list[Any]) -> int | None:
 
 
 def _equal(a: object, b: object) -> bool:
-    """Return whether values are equal bit for bit; NaN equals NaN."""
+    """Compare bit for bit; NaN equals NaN."""
     if isinstance(a, float) and isinstance(b, float) and math.isnan(a):
         return math.isnan(b)
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):

@@ -1,4 +1,4 @@
-"""Low-rank adapters in a model: peft's layers around linear ones, their factors, and disabling them for a block.
+"""Low-rank adapters in a model: peft's layers around linear ones, and their factors.
 
 LoRA, arXiv 2106.09685: W x becomes W x + (alpha / rank) · B · A x; only A and B are trained. Factors are float32,
 whatever the dtype of the base.
@@ -133,7 +133,6 @@ class Adapters:
             layer.lora_A.float(), layer.lora_B.float()
 
     def detach(self, model: nn.Module) -> None:
-        """Remove the adapter layers from the model until `attach`."""
         for name, layer in self._layers.items():
             _replace(model, name, layer.get_base_layer())
 
@@ -173,7 +172,6 @@ class Adapters:
                 layer._disable_adapters = False
 
     def describe(self, base: str) -> str:
-        """Return the text of `adapter_config.json` for the base model `base`."""
         self.config.base_model_name_or_path = base
         with tempfile.TemporaryDirectory(prefix="r1-adapter-") as folder:
             self.config.save_pretrained(folder)

@@ -179,7 +179,6 @@ def _find_kernel(query: Tensor, *, windowed: bool = False) -> Kernel | None:
 def _attend_by_pieces(
     module: Any, query: Tensor, key: Tensor, value: Tensor, lengths: list[int], options: dict[str, Any]
 ) -> Tensor:
-    """Attend one piece at a time, or neighbours of equal length at once."""
     equal = [(length, len(list(pieces))) for length, pieces in groupby(lengths)]
     cut = [length * pieces for length, pieces in equal]
     found = []
@@ -269,7 +268,6 @@ def _needs_no_mask(
     dtype: Any,
     **_: Any,
 ) -> bool:
-    """Whether the layers know a row's window, and no GPU would attend segment by segment with it."""
     if getattr(config, "sliding_window", None) != window or batch_size != 1 or q_length != kv_length:
         return False
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads

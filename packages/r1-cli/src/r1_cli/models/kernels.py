@@ -86,7 +86,6 @@ def attend_in_any_precision(
 
 
 def _known() -> Mapping[str, Any]:
-    """Return the parameters of FlashAttention's kernel, which differ between versions of torch."""
     return inspect.signature(varlen_attn).parameters
 
 

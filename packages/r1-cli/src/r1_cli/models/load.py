@@ -182,7 +182,6 @@ def _read_weights(
     shard: Shard,
     adapters: Adapters | None,
 ) -> tuple[Any, Any]:
-    """Return the model, whole or this rank's shard, and Hugging Face's loading report."""
     try:
         if parallel is not None and parallel.mesh is not None:
             return load_sharded(family, path, parallel, shard, choices, adapters)
@@ -250,7 +249,6 @@ def load_tokenizer(path: str, *, vision_language: bool, trust_remote_code: bool 
 
 
 def load_generation_config(path: str, config: PreTrainedConfig) -> Any:
-    """Return the generation configuration, by default derived from the model's."""
     try:
         return GenerationConfig.from_pretrained(path)
     except OSError:

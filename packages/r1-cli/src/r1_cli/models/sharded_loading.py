@@ -116,8 +116,6 @@ def _keeps_rows(step: Any) -> bool:
 
 
 def _sharding(model_class: Any, parallel: Parallel, shard: Shard, adapters: Adapters | None) -> Any:
-    """Return the class with a loader that shards as r1 does."""
-
     class Sharding(model_class):
         @classmethod
         def prepare_distribute_model(

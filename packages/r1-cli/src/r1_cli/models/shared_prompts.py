@@ -60,7 +60,6 @@ class SegmentBatch:
         return None if self.mask is None else self.mask.to(tensor.dtype)
 
     def zero_repeats(self, taken: Tensor) -> Tensor:
-        """Set the repetitions in [segments, heads, longest, size] to 0."""
         if self.kept is None:
             return taken
         own = torch.zeros(len(self.positions), 1, dtype=taken.dtype).index_fill_(0, self.kept, 1.0)
@@ -104,7 +103,7 @@ def make_plan(pack: Pack) -> Plan:
 
 
 def _prompt_groups(pack: Pack) -> list[list[int]]:
-    """Return each prompt with its answers, and each other segment alone."""
+    """Return each prompt with its answers, and other segments alone."""
     found: list[list[int]] = []
     for segment, behind in enumerate(pack.behind):
         if behind == NO_PROMPT:

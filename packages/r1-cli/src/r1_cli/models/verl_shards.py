@@ -24,7 +24,7 @@ class ShardError(ValueError):
 
 
 class _Record:
-    """The fields of an object whose class is not imported."""
+    """Stands for a class that is not imported, and has its fields."""
 
     def __new__(cls, *args: object) -> "_Record":
         return super().__new__(cls)
@@ -64,7 +64,7 @@ def _attribute(owner: object, name: str) -> type[_Record]:
 
 
 def _stand_ins() -> list[tuple[object, str]]:
-    """Return the only classes that a file may name besides plain tensors, with their replacements.
+    """Return the classes that a file may name besides plain tensors, with replacements.
 
     Their modules differ between versions of torch; 2.4 and newer are covered.
     """
@@ -187,7 +187,7 @@ def _is_dtensor(part: Any) -> bool:
 
 
 def _pieces_of_dtensor(name: str, parts: list[Any]) -> tuple[int, list[Tensor]]:
-    """Return the dimension along which the ranks' tensors are joined, and the tensors. Raises ShardError."""
+    """Return the dimension to join the ranks' tensors along, and the tensors. Raises ShardError."""
     placements = parts[0].state[-1]["_spec"].placements
     if any(isinstance(placement, _Split) for placement in placements[:-1]):
         raise ShardError(f"{name} is split by tensor parallelism as well as by FSDP: merge it where it was trained")

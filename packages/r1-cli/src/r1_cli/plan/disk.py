@@ -36,7 +36,6 @@ def checkpoints_kept(config: RunConfig, steps: int | None) -> int:
 
 
 def free_space(folder: Path) -> tuple[Path, int]:
-    """Return the nearest existing folder, and the free bytes of its disk."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
     _, _, free = disk_usage(there)
     return there, free

@@ -39,7 +39,7 @@ REMEDIES: tuple[Remedy, ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Phase:
-    """Approximate bytes on a GPU in one part of a step, by use."""
+    """Approximate bytes on a GPU in one part of a step."""
 
     name: str
     parts: dict[str, int]
@@ -238,7 +238,6 @@ def find_peak(config: RunConfig, card: int | None, *, models: Models | None = No
 
 
 def with_value(section: Any, key: str, value: Any) -> Any:
-    """Return an unvalidated section with another value of a dotted key."""
     name, _, rest = key.partition(".")
     return section.model_copy(update={name: with_value(getattr(section, name), rest, value) if rest else value})
 

@@ -87,14 +87,13 @@ class History:
         return WindowMean(fmean(values), spread(values) / math.sqrt(len(values)), part[0][0], part[-1][0])
 
     def early(self, name: str) -> WindowMean | None:
-        """Return a number's mean over the first eighth of the run."""
+        """Return a number's mean over the run's first eighth."""
         return self.window(name, 0, 0.125)
 
     def late(self, name: str) -> WindowMean | None:
         return self.window(name, 0.75, 1)
 
     def setting(self, key: str) -> object:
-        """Return a setting by its dotted key; None if unknown."""
         value: object = self.config
         for name in key.split("."):
             value = value.get(name) if isinstance(value, Mapping) else None

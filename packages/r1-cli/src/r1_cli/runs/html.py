@@ -41,7 +41,6 @@ def render_page(title: str, body: str, style: str = "") -> str:
 
 
 def table(rows: Sequence[Sequence[object]], head: Sequence[str] = ()) -> str:
-    """Return a table; cells are escaped."""
     lines = ["<tr>" + "".join(f"<th>{escape(one)}</th>" for one in head) + "</tr>"] if head else []
     lines += ["<tr>" + "".join(f"<td>{escape(str(one))}</td>" for one in row) + "</tr>" for row in rows]
     return f"<table>{''.join(lines)}</table>" if rows else ""

@@ -76,7 +76,6 @@ class RunReader:
         return read_history(self.path)
 
     def history_or_start(self) -> History:
-        """Return the numbers; without steps if there is only a manifest so far."""
         try:
             return self.history
         except NoHistoryError:

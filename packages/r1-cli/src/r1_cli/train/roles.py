@@ -41,8 +41,6 @@ class PromptStream(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Sampler:
-    """Turns prompts into scored groups."""
-
     generator: Generator
     verifier: Verifier
     tokenizer: Decoder
@@ -106,7 +104,6 @@ class Position:
     micro_batches: Mapping[str, int] = field(default_factory=dict)  # by key, the sizes that profiling chose
 
     def state(self) -> dict[str, Any]:
-        """Return the JSON state for a checkpoint, without the carried-over groups."""
         return {
             "step": self.step,
             **self.stream.state(),

@@ -125,8 +125,6 @@ class ValueModel(Trainable, Protocol):
 
 @runtime_checkable
 class Remote(Protocol):
-    """A learner whose weights are in other processes."""
-
     def source(self, version: int) -> WeightSource:
         """Return the weights of this version, without moving them."""
 

@@ -80,7 +80,7 @@ def transfer_backend(config: "RunConfig", hardware: "Hardware") -> "Backend | No
 
 
 def _device_environment(hardware: "Hardware", number: int, count: int, size: int, *, ranks: int = 1) -> dict[str, str]:
-    """Assign GPUs behind the learner's `ranks` to server `number`. On CPUs, servers share all cores."""
+    """Assign GPUs behind the learner's `ranks` to server `number`, on CPUs all cores to each."""
     if not hardware.on_gpu:
         return {"VLLM_CPU_OMP_THREADS_BIND": "nobind"}
     devices = hardware.gpus

@@ -109,7 +109,6 @@ class BaseScoreFile:
 
 
 def fill_bases(file: BaseScoreFile, prompts: Iterable[Prompt], query: ModelQuery, options: Options) -> None:
-    """Compute and append the base scores that `file` lacks."""
     missing = (prompt for prompt in prompts if key_of(prompt) not in file)
     odd = 0
     for share in _shares(missing):

@@ -45,7 +45,6 @@ class LearnerReading:
 
 
 def to_read(prompt: PromptLike, response: "Tokens", start: int) -> Sample:
-    """Return a sample whose trained tokens are those to read."""
     sample = to_sample(prompt, response)
     first = len(prompt.token_ids) + start
     return replace(sample, loss_mask=torch.arange(len(sample.token_ids)) >= first)

@@ -60,7 +60,6 @@ class Conversion:
         return value
 
     def read_section(self, name: str) -> Tree:
-        """Return the values below a name: `{"x": 1}` for `name.x=1`."""
         inside = [key for key in self.given if key.startswith(f"{name}.")]
         return (self.read(name) or {}) | {key.removeprefix(f"{name}."): self.read(key) for key in inside}
 
@@ -83,7 +82,6 @@ class Conversion:
         return [_shown(name, value) for name, value in self.given.items() if name not in self._read]
 
     def set_prompts(self, key: str, sequences: int, answers: int, label: str) -> None:
-        """Set a batch size in prompts from one in sequences, rounded up."""
         prompts, rest = divmod(sequences, answers)
         self.settings[key] = max(1, prompts + bool(rest))
         if rest or not prompts:

@@ -45,7 +45,6 @@ def check_disk(subject: Subject) -> Iterator[Finding]:
 
 
 def check_memory(subject: Subject) -> Iterator[Finding]:
-    """Check that a step fits in the GPU, or without one in memory."""
     from r1_cli.plan.estimate.estimate import CPU_REMEDIES, as_on_cpu
 
     card, config = find_card(), subject.config

@@ -19,7 +19,6 @@ PATIENCE = 2.0  # seconds that a server may take to answer a call
 
 
 def check_versions(_: Subject) -> Iterator[Finding]:
-    """Check that installed packages satisfy the five packages' requirements."""
     from packaging.requirements import Requirement
 
     for wheel in WHEELS:

@@ -95,7 +95,6 @@ def estimate_on_cpu(config: RunConfig, models: Models, capacity: int, assumed: A
 
 
 def as_on_cpu(config: RunConfig) -> RunConfig:
-    """Return the configuration without what needs GPUs: offloading, half precision."""
     values: Tree = {
         "worker.rollout.dtype": "fp32",
         "worker.ref.fsdp.enable_cpu_offload": False,

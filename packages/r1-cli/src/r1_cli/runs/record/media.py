@@ -39,7 +39,6 @@ class MediaFolder:
 
 
 def _frames(video: Any) -> "list[Image]":
-    """Return evenly spaced frames of a video, uint8 [frames, 3, height, width], as pictures."""
     from PIL import Image
 
     count = len(video)

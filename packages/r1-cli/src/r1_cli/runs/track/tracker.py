@@ -84,7 +84,7 @@ class Tracker:
                 self._log_to(logger, step, record, first)
 
     def _log_to(self, logger: Logger, step: int, record: Record, rows: list[JsonObject]) -> None:
-        """Log to one logger; drop it if it fails, as a service must not end the run."""
+        """Log to one logger; drop it if it fails."""
         try:
             if rows:
                 logger.log_generations(step, rows)

@@ -32,7 +32,7 @@ class TokenTexts:
         return None
 
     def _folders(self) -> list[Path]:
-        """Return folders with the run's tokenizer: checkpoints, newest first, and the initial model."""
+        """Return folders with the tokenizer: checkpoints, newest first, then the initial model."""
         found = sorted(self._run.path.glob(f"global_step_*/actor/{FILE}"), key=lambda path: path.stat().st_mtime)
         folders = [path.parent for path in reversed(found)]
         try:

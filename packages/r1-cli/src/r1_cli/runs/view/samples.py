@@ -117,7 +117,6 @@ class Samples:
         return found
 
     def _text(self, path: Path) -> "pa.Table":
-        """Return prompts and answers of a file as a table; empty texts if the file is gone."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 

@@ -17,8 +17,6 @@ from r1_rollout.types import Completion, PromptLike
 
 
 class Decoder(Protocol):
-    """A tokenizer that decodes completions."""
-
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
 
 
@@ -34,8 +32,6 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """One prompt with its responses, in sampling order."""
-
     prompt: Prompt
     responses: Sequence[Response]
     baseline: float | None = None  # reward of the prompt's greedy response, if one was sampled
@@ -164,7 +160,6 @@ def to_samples(groups: Sequence[Group]) -> list[Sample]:
 
 
 def to_sample(prompt: PromptLike, token_ids: Sequence[int] | NDArray[np.int32]) -> Sample:
-    """Return a sample that trains on the response."""
     (sample,) = _samples_of(prompt, [(token_ids, None, 0.0)], group_id=0)
     return sample
 

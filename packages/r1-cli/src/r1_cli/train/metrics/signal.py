@@ -57,7 +57,7 @@ def describe_all_failed(groups: Sequence[Group]) -> str:
 
 
 def describe_all_equal(groups: Sequence[Group], samples: Sequence[Sample]) -> str:
-    """Return a message if every advantage of the step is 0, else ""."""
+    """Return a message if all advantages of the step are 0, else ""."""
     if any(sample.advantages is not None and bool(sample.advantages.any()) for sample in samples):
         return ""
     rewards = {reward for group in groups for reward in group.rewards}

@@ -89,7 +89,6 @@ class DynamicSampling:
         return state.stream.cursor != at.stream.cursor + self.max_batches
 
     def _is_exhausted(self, state: SamplingState, at: Position) -> bool:
-        """Whether no prompts are left, or a whole step's worth has failed."""
         in_vain = not state.groups and state.unscored + state.unreadable >= self.groups
         return in_vain or not (state.stream.unfinished or self._may_begin_batch(state, at))
 
@@ -123,7 +122,7 @@ class DynamicSampling:
         state.tokens += sum(len(completion.token_ids) for group in sampled.values() for completion in group.completions)
 
     def _choose_rows(self, state: SamplingState, at: Position) -> tuple[list[int], StreamPosition]:
-        """Return the rows to sample next and the position after them. Group filters get whole batches."""
+        """Return the rows to sample next and the position after them; group filters get whole batches."""
         position = state.stream
         rows = list(position.unfinished)
         batch = self.stream.batch(position.cursor)

@@ -107,8 +107,6 @@ def sample_groups(
 
 
 class SampledPrompts:
-    """The completions of some prompts and the verifier's inputs, by prompt index."""
-
     def __init__(self, sampler: Sampler, prompts: Sequence[Prompt]) -> None:
         self._sampler, self._prompts = sampler, prompts
         self._completions: dict[int, list[Completion]] = {}

@@ -24,7 +24,6 @@ def score_together(
 
 
 def report_failures(scored: Iterable[tuple[Sequence[RewardInput], Sequence[Score]]], shown: set[str]) -> None:
-    """Warn once per cause of unscored responses."""
     pairs = [pair for inputs, scores in scored for pair in zip(inputs, scores, strict=True)]
     failed = [(item, score, score.error) for item, score in pairs if score.error]
     counts = Counter(error.cause for _, _, error in failed)
