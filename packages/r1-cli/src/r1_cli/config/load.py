@@ -89,6 +89,7 @@ def follow_actor(config: RunConfig, provenance: Provenance) -> RunConfig:
 
 
 def split_words(words: Sequence[str]) -> tuple[Path | None, list[str]]:
+    """Separate the configuration file from the settings. Raises ConfigError for two files."""
     files = [w.removeprefix("config=") for w in words if w.startswith("config=") or _is_file(w)]
     if len(files) > 1:
         raise ConfigError([Problem("config", f"one configuration file at a time, got {' and '.join(files)}")])

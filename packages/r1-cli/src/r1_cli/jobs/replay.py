@@ -160,6 +160,7 @@ OF_THE_UPDATE = ("actor/", "critic/vf", "critic/grad", "critic/lr")
 
 
 def show_group(run: Path, step: int, group: int) -> Iterator[str]:
+    """Yield the lines about a group. Raises NoReplayError if the step has no such group."""
     rows = RunReader(run).samples(step)
     ours = [row for row in rows if row["group"] == group]
     if not ours:
