@@ -136,7 +136,7 @@ def test_the_sequences_fit_the_run_and_one_has_a_picture() -> None:
 def test_a_picture_that_does_not_fit_is_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
     probes = build("data.max_prompt_length=8")
     assert not any(p.model_inputs for p in probes.prompts)
-    assert "without a picture: it takes" in caplog.text
+    assert "the canary has no picture: it takes" in caplog.text
 
 
 @pytest.mark.usefixtures("in_root")

@@ -133,7 +133,7 @@ def test_a_run_with_a_truncated_newest_checkpoint_resumes_from_the_one_before_an
     assert "global_step_3 is damaged (actor/optimizer.safetensors: it has " in shown
     assert shown.splitlines()[-1] == f"resumes from {run}/global_step_2"
     output = " ".join(r1("train", QUICKSTART, *words).output.split())
-    assert "the run goes on from global_step_2: 1 step is taken again" in output
+    assert "the run resumes from global_step_2: 1 step is taken again" in output
     assert (run / "damaged_global_step_3/actor/optimizer.safetensors").is_file()
     expected, found = (load_file(one / "global_step_3/actor/model.safetensors") for one in (quickstart, run))
     assert all(torch.equal(found[key], tensor) for key, tensor in expected.items())

@@ -59,7 +59,7 @@ def test_the_check_refuses_no_truth_that_can_be_met(tmp_path, reward, sound, uns
     config, sources = opened(tmp_path, reward, sound, unsound)
     report = Report(config, sources, 1)
     for index, row in enumerate((sound, unsound)):
-        report.take(Examined(0, index, f"rows.jsonl:{index + 1}", 8, 0, row["answer"], str(index).encode()))
+        report.add_row(Examined(0, index, f"rows.jsonl:{index + 1}", 8, 0, row["answer"], str(index).encode()))
     check_answers(config, sources, report, silent)
     assert [row.id for _, row in report.findings["reward"].examples if row] == ["rows.jsonl:2"]
 
@@ -70,7 +70,7 @@ def test_the_check_names_rows_whose_tests_assert_nothing(tmp_path: Path) -> None
     config, sources = opened(tmp_path, "code", *({"answer": one} for one in tests))
     report = Report(config, sources, 1)
     for index, one in enumerate(tests):
-        report.take(Examined(0, index, f"rows.jsonl:{index + 1}", 8, 0, one, str(index).encode()))
+        report.add_row(Examined(0, index, f"rows.jsonl:{index + 1}", 8, 0, one, str(index).encode()))
     check_answers(config, sources, report, silent)
     ((reason, row),) = report.findings["reward"].examples
     assert row is not None

@@ -107,7 +107,7 @@ def test_a_full_disk_is_said_and_leaves_no_draft(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="step 2 could not be written") as caught:
         store.write(2, fail, {})
     assert "No space left" in str(caught.value)
-    assert f"goes on from {tmp_path / 'global_step_1'}" in str(caught.value)
+    assert f"resumes from {tmp_path / 'global_step_1'}" in str(caught.value)
     assert [path.name for path in sorted(tmp_path.iterdir())] == ["checkpoint_tracker.json", "global_step_1"]
 
 

@@ -393,9 +393,7 @@ def test_damaged_checkpoints_are_passed_over_by_name_and_never_pruned_for_or_rem
     assert store.steps() == [4]
     assert (run / "damaged_global_step_7/actor/model.safetensors").read_bytes() == whole[:-1]
     (run / "global_step_4/trainer.json").write_text("")
-    with pytest.raises(
-        ConfigError, match=r"no checkpoint that is whole \(global_step_4: trainer.json .*experiment_name"
-    ):
+    with pytest.raises(ConfigError, match=r"no complete checkpoint \(global_step_4: trainer.json .*experiment_name"):
         find_start(config, store)
     with pytest.raises(ConfigError, match=r"load_checkpoint_path.*is damaged: trainer.json is cut off"):
         find_start(starting(run, "owner/model", f"trainer.load_checkpoint_path={run}/global_step_4"), store)
@@ -421,7 +419,7 @@ def test_a_damaged_checkpoint_is_none_of_those_that_save_limit_keeps(tmp_path: P
         shutil.copytree(run / "global_step_3", run / f"global_step_{step}")
     (run / "global_step_5/actor/config.json").write_text("{")
     (line,) = rename_damaged(store, find_start(starting(run, "owner/model"), store))
-    assert line.endswith("it is now damaged_global_step_5, and the run goes on from global_step_7")
+    assert line.endswith("it is now damaged_global_step_5, and the run resumes from global_step_7")
     store.publish(store.write(9, lambda folder: None, {}))
     assert store.steps() == [7, 9]
 

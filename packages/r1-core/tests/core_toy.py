@@ -122,6 +122,6 @@ def describe(shard_size: int, seconds: float) -> dict[str, Any]:
 
 def refusal(shard_size: int) -> str:
     """What is said to a size that does not fit."""
-    with pytest.raises(ValueError, match="cannot be cut") as error:
+    with pytest.raises(ValueError, match="cannot form shards") as error:
         Parallel.join("cpu", shard_size=shard_size)
     return str(error.value)

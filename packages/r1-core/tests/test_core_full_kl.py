@@ -128,7 +128,7 @@ def test_models_with_pictures_have_it_too():
 def test_without_a_reference_its_absence_is_named():
     learner = learner_for(qwen2())
     samples = learner.add_logprobs(text_samples(), ["old_logprobs", "full_kl"])
-    with pytest.raises(ValueError, match=r"sample 0 \(group 0\) lacks full_kl.*by a learner that has a reference"):
+    with pytest.raises(ValueError, match=r"sample 0 \(group 0\) lacks full_kl.*of a learner that has a reference"):
         assign(samples, Reinforce(), kl_penalty="full", kl_coef=0.1)
     with pytest.raises(ValueError, match="give the learner a reference"):
         learner.forward_backward(without_advantages(samples), KL_ONLY)

@@ -68,7 +68,7 @@ def test_a_learner_that_was_just_made_computes_as_one_that_has_seen_its_model():
 def test_an_objective_that_looks_at_old_logprobs_first_is_refused(objective):
     assert "old_logprobs" in objective.needs
     samples = assign(text_samples(), GRPO())
-    with pytest.raises(ValueError, match="no old_logprobs, which this objective looks at first"):
+    with pytest.raises(ValueError, match="no old_logprobs, which this objective needs in advance"):
         learner_for(qwen2()).forward_backward_on_policy(samples, objective)
 
 
