@@ -213,7 +213,7 @@ def test_an_empty_run_says_so(tmp_path: Path, browser: Any, serve: Any) -> None:
 def test_a_real_run_is_looked_at_while_it_goes_on(tmp_path: Path, browser: Any, serve: Any) -> None:
     words = [
         "data.train_files=examples/quickstart/train.parquet[:64]", "data.val_files=null", "trainer.val_freq=-1",
-        "data.rollout_batch_size=4", "worker.actor.global_batch_size=4", "worker.rollout.n=4", "trainer.max_steps=30",
+        "data.rollout_batch_size=4", "worker.actor.global_batch_size=4", "worker.rollout.n=4", "trainer.max_steps=90",
         "worker.actor.micro_batch_size_per_device_for_update=16", f"trainer.save_checkpoint_path={tmp_path}",
         "worker.actor.micro_batch_size_per_device_for_experience=16", "trainer.save_freq=-1", "trainer.logger=[file]",
     ]  # fmt: skip
@@ -229,9 +229,9 @@ def test_a_real_run_is_looked_at_while_it_goes_on(tmp_path: Path, browser: Any, 
     finally:
         run.kill()
     assert run.returncode == 0
-    page.get_by_text("480 answers").wait_for(timeout=10_000)
+    page.get_by_text("1440 answers").wait_for(timeout=10_000)
     assert counts == sorted(counts)
-    assert len({count for count in counts if 0 < count < 480}) > 1  # seen to grow while it went on
+    assert len({count for count in counts if 0 < count < 1440}) > 1  # seen to grow while it went on
     page.keyboard.press("c")
     page.locator("figure", has_text="actor/grad_norm").locator("path.curve").first.wait_for()
     assert not wrong
