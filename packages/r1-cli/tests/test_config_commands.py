@@ -251,17 +251,18 @@ def test_a_dry_run_is_one_screen_with_what_differs_and_all_of_it_if_asked(reposi
     assert "--full takes --dry-run" in err
 
 
-def test_a_dry_run_warns_of_a_model_that_is_not_here_and_names_a_near_one(repository: Path) -> None:
+def test_a_dry_run_warns_of_a_model_that_is_not_here_and_names_a_near_one(repository: Path, tmp_path: Path) -> None:
+    empty = f"trainer.save_checkpoint_path={tmp_path}"  # without it, the quickstart's own checkpoint refuses the model
     for name, near in (("examples/quickstart/modle", "examples/quickstart/model"), ("exmples/quickstart/model", "")):
         _, out, err = run(
-            "train", "examples/quickstart/config.yaml", f"worker.actor.model.model_path={name}", "--dry-run"
+            "train", "examples/quickstart/config.yaml", f"worker.actor.model.model_path={name}", empty, "--dry-run"
         )
         told = out + err
         assert f"worker.actor.model.model_path={name}" in told
         assert ("did you mean" in told) == bool(near)
         assert near in told
     _, out, _ = run(
-        "train", "examples/quickstart/config.yaml", "worker.actor.model.model_path=owner/model", "--dry-run"
+        "train", "examples/quickstart/config.yaml", "worker.actor.model.model_path=owner/model", empty, "--dry-run"
     )
     assert "the run would ask the hub" in out.splitlines()[-3]
 
@@ -284,7 +285,8 @@ def test_a_path_that_is_missing_is_the_only_problem_and_says_where_it_was_looked
 
 def test_a_dry_run_refuses_a_model_without_a_chat_template(repository: Path, tmp_path: Path) -> None:
     shutil.copytree("examples/quickstart/model", tmp_path / "model")
-    words = ["train", "examples/quickstart/config.yaml", f"worker.actor.model.model_path={tmp_path}/model", "--dry-run"]
+    paths = [f"worker.actor.model.model_path={tmp_path}/model", f"trainer.save_checkpoint_path={tmp_path}/run"]
+    words = ["train", "examples/quickstart/config.yaml", *paths, "--dry-run"]
     assert run(*words)[0] == 0
     (tmp_path / "model/chat_template.jinja").unlink()
     code, _, err = run(*words)
