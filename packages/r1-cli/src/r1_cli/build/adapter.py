@@ -12,8 +12,8 @@ from r1_cli.models.frozen_base import Base
 from r1_cli.models.load import ModelError
 from r1_core.learner import Learner
 from r1_core.learner.checkpoint import Adaptation
-from r1_rollout.weight_source import LocalWeights
 from r1_rollout.lora import Adapter
+from r1_rollout.weight_source import LocalWeights
 
 
 def open_adapters(config: RunConfig) -> Adapters | None:

@@ -95,7 +95,9 @@ def build_rejection(rule: str, threshold: float | str) -> Rejection:
 def build_advantages(config: RunConfig) -> AdvantageComputer:
     name = config.algorithm.adv_estimator
     return AdvantageComputer(
-        build_by_name(advantages.ESTIMATORS, name, settings_of(config.algorithm, ESTIMATOR_OPTIONS, name), as_estimator),
+        build_by_name(
+            advantages.ESTIMATORS, name, settings_of(config.algorithm, ESTIMATOR_OPTIONS, name), as_estimator
+        ),
         kl_in_reward(config),
         build_correction(config),
     )

@@ -7,7 +7,7 @@ from r1_cli.build.parameters import freeze
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware, dtype
 from r1_cli.models import load as models
-from r1_cli.models.files import ModelFiles, resolve_model_path, open_critic_config
+from r1_cli.models.files import ModelFiles, open_critic_config, resolve_model_path
 from r1_cli.train.roles import Schedule
 from r1_core.learner.critic import Critic
 from r1_core.learner.offload import Offload
@@ -20,7 +20,9 @@ def build_critic(
     config: RunConfig, hardware: Hardware, actor: ModelFiles, schedule: Schedule, parallel: Parallel
 ) -> Critic:
     critic = config.worker.critic
-    parallel = parallel.with_sequence_size(config.sequence_ranks("critic"), timedelta(seconds=config.trainer.collective_timeout))
+    parallel = parallel.with_sequence_size(
+        config.sequence_ranks("critic"), timedelta(seconds=config.trainer.collective_timeout)
+    )
     model = models.load_model(
         resolve_model_path(critic.model.model_path or "", "worker.critic.model.model_path"),
         config=open_critic_config(config, actor),

@@ -1,17 +1,21 @@
 """Build the learner of a run: policy, reference, optimizer, learning rate, micro-batches."""
 
+import logging
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 
+import torch
 import torch.distributed as dist
 
 from r1_cli.build.adapter import AdaptedLearner, build_adaptation, open_adapters
-from r1_cli.build.parameters import freeze, build_policy_optimizer, log_trained_parameters
+from r1_cli.build.canary import draw_example, draw_pictures
+from r1_cli.build.parameters import build_policy_optimizer, freeze, log_trained_parameters
+from r1_cli.build.rendering import build_renderer
 from r1_cli.config import RunConfig
-from r1_cli.config.root import Owner
 from r1_cli.config.actor import OptimConfig, UpdateConfig
+from r1_cli.config.root import Owner
 from r1_cli.hardware import Hardware, dtype
 from r1_cli.models import load as models
 from r1_cli.models.files import ModelFiles, load_weights
@@ -21,12 +25,6 @@ from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.offload import Offload
 from r1_core.learner.optim import learning_rate_scale
 from r1_core.learner.parallel import Parallel, Shard
-import logging
-import torch
-from r1_cli.build.canary import draw_example, draw_pictures
-from r1_cli.build.rendering import build_renderer
-from r1_cli.config import RunConfig
-from r1_cli.models.files import ModelFiles
 from r1_core.types import Sample
 from r1_data.references import Video
 from r1_data.types import DataError, Example

@@ -13,8 +13,8 @@ from PIL import Image
 
 from r1_cli.build.canary import allowed_tokens, find_max_positions
 from r1_cli.config import RunConfig
-from r1_cli.train.groups.group import extend_positions
 from r1_cli.models.files import ModelFiles
+from r1_cli.train.groups.group import extend_positions
 from r1_core.learner.batching import MicroLimit
 from r1_core.types import Sample
 from r1_data.pixel_ranges import picture_range

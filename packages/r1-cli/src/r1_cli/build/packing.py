@@ -14,11 +14,11 @@ from r1_cli.build.canary import build_probes
 from r1_cli.build.learner import owner_settings
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.root import Owner
-from r1_cli.train.groups.group import extend_positions
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
 from r1_cli.models.load import ModelError, find_rope_fault
-from r1_cli.train.trainable import Policy, REFUSALS, Trainable, ValueModel
+from r1_cli.train.groups.group import extend_positions
+from r1_cli.train.trainable import REFUSALS, Policy, Trainable, ValueModel
 from r1_core.types import Sample
 from r1_data.render import Renderer
 from r1_rollout.canary import TOLERANCE, learn_tolerance, widest_gap
@@ -117,7 +117,9 @@ class LayoutCheck:
             return f"cannot read a shared prompt ({_first_line(error)})"
         if not (leak := widest_gap(changed[1::2], found[1::2])) <= NEIGHBOUR:
             return f"mixes up the answers to a shared prompt (log-probs off by {leak:.2g} of their size)"
-        return self._differs(found, "has other log-probs behind a shared prompt", self._learner.compute_eager_logprobs(alone))
+        return self._differs(
+            found, "has other log-probs behind a shared prompt", self._learner.compute_eager_logprobs(alone)
+        )
 
     def _compute(self, samples: Sequence[Sample], *, padding_free: bool) -> list[list[float]]:
         return self._learner.compute_logprobs_together(samples, padding_free=padding_free)

@@ -6,11 +6,10 @@ import torch
 from torch import nn
 
 from r1_cli.config import ConfigError, Problem, RunConfig
-from r1_cli.config.root import Owner
 from r1_cli.config.model import ModelConfig
+from r1_cli.config.root import Owner
 from r1_cli.models.load import freeze_vision
-from r1_core.learner.optim import RateGroup, build_optimizer
-from r1_core.learner.optim import matching
+from r1_core.learner.optim import RateGroup, build_optimizer, matching
 
 log = logging.getLogger("r1")
 

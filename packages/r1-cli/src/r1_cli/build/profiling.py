@@ -14,10 +14,9 @@ from r1_cli.build.learner import build_batching, owner_settings
 from r1_cli.build.longest_sample import LongestSample, find_longest
 from r1_cli.build.micro_batch_sizes import SHORTEST, SizeChoice, find_fastest_size, find_largest_size
 from r1_cli.config import ConfigError, Problem, RunConfig
-from r1_cli.config.root import Owner
-from r1_cli.config.section import lookup
-from r1_cli.config.section import AUTO_SIZE
 from r1_cli.config.actor import UpdateConfig
+from r1_cli.config.root import Owner
+from r1_cli.config.section import AUTO_SIZE, lookup
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
 from r1_cli.train.trainable import Policy, Trainable, ValueModel
@@ -85,7 +84,11 @@ def list_models(
     config: RunConfig, learner: Policy, critic: ValueModel | None
 ) -> Iterator[tuple[Owner, Trainable, ProfilePass]]:
     objective = build_objective(config)
-    yield "actor", learner, lambda samples, limit, grad: learner.profile_pass(samples, objective if grad else None, limit)
+    yield (
+        "actor",
+        learner,
+        lambda samples, limit, grad: learner.profile_pass(samples, objective if grad else None, limit),
+    )
     if critic is not None:
         yield "critic", critic, lambda samples, limit, grad: critic.profile_pass(samples, limit, gradient=grad)
 
@@ -112,11 +115,15 @@ class SizeChooser:
                 choices[kind] = SizeChoice(size, self.attempt(kind, size) if self.on_gpu else None)
             elif self.on_gpu:
                 least = choices["update"].size if kind == "experience" else 1  # which is known to fit
-                choices[kind] = self.dividing(find_largest_size(self.max_sequences(kind), partial(self.attempt, kind), least))
+                choices[kind] = self.dividing(
+                    find_largest_size(self.max_sequences(kind), partial(self.attempt, kind), least)
+                )
             elif kind == "experience" and is_auto(self.config, self.owner, "update"):
                 choices[kind] = choices["update"]  # the caches are the same
             else:
-                choices[kind] = self.dividing(find_fastest_size(self.longest.tokens, self.max_sequences(kind), partial(self.time, kind)))
+                choices[kind] = self.dividing(
+                    find_fastest_size(self.longest.tokens, self.max_sequences(kind), partial(self.time, kind))
+                )
         self.log_sizes(choices, perf_counter() - begun)
         return {kind: choice.size for kind, choice in choices.items()}
 
@@ -165,7 +172,9 @@ class SizeChooser:
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
         if not full and length <= SHORTEST:
             key = f"worker.{self.owner}.model.model_path"
-            return Problem(key, f"fails in a profiling pass of {length} tokens: {first_line}", self.section.model.model_path)
+            return Problem(
+                key, f"fails in a profiling pass of {length} tokens: {first_line}", self.section.model.model_path
+            )
         if size > 1:
             message = f"{size} sequences of {length:,} tokens do not fit into the device's memory: set a smaller number"
             auto = "" if is_auto(self.config, self.owner, kind) else ", or auto"

@@ -5,11 +5,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
+from r1_cli.build.engines import EngineSetup
 from r1_cli.build.rewards.dispatch import DispatchingVerifier
 from r1_cli.config import RunConfig
 from r1_cli.config.rollout import engine_module
 from r1_cli.config.sources import validation_sources
-from r1_cli.build.engines import EngineSetup
 from r1_cli.hardware import Hardware
 from r1_cli.models import load as models
 from r1_cli.models.files import ModelFiles, load_weights

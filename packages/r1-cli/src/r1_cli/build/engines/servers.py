@@ -6,9 +6,9 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from r1_cli.config.rollout import TOKEN_VARIABLE
 from r1_cli.build.engines import EngineSetup
 from r1_cli.build.engines.vllm import vllm_options
+from r1_cli.config.rollout import TOKEN_VARIABLE
 
 if TYPE_CHECKING:
     from r1_cli.config import RunConfig
@@ -37,8 +37,8 @@ def open_engine(setup: EngineSetup, stack: ExitStack) -> "Generator":
     from r1_cli.models.load import ModelError
     from r1_rollout.vllm.client import Endpoint
     from r1_rollout.vllm.servers.pool import ServerPool
-    from r1_rollout.vllm.servers.server import LocalServer, vllm_command
     from r1_rollout.vllm.servers.pooled_server import Deadlines
+    from r1_rollout.vllm.servers.server import LocalServer, vllm_command
 
     config, hardware = setup.config, setup.hardware
     rollout, wanted = config.worker.rollout, config.worker.rollout.servers

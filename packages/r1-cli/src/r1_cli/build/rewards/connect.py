@@ -9,23 +9,22 @@ from pathlib import Path
 
 from r1_cli.build.canary import find_max_positions
 from r1_cli.build.learner import build_batching
+from r1_cli.build.rewards.base_scores import TERMS_COLUMN, BaseScoreFile, ScoreTerms, fill_bases, key_of, terms_of
 from r1_cli.build.rewards.dispatch import DispatchingVerifier
+from r1_cli.build.rewards.frozen_model import open_frozen
+from r1_cli.build.rewards.own_models import LearnerReading, ReplayReading
+from r1_cli.build.rewards.reference_verifier import ModelQuery, ReferenceVerifier, column_score
+from r1_cli.build.rewards.served_model import ServedReading
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
-from r1_cli.build.rewards.base_scores import TERMS_COLUMN, BaseScoreFile, ScoreTerms, fill_bases, key_of, terms_of
-from r1_cli.build.rewards.frozen_model import open_frozen
-from r1_cli.build.rewards.own_models import LearnerReading, ReplayReading
-from r1_cli.build.rewards.served_model import ServedReading
-from r1_cli.build.rewards.reference_verifier import ModelQuery, ReferenceVerifier, column_score
 from r1_cli.train.roles import Dataset, Progress
 from r1_cli.train.trainable import Policy
 from r1_core.learner.batching import Batching
 from r1_data.types import DataError, Prompt
+from r1_rewards.errors import FailureRule, RewardSpecError
 from r1_rewards.reference.options import POLICY, REFERENCE, Options
 from r1_rewards.reference.reference_probability import BASE_COLUMN
-from r1_rewards.errors import RewardSpecError
-from r1_rewards.errors import FailureRule
 from r1_rollout.types import Generator, Reading, Replaying
 
 FUNCTION = "worker.reward.reward_function"
@@ -148,7 +147,7 @@ def padded_batching(config: RunConfig) -> Batching:
     return replace(build_batching(config, config.worker.actor), padding_free=False, share_prompts=False)
 
 
-# --- base scores -------------------------------------------------------------------------------------------------------
+# --- base scores ------------------------------------------------------------------------------------------------------
 
 
 def connect_base_scores(
@@ -210,11 +209,11 @@ def has_column(name: str, dataset: Dataset, options: Options, terms: ScoreTerms)
         return options.strict is not None  # RLPR computes none in a run: a missing score is 0
     written = columns.get(TERMS_COLUMN)
     if written is None:
-        log.warning(
-            "%s: the terms of column %s are unknown; its scores are used as they are", name, BASE_COLUMN
-        )
+        log.warning("%s: the terms of column %s are unknown; its scores are used as they are", name, BASE_COLUMN)
     elif different := terms.problem(str(written)):
-        message = f"the column {BASE_COLUMN} of {name} was computed with {different}; write it again with `r1 score-a`, "
+        message = (
+            f"the column {BASE_COLUMN} of {name} was computed with {different}; write it again with `r1 score-a`, "
+        )
         raise ConfigError([Problem(f"{KWARGS}.score_a", message + "or set online", options.score_a)])
     return True
 

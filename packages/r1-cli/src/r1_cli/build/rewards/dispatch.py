@@ -5,13 +5,12 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from r1_cli.build.rewards.ground_truths import GroundTruthReader
-from r1_cli.config import RunConfig
-from r1_cli.config.sources import Source
 from r1_cli.build.rewards.mixed import MixedVerifier, open_asking
 from r1_cli.build.rewards.reference_verifier import ReferenceVerifier
+from r1_cli.config import RunConfig
+from r1_cli.config.sources import Source
 from r1_rewards.load import load
-from r1_rewards.types import OpenVerifier
-from r1_rewards.types import RewardInput, Score, Verifier
+from r1_rewards.types import OpenVerifier, RewardInput, Score, Verifier
 from r1_rewards.workers.arguments import check_columns
 from r1_rewards.workers.pool import PooledVerifier
 
@@ -37,8 +36,7 @@ class DispatchingVerifier:
         return verifier
 
     def per_sample(self, source: str) -> bool:
-        """Whether no score of the source depends on another response, so that responses may be scored as they arrive.
-        """
+        """Whether no score of the source depends on another response: responses may be scored as they arrive."""
         verifier = self.of(source)
         kinds = OpenVerifier | ReferenceVerifier | MixedVerifier
         return isinstance(verifier, kinds) and verifier.per_sample

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from r1_cli.build.rewards.own_models import to_read
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware
 from r1_cli.models import load as models
 from r1_cli.models.files import ModelFiles
-from r1_cli.build.rewards.own_models import to_read
 from r1_core.learner.batching import Batching
 from r1_core.learner.logprobs import compute_eager_logprobs
 from r1_core.learner.microbatch import MicroBatch
