@@ -13,7 +13,7 @@ from r1_cli.runs.history import History
 from r1_cli.runs.reader import RunReader
 from r1_cli.runs.track.view import visible
 
-# What a run is judged by; of others, too, the first step that is not identical is told.
+# The metrics that judge a run. The first step that differs is searched for in all metrics, not only in these.
 CURVES = (
     "reward/overall", "reward/accuracy", "reward/format", "val/reward_score", "response_length/mean",
     "actor/entropy_loss", "actor/kl_loss", "actor/grad_norm", "rollout/logprob_gap_mean",

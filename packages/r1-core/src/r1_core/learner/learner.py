@@ -73,7 +73,7 @@ class Loss(Protocol):
         return False
 
     def prepare(self, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, float]]:
-        """Do what needs all samples of an optimizer step, before the first gradient; return samples and metrics."""
+        """Prepare the samples of a whole optimizer step before its first gradient; return them with metrics."""
         return list(samples), {}
 
     def __call__(self, inputs: LossInputs) -> LossOutput:
