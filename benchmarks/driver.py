@@ -47,13 +47,13 @@ from r1_cli.cluster.remote_rendering import RenderWorker
 from r1_cli.config import load_config
 from r1_cli.models.files import open_model
 from r1_cli.runs.track import RunInfo, Tracker
-from r1_cli.runs.track.stopwatch import Stopwatch
+from r1_cli.runs.track.timing import Stopwatch
 from r1_cli.train import loop
 from r1_cli.train.groups.advantages import AdvantageComputer
 from r1_cli.train.groups.group import Group, Response, to_sample
 from r1_cli.train.groups.stream_position import StreamPosition
 from r1_cli.train.recorder import Recorder
-from r1_cli.train.roles import Collected, Position, Schedule, Update
+from r1_cli.train.types import Collected, Position, Schedule, Update
 from r1_core.advantages import GRPO
 from r1_core.filtering import KeepAll
 from r1_core.kl_control import FixedKL

@@ -23,7 +23,7 @@ from r1_cli.jobs import session as job
 from r1_cli.jobs.learner import load_ranked
 from r1_cli.main import main
 from r1_cli.models.files import ModelFiles
-from r1_cli.train.roles import Schedule
+from r1_cli.train.types import Schedule
 
 
 @dataclass(frozen=True)

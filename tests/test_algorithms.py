@@ -15,10 +15,9 @@ from r1_cli.build.algorithm import build_start, build_update, try_algorithm
 from r1_cli.config import load_config
 from r1_cli.config.actor import Aggregation
 from r1_cli.config.algorithm import KLPenalty
-from r1_cli.runs.track.stopwatch import Stopwatch
+from r1_cli.runs.track.timing import Stopwatch
 from r1_cli.train import loop
-from r1_cli.train.roles import Collected, Position
-from r1_cli.train.trainable import weights_of
+from r1_cli.train.types import Collected, Position, weights_of
 from r1_core import kl
 from r1_core.advantages import ESTIMATORS
 from r1_core.losses import AGGREGATIONS, POLICY_LOSSES

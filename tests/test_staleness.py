@@ -12,7 +12,7 @@ import torch
 from endtoend import QUICKSTART, R1, SMALL, read_log, without_clock
 from safetensors.torch import load_file
 
-from r1_cli.runs.track.stopwatch import Stopwatch
+from r1_cli.runs.track.timing import Stopwatch
 from r1_cli.train.sampling.async_sampler import AsyncSampler
 
 STEPS = 5

@@ -8,10 +8,10 @@ from typing import Any, TypeVar
 
 import torch
 
-from r1_cli.train.groups.shaping import Shaping
+from r1_cli.train.groups.advantages import Shaping
 from r1_cli.train.groups.stream_position import StreamPosition
-from r1_cli.train.roles import Position, Sampler
 from r1_cli.train.sampling.collect import DynamicSampling
+from r1_cli.train.types import Position, Sampler
 from r1_core.filtering import GroupFilter, NonzeroVariance
 from r1_core.kl_control import FixedKL
 from r1_core.reward_shaping import RewardNormalizer

@@ -30,7 +30,7 @@ from r1_cli.models.load import ModelError, load_model
 from r1_cli.models.load import load_config as read_files
 from r1_cli.models.shared_weights import share_weights
 from r1_cli.train.sampling.weight_check import CheckedGenerator, LearnerReference
-from r1_cli.train.trainable import weights_of
+from r1_cli.train.types import weights_of
 from r1_core.learner.offload import Offload, distinct_storages
 from r1_rollout.canary import TOLERANCE, Canary
 from r1_rollout.embedded import EmbeddedEngine

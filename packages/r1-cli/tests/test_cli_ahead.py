@@ -16,10 +16,10 @@ from test_cli_loop import run
 
 from r1_cli.cluster.own_process import OwnProcess
 from r1_cli.cluster.worker_group import ClusterError
-from r1_cli.runs.track.stopwatch import Stopwatch
+from r1_cli.runs.track.timing import Stopwatch
 from r1_cli.train import loop
-from r1_cli.train.roles import Collected, Position
 from r1_cli.train.sampling.async_sampler import AsyncSampler, load_pending_steps, save_pending_steps, snapshot
+from r1_cli.train.types import Collected, Position
 from r1_core.filtering import KeepAll
 from r1_rewards.types import RewardFailure, RewardInput
 from r1_rollout.weight_source import LocalWeights

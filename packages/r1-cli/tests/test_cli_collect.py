@@ -16,12 +16,12 @@ from cli_fakes import LONG, SHORT, DrainableEngine, Engine, Equality, Prompts, c
 from cli_groups import change
 from safetensors.torch import load_file, save_file
 
-from r1_cli.runs.track.stopwatch import Stopwatch
+from r1_cli.runs.track.timing import Stopwatch
 from r1_cli.train.groups.group import Group
 from r1_cli.train.groups.stream_position import StreamPosition, load_groups, save_groups
-from r1_cli.train.roles import Position
 from r1_cli.train.sampling.collect import DynamicSampling, prompts_needed
 from r1_cli.train.sampling.generate import with_distinct_ids
+from r1_cli.train.types import Position
 from r1_core.filtering import EMAStd, KeepAll, MeanRange
 from r1_data.types import DataError, Prompt
 from r1_rewards.types import Failure, RewardFailure, RewardInput, Score

@@ -9,10 +9,9 @@ import pytest
 from cli_fakes import Engine, Equality, prompt, sampler, silent
 
 from r1_cli.build.rewards.dispatch import DispatchingVerifier
-from r1_cli.runs.track.stopwatch import Stopwatch
+from r1_cli.runs.track.timing import Stopwatch
 from r1_cli.train.groups.group import Group
-from r1_cli.train.sampling.generate import sample_groups
-from r1_cli.train.sampling.scoring import ScoringThread
+from r1_cli.train.sampling.generate import ScoringThread, sample_groups
 from r1_rewards.load import load
 from r1_rewards.types import RewardInput, Score
 from r1_rollout.types import Completion, SamplingParams

@@ -17,10 +17,9 @@ from r1_cli.checkpoint.stop import StopRequest
 from r1_cli.runs.track import RunInfo, Tracker
 from r1_cli.train import loop
 from r1_cli.train.groups.advantages import AdvantageComputer
-from r1_cli.train.metrics.signal import NothingToLearn
-from r1_cli.train.metrics.step import divergence
+from r1_cli.train.metrics.step import NothingToLearn, divergence
 from r1_cli.train.recorder import Recorder
-from r1_cli.train.roles import Schedule, Update
+from r1_cli.train.types import Schedule, Update
 from r1_core.advantages import GAE, GRPO
 from r1_core.filtering import KeepAll
 from r1_core.learner.trainable import LearnerInfo

@@ -22,7 +22,7 @@ from safetensors.torch import load_file
 
 from r1_cli.cluster.rank import Rank
 from r1_cli.cluster.rank_client import RankClient, RankedPolicy
-from r1_cli.train.trainable import Policy, ValueModel, collective
+from r1_cli.train.types import Policy, ValueModel, collective
 from r1_core.advantages import GRPO, assign
 from r1_core.learner import Learner
 from r1_core.learner.critic import Critic
@@ -340,7 +340,7 @@ def test_a_learner_method_is_spelled_in_two_source_files_of_which_no_caller_is_o
     """The base class of r1_core and the protocol: no file of the cluster has to change for a new method."""
     sources = [*package_folder(Learner).rglob("*.py"), *package_folder(RankedPolicy).rglob("*.py")]
     spelled = [path.name for path in sources if re.search(r"def set_micro_batch_limits\b", path.read_text())]
-    assert sorted(spelled) == ["trainable.py", "trainable.py"]
+    assert sorted(spelled) == ["trainable.py", "types.py"]
 
 
 def package_folder(of: type) -> Path:

@@ -12,12 +12,11 @@ import pytest
 import torch
 from PIL import Image
 
+from r1_cli.runs import manifest
 from r1_cli.runs.reader import MANIFEST_FILE, MEDIA, SAMPLES, RunReader
-from r1_cli.runs.record import manifest
-from r1_cli.runs.record.media import MediaFolder
 from r1_cli.runs.schema import SCHEMA
 from r1_cli.train.groups.group import Group, Response, to_samples
-from r1_cli.train.recorder import Recorder
+from r1_cli.train.recorder import MediaFolder, Recorder
 from r1_core.rows import with_tokens
 from r1_core.types import Sample
 from r1_data.types import Prompt

@@ -25,7 +25,7 @@ from r1_cli.build.rewards.own_models import LearnerReading
 from r1_cli.build.rewards.reference_verifier import ReferenceVerifier
 from r1_cli.config import ConfigError
 from r1_cli.models.attention import attend_packed
-from r1_cli.runs.track.stopwatch import Stopwatch
+from r1_cli.runs.track.timing import Stopwatch
 from r1_cli.train.groups.group import SampledInput
 from r1_core.filtering import KeepAll
 from r1_core.learner.batching import Batching, MicroLimit

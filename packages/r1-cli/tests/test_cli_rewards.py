@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 from cli_groups import change, group
 
+from r1_cli.train.groups.advantages import OverlongBuffer, Shaping
 from r1_cli.train.groups.group import by_sample, filter_values, passes
-from r1_cli.train.groups.shaping import OverlongBuffer, Shaping
 from r1_core.filtering import KeepAll, MeanRange, NonzeroVariance
 from r1_core.reward_shaping import RewardNormalizer
 from r1_rewards.types import Score

@@ -17,7 +17,7 @@ from test_cli_loop import Learner, records, run
 
 from r1_cli.train import loop
 from r1_cli.train.groups.stream_position import StreamPosition
-from r1_cli.train.roles import Position
+from r1_cli.train.types import Position
 from r1_core.filtering import EMAStd, KeepAll
 from r1_core.kl_control import AdaptiveKL
 from r1_core.objective import Objective

@@ -16,9 +16,9 @@ from r1_cli.config import RunConfig, load_config
 from r1_cli.config.sources import training_sources
 from r1_cli.plan.data_check.examine import check_answers
 from r1_cli.plan.data_check.findings import Report
-from r1_cli.runs.track.stopwatch import Stopwatch
+from r1_cli.runs.track.timing import Stopwatch
 from r1_cli.train.metrics.step import reward_metrics
-from r1_cli.train.metrics.validate import to_generations
+from r1_cli.train.recorder import to_generations
 from r1_cli.train.sampling.generate import sample_groups
 from r1_data.check import Examined
 from r1_rewards.sandbox.jail import kernel

@@ -15,7 +15,7 @@ from rich.console import Console
 
 from r1_cli.runs.track import libraries
 from r1_cli.runs.track.console import ConsoleReporter
-from r1_cli.runs.track.stopwatch import Stopwatch
+from r1_cli.runs.track.timing import Stopwatch
 from r1_cli.runs.track.types import Generation
 from r1_cli.runs.track.view import LEAST_HEIGHT, View, clock, pick, plot, quantity, spread
 

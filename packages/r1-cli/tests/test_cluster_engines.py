@@ -17,9 +17,8 @@ from r1_cli.cluster.engine import IncomingWeights
 from r1_cli.cluster.rank import Rank
 from r1_cli.cluster.rank_client import RankClient, RankedPolicy
 from r1_cli.cluster.weights import RankedWeights
-from r1_cli.train.roles import Sampler
 from r1_cli.train.sampling.weight_check import LearnerReference, add_weight_check
-from r1_cli.train.trainable import weights_of
+from r1_cli.train.types import Sampler, weights_of
 from r1_core.learner.parallel import Parallel
 from r1_rollout.canary import TOLERANCE, Canary, learn_tolerance
 from r1_rollout.checksums import expected_checksums

@@ -7,10 +7,9 @@ from r1_cli.build.user_code import build_by_name, load_function
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.algorithm import bounds
 from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, settings_of
-from r1_cli.train.groups.advantages import AdvantageComputer
-from r1_cli.train.groups.shaping import OverlongBuffer, Shaping
+from r1_cli.train.groups.advantages import AdvantageComputer, OverlongBuffer, Shaping
 from r1_cli.train.groups.stream_position import StreamPosition
-from r1_cli.train.roles import Position, Update
+from r1_cli.train.types import Position, Update
 from r1_core import advantages, losses
 from r1_core.filtering import EMAStd, GroupFilter, KeepAll, MeanRange, NonzeroVariance
 from r1_core.kl_control import AdaptiveKL, FixedKL, KLController

@@ -13,7 +13,7 @@ from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
 from r1_cli.train.groups.group import to_sample
-from r1_cli.train.trainable import REFUSALS, Policy
+from r1_cli.train.types import REFUSALS, Policy
 from r1_data.positions import count_tokens
 from r1_data.render import Renderer
 from r1_data.types import DataError, Example

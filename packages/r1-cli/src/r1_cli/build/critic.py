@@ -8,7 +8,7 @@ from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware, dtype
 from r1_cli.models import load as models
 from r1_cli.models.files import ModelFiles, open_critic_config, resolve_model_path
-from r1_cli.train.roles import Schedule
+from r1_cli.train.types import Schedule
 from r1_core.learner.critic import Critic
 from r1_core.learner.offload import Offload
 from r1_core.learner.optim import build_optimizer

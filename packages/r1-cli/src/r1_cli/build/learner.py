@@ -19,7 +19,7 @@ from r1_cli.config.root import Owner
 from r1_cli.hardware import Hardware, dtype
 from r1_cli.models import load as models
 from r1_cli.models.files import ModelFiles, load_weights
-from r1_cli.train.roles import Schedule
+from r1_cli.train.types import Schedule
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.offload import Offload

@@ -18,7 +18,7 @@ from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
 from r1_cli.models.load import ModelError, find_rope_fault
 from r1_cli.train.groups.group import extend_positions
-from r1_cli.train.trainable import REFUSALS, Policy, Trainable, ValueModel
+from r1_cli.train.types import REFUSALS, Policy, Trainable, ValueModel
 from r1_core.types import Sample
 from r1_data.render import Renderer
 from r1_rollout.canary import TOLERANCE, learn_tolerance, widest_gap

@@ -19,7 +19,7 @@ from r1_cli.config.root import Owner
 from r1_cli.config.section import AUTO_SIZE, lookup
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
-from r1_cli.train.trainable import Policy, Trainable, ValueModel
+from r1_cli.train.types import Policy, Trainable, ValueModel
 from r1_core.learner.batching import MicroLimit
 from r1_core.learner.profiling import PassProfile, is_out_of_memory
 from r1_core.types import Sample

@@ -13,7 +13,7 @@ from r1_cli.config.sources import validation_sources
 from r1_cli.hardware import Hardware
 from r1_cli.models import load as models
 from r1_cli.models.files import ModelFiles, load_weights
-from r1_cli.train.roles import Sampler
+from r1_cli.train.types import Sampler
 from r1_rollout.errors import EngineError
 from r1_rollout.tokens import end_token_ids, media_token_ids
 from r1_rollout.types import Generator, SamplingParams, accept_old_names

@@ -31,7 +31,7 @@ from r1_cli.cluster.worker_group import Put, Reference
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import open_model
-from r1_cli.train.roles import Schedule
+from r1_cli.train.types import Schedule
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, rounds
 from r1_core.learner.checkpoint import synced_tensors

@@ -20,8 +20,7 @@ from r1_cli.models.experts import describe_router
 from r1_cli.models.files import ModelFiles
 from r1_cli.models.load import ModelError
 from r1_cli.models.sharded_loading import ShardedLoadingError, require_sharded_loading
-from r1_cli.train.roles import Schedule
-from r1_cli.train.trainable import Policy, ValueModel
+from r1_cli.train.types import Policy, Schedule, ValueModel
 from r1_core.learner.parallel import Parallel
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from r1_cli.checkpoint.folders import CheckpointStore, read_state
 from r1_cli.plan.announce import NOTHING_SAVED
-from r1_cli.train.roles import Position
+from r1_cli.train.types import Position
 
 
 def print_next_steps(console: Console, store: CheckpointStore, at: Position, total_steps: int) -> None:

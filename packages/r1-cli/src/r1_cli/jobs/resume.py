@@ -11,8 +11,7 @@ from r1_cli.checkpoint.folders import CheckpointError, read_state
 from r1_cli.config import RunConfig, printable
 from r1_cli.config.section import flatten
 from r1_cli.train.groups.stream_position import load_groups
-from r1_cli.train.roles import Dataset, Position
-from r1_cli.train.trainable import Policy, ValueModel
+from r1_cli.train.types import Dataset, Policy, Position, ValueModel
 from r1_data.dataset import PromptDataset
 
 log = logging.getLogger("r1")

@@ -45,19 +45,19 @@ from r1_cli.models.files import open_critic_config, open_model, read_assets
 from r1_cli.plan.announce import announce, render_sources, show_phases, show_table
 from r1_cli.plan.batches import Plan, make_plan
 from r1_cli.plan.start import find_start, lock_folder, rename_damaged, require_same_shape
+from r1_cli.runs.manifest import record_start
 from r1_cli.runs.reader import RunReader
-from r1_cli.runs.record.manifest import record_start
 from r1_cli.runs.track import RunInfo, Tracker, libraries
 from r1_cli.runs.track.console import ConsoleReporter
-from r1_cli.runs.track.timeline import TIMELINE_FILE, Timeline
+from r1_cli.runs.track.timing import TIMELINE_FILE, Timeline
 from r1_cli.train import loop
 from r1_cli.train.groups.stream_position import StreamPosition, resume_stream_position
 from r1_cli.train.metrics.validate import Validation
 from r1_cli.train.recorder import Recorder
-from r1_cli.train.roles import Position, Progress, PromptStream, Sampler, Schedule, Update
 from r1_cli.train.sampling.async_sampler import AsyncSampler, load_pending_steps
 from r1_cli.train.sampling.collect import DynamicSampling
 from r1_cli.train.sampling.weight_check import add_weight_check
+from r1_cli.train.types import Position, Progress, PromptStream, Sampler, Schedule, Update
 from r1_data.mixture import Mixture
 from r1_rollout.types import SamplingParams
 

@@ -19,13 +19,12 @@ from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
 from r1_cli.runs.track import Tracker
 from r1_cli.runs.track.console import ConsoleReporter
-from r1_cli.runs.track.timeline import Timeline
+from r1_cli.runs.track.timing import Timeline
 from r1_cli.train.metrics.validate import Validation
 from r1_cli.train.recorder import Recorder
-from r1_cli.train.roles import Update
 from r1_cli.train.sampling.async_sampler import AsyncSampler
 from r1_cli.train.sampling.collect import DynamicSampling
-from r1_cli.train.trainable import Policy, ValueModel
+from r1_cli.train.types import Policy, Update, ValueModel
 from r1_data.dataset import PromptDataset
 from r1_data.mixture import Mixture
 from r1_data.render import Renderer

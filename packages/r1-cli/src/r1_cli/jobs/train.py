@@ -12,7 +12,7 @@ from r1_cli.jobs.session import TrainingSession, build_schedule
 from r1_cli.plan.disk import require_disk_space
 from r1_cli.runs.track.console import configure_logging
 from r1_cli.train import loop
-from r1_cli.train.roles import Position
+from r1_cli.train.types import Position
 
 
 def train(config: RunConfig, provenance: Provenance, *, until: int | None = None) -> int:

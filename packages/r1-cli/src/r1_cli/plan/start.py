@@ -13,8 +13,8 @@ from typing import IO, Any
 from r1_cli.checkpoint.folders import CheckpointStore, find_damage, read_state
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.section import Tree
+from r1_cli.runs.manifest import now
 from r1_cli.runs.reader import RunReader
-from r1_cli.runs.record.manifest import now
 
 log = logging.getLogger(__name__)
 

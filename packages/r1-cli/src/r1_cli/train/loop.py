@@ -12,19 +12,36 @@ from r1_cli.checkpoint.saving import Saver
 from r1_cli.checkpoint.stop import Stopped, StopRequest
 from r1_cli.hardware import free_memory
 from r1_cli.runs.track import Generation, Tracker
-from r1_cli.runs.track.stopwatch import Stopwatch
-from r1_cli.runs.track.timeline import Timeline
+from r1_cli.runs.track.timing import Stopwatch, Timeline
 from r1_cli.train.groups.advantages import AdvantageError
 from r1_cli.train.groups.group import to_samples
 from r1_cli.train.groups.stream_position import save_groups
-from r1_cli.train.metrics.signal import count_idle, require_rewards, require_signal
-from r1_cli.train.metrics.step import divergence, penalty_metrics, performance, step_metrics, update_metrics
-from r1_cli.train.metrics.validate import Validation, to_generations
-from r1_cli.train.recorder import Recorder
-from r1_cli.train.roles import Collected, Collector, Position, Schedule, Update
+from r1_cli.train.metrics.step import (
+    count_idle,
+    divergence,
+    penalty_metrics,
+    performance,
+    require_rewards,
+    require_signal,
+    step_metrics,
+    update_metrics,
+)
+from r1_cli.train.metrics.validate import Validation
+from r1_cli.train.recorder import Recorder, to_generations
 from r1_cli.train.sampling.async_sampler import AsyncSampler, save_pending_steps
 from r1_cli.train.sampling.weight_check import canary_metrics
-from r1_cli.train.trainable import ModelSnapshot, Policy, Trainable, ValueModel, weights_of
+from r1_cli.train.types import (
+    Collected,
+    Collector,
+    ModelSnapshot,
+    Policy,
+    Position,
+    Schedule,
+    Trainable,
+    Update,
+    ValueModel,
+    weights_of,
+)
 from r1_core.needs import OF_POLICY, OF_REFERENCE
 from r1_core.objective import Objective
 from r1_core.own import OwnCodeError
@@ -120,7 +137,7 @@ def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float], list[
     compare each with its group, and make the better ones more likely, within a trust region around the policy that
     sampled, and near the reference.
     """
-    watch = Stopwatch(run.tracker.stage, run.timeline.record)
+    watch = Stopwatch(run.tracker.console.stage, run.timeline.record)
     update = run.update
     with watch("step"):
         with run.stop.interruptible():
@@ -220,7 +237,7 @@ def finish_step(run: Run, at: Position, record: dict[str, float], generations: l
 
     A checkpoint is published after the record, so that a resumed run has the records of all its steps.
     """
-    watch = Stopwatch(run.tracker.stage, run.timeline.record)
+    watch = Stopwatch(run.tracker.console.stage, run.timeline.record)
     if run.validation and run.schedule.validates(at.step):
         try:
             with watch("validation"):

@@ -1,12 +1,14 @@
-"""Record every response of a run, one parquet file per step, within a size limit."""
+"""Record every response of a run, one parquet file per step, with the pictures and videos of prompts."""
 
+import hashlib
+import io
 import logging
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -14,12 +16,16 @@ import pyarrow.parquet as pq
 
 from r1_cli.checkpoint.background import Background
 from r1_cli.runs.reader import MEDIA, SAMPLES, Phase, sample_file
-from r1_cli.runs.record.media import MediaFolder
 from r1_cli.runs.schema import COLUMNS, SCHEMA
+from r1_cli.runs.track import Generation
 from r1_cli.train.groups.group import Group
 from r1_core.rows import tokens
 from r1_core.types import Sample
 from r1_data.types import Prompt
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
 
 log = logging.getLogger("r1")
 
@@ -28,6 +34,10 @@ OF_THE_LEARNER = ("old_logprobs", "entropies", "ref_logprobs", "advantages")
 # Columns of few values, or of values that come once an answer of a group; tokens compress better as they are.
 REPEATED = ["phase", "prompt_id", "source", "prompt", "ground_truth", "finish_reason"]
 Ended = Callable[[str, float, float], None]  # called with name, begin and end of each stage
+
+
+FRAMES = 16  # of a video that are kept, evenly spread
+FRAME_MILLISECONDS = 250
 
 
 class Recorder:
@@ -179,3 +189,75 @@ def _cut(flat: Any, lengths: Sequence[int]) -> pa.Array:
 def clean(text: object) -> str:
     """Replace lone surrogates of broken files, which UTF-8 cannot hold, by question marks."""
     return str(text).encode("utf-8", "replace").decode()
+
+
+class MediaFolder:
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.written = 0  # bytes, by this process
+
+    def save(self, prompt: Prompt) -> list[str]:
+        """Write a prompt's missing pictures and videos; return all file names in order."""
+        pictures = [self._save([picture]) for picture in prompt.images]
+        return pictures + [self._save(_frames(video)) for video in prompt.videos]
+
+    def _save(self, frames: "list[Image]") -> str:
+        name = f"{_digest(frames)}{'.png' if len(frames) == 1 else '.webp'}"
+        path = self.folder / name
+        if not path.exists():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            draft, content = self.folder / f".draft_{name}", _encode(frames)
+            draft.write_bytes(content)
+            self.written += len(content)
+            os.replace(draft, path)
+        return name
+
+
+def _frames(video: Any) -> "list[Image]":
+    from PIL import Image
+
+    count = len(video)
+    chosen = sorted({round(place * (count - 1) / max(FRAMES - 1, 1)) for place in range(FRAMES)}) if count else []
+    return [Image.fromarray(video[place].permute(1, 2, 0).contiguous().numpy()) for place in chosen]
+
+
+def _encode(frames: "list[Image]") -> bytes:
+    content = io.BytesIO()  # a picture that is saved to a path is written there in pieces, at twice the time
+    if len(frames) == 1:
+        frames[0].save(content, format="PNG", compress_level=1)
+    elif frames:
+        options: dict[str, Any] = {"save_all": True, "duration": FRAME_MILLISECONDS, "loop": 0, "method": 0}
+        frames[0].save(content, format="WEBP", append_images=frames[1:], **options)
+    return content.getvalue()
+
+
+def _digest(frames: "Iterable[Image]") -> str:
+    found = hashlib.blake2b(digest_size=16)
+    for frame in frames:
+        found.update(f"{frame.mode} {frame.size} ".encode())
+        found.update(frame.tobytes())
+    return found.hexdigest()
+
+
+def to_generations(groups: Sequence[Group], split: Literal["train", "val"]) -> list[Generation]:
+    return [
+        Generation(
+            split=split,
+            id=group.prompt.id,
+            sample=place,
+            prompt=group.prompt.text,
+            response=one.text,
+            ground_truth=group.prompt.ground_truth,
+            score=one.score.value,
+            parts=dict(one.score.parts),
+            extracted=one.score.extracted,
+            reason=one.score.reason or group.truth_problem or "",
+            failure=f"{one.score.error.cause}: {one.score.error.message}" if one.score.error else None,
+            reward=one.reward,
+            tokens=len(one.completion.token_ids),
+            finish_reason=one.completion.finish_reason,
+            pictures=len(group.prompt.images),
+        )
+        for group in groups
+        for place, one in enumerate(group.responses)
+    ]

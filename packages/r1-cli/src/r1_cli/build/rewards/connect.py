@@ -18,8 +18,7 @@ from r1_cli.build.rewards.served_model import ServedReading
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
-from r1_cli.train.roles import Dataset, Progress
-from r1_cli.train.trainable import Policy
+from r1_cli.train.types import Dataset, Policy, Progress
 from r1_core.learner.batching import Batching
 from r1_data.types import DataError, Prompt
 from r1_rewards.errors import FailureRule, RewardSpecError

@@ -15,7 +15,7 @@ from r1_rewards.workers.arguments import check_columns
 from r1_rewards.workers.pool import PooledVerifier
 
 if TYPE_CHECKING:
-    from r1_cli.train.roles import Dataset
+    from r1_cli.train.types import Dataset
 
 
 class DispatchingVerifier:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, cast
 import torch
 
 from r1_cli.train.groups.group import extend_prompt, to_sample
-from r1_cli.train.trainable import Policy
+from r1_cli.train.types import Policy
 from r1_core.types import Sample
 from r1_data.types import Prompt
 from r1_rollout.types import PromptLike, Replaying

@@ -6,7 +6,7 @@ from itertools import islice
 from r1_cli.build.rows import OpenSource
 from r1_cli.plan.check.findings import Finding, Subject
 from r1_cli.plan.data_check.findings import TITLES
-from r1_cli.train.roles import Item
+from r1_cli.train.types import Item
 from r1_data.types import DataError
 from r1_rewards.spec import parse_spec
 from r1_rewards.types import RewardInput

@@ -39,9 +39,6 @@ class Tracker:
         """Whether this step's record was written, also by an earlier process."""
         return self.files.has(step)
 
-    def stage(self, name: str) -> None:
-        self.console.stage(name)
-
     def log(self, step: int, record: Record, generations: Sequence[Generation] = ()) -> None:
         """Log one step's record and its responses.
 

@@ -5,14 +5,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import comb
 from statistics import fmean
-from typing import Literal
 
-from r1_cli.runs.track import Generation
-from r1_cli.runs.track.stopwatch import Stopwatch
+from r1_cli.runs.track.timing import Stopwatch
 from r1_cli.train.groups.group import Group
 from r1_cli.train.metrics.step import by_source, length_metrics, reward_metrics, source_metrics
-from r1_cli.train.roles import Dataset, Progress, Sampler
 from r1_cli.train.sampling.generate import render_prompts, sample_groups
+from r1_cli.train.types import Dataset, Progress, Sampler
 from r1_rewards.reading.extract import final_answer
 from r1_rewards.types import Score
 from r1_rollout.types import SamplingParams
@@ -55,30 +53,6 @@ class Validation:
                 one.dataset.prefetch(rows[first + size : first + 2 * size])
                 groups += sample_groups(self.sampler, prompts, one.sampling, Stopwatch(), self.progress, what).values()
         return groups
-
-
-def to_generations(groups: Sequence[Group], split: Literal["train", "val"]) -> list[Generation]:
-    return [
-        Generation(
-            split=split,
-            id=group.prompt.id,
-            sample=place,
-            prompt=group.prompt.text,
-            response=one.text,
-            ground_truth=group.prompt.ground_truth,
-            score=one.score.value,
-            parts=dict(one.score.parts),
-            extracted=one.score.extracted,
-            reason=one.score.reason or group.truth_problem or "",
-            failure=f"{one.score.error.cause}: {one.score.error.message}" if one.score.error else None,
-            reward=one.reward,
-            tokens=len(one.completion.token_ids),
-            finish_reason=one.completion.finish_reason,
-            pictures=len(group.prompt.images),
-        )
-        for group in groups
-        for place, one in enumerate(group.responses)
-    ]
 
 
 def mean_score(groups: Sequence[Group]) -> float:

@@ -14,11 +14,10 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
-from r1_cli.runs.track.stopwatch import Stopwatch
-from r1_cli.runs.track.timeline import Record
+from r1_cli.runs.track.timing import Record, Stopwatch
 from r1_cli.train.groups.stream_position import load_groups, save_groups
-from r1_cli.train.roles import Collected, Collector, Position
 from r1_cli.train.sampling.weight_check import CheckedGenerator, canary_metrics
+from r1_cli.train.types import Collected, Collector, Position
 from r1_data.types import Prompt
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Generator

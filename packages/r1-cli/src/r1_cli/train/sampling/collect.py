@@ -9,12 +9,12 @@ from math import ceil, sqrt
 from statistics import fmean
 
 from r1_cli.config import ConfigError, Problem
-from r1_cli.runs.track.stopwatch import Stopwatch
+from r1_cli.runs.track.timing import Stopwatch
+from r1_cli.train.groups.advantages import Shaping
 from r1_cli.train.groups.group import Group, by_sample, filter_values, passes
-from r1_cli.train.groups.shaping import Shaping
 from r1_cli.train.groups.stream_position import StreamPosition
-from r1_cli.train.roles import Collected, Dataset, Position, Progress, PromptStream, Sampler
 from r1_cli.train.sampling.generate import DrainRule, render_prompts, sample_groups
+from r1_cli.train.types import Collected, Dataset, Position, Progress, PromptStream, Sampler
 from r1_core.filtering import GroupFilter
 from r1_data.types import DataError
 from r1_rewards.types import RewardFailure

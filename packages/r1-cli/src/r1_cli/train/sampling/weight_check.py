@@ -8,8 +8,7 @@ from functools import partial
 from typing import cast
 
 from r1_cli.train.groups.group import to_sample
-from r1_cli.train.roles import Sampler
-from r1_cli.train.trainable import Policy, weights_of
+from r1_cli.train.types import Policy, Sampler, weights_of
 from r1_rollout.canary import Canary
 from r1_rollout.checksums import ByteProof, Expected, expected_checksums
 from r1_rollout.errors import EngineError, StaleWeights

@@ -1,12 +1,13 @@
-"""Trace a run: spans of its threads, in a file for Perfetto (ui.perfetto.dev) and chrome://tracing."""
+"""Time the stages of a step, and trace a run's threads in a file for Perfetto (ui.perfetto.dev) and chrome://tracing."""
 
 import json
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TypeVar
 
 from r1_cli.runs.history import JsonObject
 
@@ -14,6 +15,9 @@ TIMELINE_FILE = "timeline.json"
 
 # What is told of a span: its name, and when it began and ended by `time.perf_counter`.
 Record = Callable[[str, float, float], None]
+
+
+Item = TypeVar("Item")
 
 
 class Timeline:
@@ -69,3 +73,53 @@ class Timeline:
         self._path.parent.mkdir(parents=True, exist_ok=True)
         self._path.write_text(json.dumps({"traceEvents": rows + self._events, "displayTimeUnit": "ms"}) + "\n")
         self._events = []
+
+
+class Stopwatch:
+    """Sums wall time by stage. Example: `with watch("gen"): …`, then `watch.lap() == {"gen": 1.9}`.
+
+    `begun(stage)` is called when a stage begins, `ended` with its times at its end.
+    """
+
+    def __init__(self, begun: Callable[[str], None] | None = None, ended: Record | None = None) -> None:
+        self._seconds: dict[str, float] = {}
+        self._begun, self._ended = begun, ended
+
+    @contextmanager
+    def __call__(self, stage: str) -> Iterator[None]:
+        start = time.perf_counter()
+        if self._begun is not None:
+            self._begun(stage)
+        try:
+            yield
+        finally:
+            end = time.perf_counter()
+            self._seconds[stage] = self._seconds.get(stage, 0.0) + end - start
+            if self._ended is not None:
+                self._ended(stage, start, end)
+
+    @contextmanager
+    def background(self, what: str) -> Iterator[None]:
+        """Report the block, in any thread, to `ended` without counting it."""
+        start = time.perf_counter()
+        try:
+            yield
+        finally:
+            if self._ended is not None:
+                self._ended(what, start, time.perf_counter())
+
+    def each(self, stage: str, items: Iterable[Item]) -> Iterator[Item]:
+        """Yield `items` and count the time to produce them, without the loop's body."""
+        iterator = iter(items)
+        while True:
+            with self(stage):
+                try:
+                    item = next(iterator)
+                except StopIteration:
+                    return
+            yield item
+
+    def lap(self) -> dict[str, float]:
+        """Return the seconds of each stage since the last call."""
+        seconds, self._seconds = self._seconds, {}
+        return seconds
