@@ -9,7 +9,7 @@ import pytest
 from r1_cli.jobs.resume import record_rows
 from r1_cli.models.load import load_tokenizer
 from r1_data.dataset import PromptDataset
-from r1_data.reader import RowReader
+from r1_data.messages import RowReader
 from r1_data.render import Renderer
 from r1_data.sources import read_rows
 

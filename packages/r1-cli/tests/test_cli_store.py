@@ -11,7 +11,7 @@ from r1_cli.config import ConfigError, load_config
 from r1_cli.hardware import Hardware
 from r1_cli.jobs.media import inputs_dtype, require_store_for_batch
 from r1_cli.plan.disk import StoredBatch, require_store
-from r1_data.mixture import Mixture
+from r1_data.dataset import Mixture
 from r1_data.references import Video
 from r1_data.types import Example
 

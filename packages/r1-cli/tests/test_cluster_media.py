@@ -17,7 +17,7 @@ from r1_cli.cluster.placement import Node, place_ranks
 from r1_cli.cluster.remote_rendering import RenderPool
 from r1_cli.jobs.media import machines_of, start_media
 from r1_cli.train.groups.group import to_sample
-from r1_data.mixture import Mixture
+from r1_data.dataset import Mixture
 from r1_data.model_inputs import LazyInputs
 from r1_data.render import Renderer
 from r1_data.types import MediaError

@@ -13,8 +13,8 @@ from tokenizers import AddedToken
 
 from r1_data.dataset import PromptDataset, Summary
 from r1_data.formats import Columns
+from r1_data.messages import RowReader
 from r1_data.prefetch import PromptMemory
-from r1_data.reader import RowReader
 from r1_data.render import Renderer
 from r1_data.sources import read_rows
 from r1_data.tokens import encode_all

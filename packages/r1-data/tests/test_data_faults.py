@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 from r1_data.dataset import PromptDataset
-from r1_data.reader import RowReader
+from r1_data.messages import RowReader
 from r1_data.render import Renderer
 from r1_data.types import DataError, MediaError
 

@@ -10,8 +10,9 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from r1_data.sources import Rows, count_rows, read_rows
+from r1_data.sources import count_rows, read_rows
 from r1_data.tables.arrow import open_hub
+from r1_data.tables.table import Rows
 from r1_data.types import DataError, Overlong
 
 ROWS = [{"problem": f"What is {i}+{i}?", "answer": str(2 * i)} for i in range(3)]

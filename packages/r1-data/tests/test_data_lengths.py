@@ -8,8 +8,7 @@ import r1_data.dataset
 from r1_data.dataset import PromptDataset
 from r1_data.formats import Columns
 from r1_data.lengths import KnownLengths
-from r1_data.messages import to_example
-from r1_data.reader import RowReader
+from r1_data.messages import RowReader, to_example
 from r1_data.render import Renderer
 from r1_data.types import DataError
 

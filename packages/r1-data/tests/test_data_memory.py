@@ -6,9 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from r1_data.dataset import PromptDataset
+from r1_data.dataset import Mixture, PromptDataset
 from r1_data.media_cache import MediaCache
-from r1_data.mixture import Mixture
 from r1_data.prefetch import PromptMemory
 from r1_data.render import Renderer
 from r1_data.stream import Stream

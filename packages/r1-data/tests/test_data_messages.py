@@ -194,6 +194,11 @@ def test_pictures_and_videos_stand_where_their_markers_do():
     assert kinds == ["a", "video", "b", "image", "c", "video"]
 
 
+def test_a_marker_of_a_kind_without_a_column_is_text_beside_pictures():
+    example = to_example("t:1", {"prompt": "<image><video>", "answer": "1", "images": [b"p"]}, Columns())
+    assert example.messages[0]["content"] == [IMAGE, text("<video>")]
+
+
 def test_media_without_markers_come_first_pictures_before_videos():
     example = to_example("t:1", {"prompt": "?", "answer": "1", "images": [b"p"], "videos": "v.mp4"}, Columns())
     assert example.media == (b"p", Video(Path("v.mp4")))

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from r1_data.dataset import PromptDataset
-from r1_data.mixture import Mixture, WeightedStream
-from r1_data.reader import RowReader
+from r1_data.dataset import Mixture, PromptDataset
+from r1_data.messages import RowReader
 from r1_data.render import Renderer
-from r1_data.stream import Stream, share
+from r1_data.stream import Stream, WeightedStream, share
 from r1_data.types import DataError
 
 sources = st.lists(st.tuples(st.integers(1, 30), st.floats(0.05, 5)), min_size=1, max_size=4)

@@ -8,7 +8,7 @@ from odd_rows import CASES
 
 from r1_data.check import Inspector, SourceRows, examine_all
 from r1_data.dataset import PromptDataset
-from r1_data.reader import RowReader
+from r1_data.messages import RowReader
 from r1_data.render import Renderer
 from r1_data.sources import read_rows
 from r1_data.types import DataError

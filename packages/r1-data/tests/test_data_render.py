@@ -246,6 +246,8 @@ def test_model_without_chat_template_is_refused(fresh_processor):
 def test_pictures_of_an_unknown_family_are_refused_and_its_texts_are_rendered(tokenizer, picture):
     class Other:
         image_processor = object()
+        model_input_names = tokenizer.model_input_names
+        chat_template = None
 
     other = Other()
     other.tokenizer = tokenizer

@@ -2,18 +2,17 @@
 
 from importlib.metadata import version
 
-from r1_data.dataset import PromptDataset, Summary
+from r1_data.dataset import Mixture, PromptDataset, Summary
 from r1_data.formats import Columns, Detected, detect, detect_columns
-from r1_data.messages import compile_format_prompt, to_example
-from r1_data.mixture import Mixture, WeightedStream
+from r1_data.messages import RowReader, compile_format_prompt, to_example
 from r1_data.model_inputs import collate
 from r1_data.positions import position_ids_of
-from r1_data.reader import RowReader
 from r1_data.references import Downloads, Video
 from r1_data.render import Renderer
-from r1_data.sources import Rows, count_rows, read_rows, read_sources
-from r1_data.stream import Stream
+from r1_data.sources import count_rows, read_rows, read_sources
+from r1_data.stream import Stream, WeightedStream
 from r1_data.tables.spec import answers_per_prompt, name_source
+from r1_data.tables.table import Rows
 from r1_data.types import DataError, Example, MediaError, Prompt
 
 __all__ = [

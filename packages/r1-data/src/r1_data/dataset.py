@@ -1,15 +1,17 @@
-"""A dataset of prompts: every row is validated before training, and rendered when it is requested or before."""
+"""Datasets of prompts: every row is validated before training, and rendered when it is requested or before."""
 
 import hashlib
+from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, suppress
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from pathlib import Path
 from typing import Literal
 
 from r1_data.lengths import MANY, MANY_TEXTS, measure_all, open_known
+from r1_data.messages import RowReader
 from r1_data.prefetch import PromptMemory, RemoteRenderer, RenderJob, RowRenderer
-from r1_data.reader import RowReader
 from r1_data.references import describe
 from r1_data.remarks import Remarks
 from r1_data.render import Renderer
@@ -164,6 +166,36 @@ class PromptDataset:
 
     def _too_long(self, row: int, tokens: int) -> DataError:
         return DataError(f"{self._rows[row][0]}: the prompt has {tokens} tokens, max_prompt_length is {self._limit}")
+
+
+class Mixture:
+    """Several datasets as one, in order."""
+
+    def __init__(self, parts: Sequence[PromptDataset]) -> None:
+        self.parts = list(parts)
+        self._ends = list(accumulate(len(part) for part in self.parts))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def __getitem__(self, index: int) -> Prompt:
+        which, own = self._place(index)
+        return self.parts[which][own]
+
+    def prefetch(self, indices: Iterable[int]) -> None:
+        planned: dict[PromptMemory, list[RenderJob]] = {part.memory: [] for part in self.parts}
+        for index in indices:
+            which, own = self._place(index)
+            if self.parts[which].renders_ahead:
+                planned[self.parts[which].memory].append(self.parts[which].job(own))
+        for memory, jobs in planned.items():
+            memory.prefetch(jobs)
+
+    def _place(self, index: int) -> tuple[int, int]:
+        if not 0 <= index < len(self):
+            raise IndexError(f"prompt {index} of {len(self)}")
+        which = bisect_right(self._ends, index)
+        return which, index - self._ends[which] + len(self.parts[which])
 
 
 def _choose(lengths: Sequence[int | DataError], limit: int, bad_rows: BadRows) -> tuple[list[tuple[int, int]], Summary]:

@@ -1,13 +1,9 @@
 """Detect which columns hold the prompt and the ground truth, from the columns' names."""
 
-import importlib
-import pkgutil
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from graphlib import TopologicalSorter
 
-from r1_data import row_formats
 from r1_data.types import DataError
 
 
@@ -30,7 +26,6 @@ class Format:
     prompts: tuple[str, ...]  # columns that may hold the prompt; the first present one counts
     ground_truths: tuple[str, ...]  # columns that may hold the ground truth; the first present one counts
     needs: tuple[str, ...] = ()  # columns that identify its rows
-    before: tuple[str, ...] = ()  # formats that also match its rows, and are tried later
 
     def find(self, keys: set[str]) -> tuple[str, str] | None:
         """Return the prompt and answer columns of a row with these columns, None if its format is another one."""
@@ -48,19 +43,19 @@ class Detected:
 
 
 _VERL_GROUND_TRUTH = "reward_model.ground_truth"
+_ANSWERS = ("answer", "solution", "ground_truth", "label", "target")
 
-
-def _find_formats() -> tuple[Format, ...]:
-    found = {}
-    for entry in pkgutil.iter_modules(row_formats.__path__):
-        module = importlib.import_module(f"{row_formats.__name__}.{entry.name}")
-        optional = {name.lower(): vars(module).get(name, ()) for name in ("NEEDS", "BEFORE")}
-        found[entry.name] = Format(entry.name, module.PROMPTS, module.GROUND_TRUTHS, **optional)
-    later = {name: {other for other, form in found.items() if name in form.before} for name in sorted(found)}
-    return tuple(found[name] for name in TopologicalSorter(later).static_order() if name in found)
-
-
-FORMATS = _find_formats()
+# In the order in which they are tried: of two formats that accept the same row, the one meant for it stands first.
+FORMATS = (
+    Format("rlpr", ("prompt",), (_VERL_GROUND_TRUTH,), ("reward_model", "scoreA")),  # scores of the untrained model
+    Format("verl", ("prompt",), (_VERL_GROUND_TRUTH,), ("reward_model",)),
+    Format("trl", ("prompt",), _ANSWERS),  # text or messages
+    Format("easyr1", ("problem",), ("answer",)),
+    Format("r1v", ("problem",), ("solution",)),
+    Format("gsm8k", ("question",), ("answer",)),
+    Format("messages", ("messages",), _ANSWERS),  # of OpenAI
+    Format("lmm_r1", ("message", "input"), ("answer", "label")),  # messages as JSON text
+)
 NAMES = tuple(form.name for form in FORMATS)
 
 

@@ -1,13 +1,16 @@
-"""Convert a row to chat messages: apply the format prompt, replace `<image>` and `<video>` by content items."""
+"""Convert rows to examples: apply the format prompt, replace `<image>` and `<video>` by content items."""
 
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from decimal import Decimal
+from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from r1_data.formats import Columns
+from r1_data.formats import Columns, detect_columns
 from r1_data.references import Downloads, resolve_picture, resolve_video
 from r1_data.types import Blank, DataError, EmptyCell, Example, MarkerMismatch, MediaReference, Message, MissingColumn
 
@@ -18,12 +21,49 @@ IMAGE_MARKER = "<image>"
 VIDEO_MARKER = "<video>"
 
 Cells = dict[str, list[object]]  # marker -> the cells that stand for it, in order
+Media = dict[str, deque[object]]  # the same, of a whole row
 _PLACED = "placed"  # another key: the markers of parts that place an item of a column
 _ROLE = re.compile(r"[A-Za-z0-9_.-]{1,64}")  # no control token: chat templates copy roles
 _NAMES = {IMAGE_MARKER: "pictures", VIDEO_MARKER: "videos"}
 _PARTS = {  # type of a content part -> marker
     "image": IMAGE_MARKER, "image_url": IMAGE_MARKER, "video": VIDEO_MARKER, "video_url": VIDEO_MARKER,
 }  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class RowReader:
+    """Converts rows of a source to examples. It pickles. Raises DataError if the format prompt does not parse.
+
+    Example: `reader("train.jsonl:1", {"problem": …, "answer": …})`
+    """
+
+    columns: Columns = field(default_factory=Columns)
+    explicit_columns: bool = False  # the user named `columns`: known formats are not tried (see `detect`)
+    format_prompt: str | None = None  # Jinja text, see `compile_format_prompt`
+    format_prompt_name: str = "format prompt"  # its name in error messages
+    system_prompt: str | None = None  # for rows without a system message
+    image_dir: str | None = None  # relative paths start here, and no path leaves it
+    downloads: Downloads | None = None  # None: http and https URLs are refused
+    source: str = ""  # the rows' name in reports: `Prompt.source` and `data_source`
+
+    def __post_init__(self) -> None:
+        self._template()
+
+    def __call__(self, row_id: str, row: Mapping[str, object]) -> Example:
+        """Convert a row to an example. Raises DataError that begins with `row_id`."""
+        return to_example(
+            row_id,
+            row,
+            detect_columns(row, self.columns, self.explicit_columns),
+            format_prompt=self._template(),
+            system_prompt=self.system_prompt,
+            image_dir=self.image_dir,
+            downloads=self.downloads,
+            source=self.source,
+        )
+
+    def _template(self) -> "Template | None":
+        return None if self.format_prompt is None else _compiled(self.format_prompt, self.format_prompt_name)
 
 
 def compile_format_prompt(text: str, name: str = "format prompt") -> "Template":
@@ -38,6 +78,9 @@ def compile_format_prompt(text: str, name: str = "format prompt") -> "Template":
         return ImmutableSandboxedEnvironment(undefined=StrictUndefined).from_string(text.strip())
     except TemplateSyntaxError as error:
         raise DataError(f"{name}, line {error.lineno}: {error.message}") from error
+
+
+_compiled = lru_cache(maxsize=64)(compile_format_prompt)
 
 
 def to_example(
@@ -71,11 +114,11 @@ def to_example(
         if system_prompt and messages[0]["role"] != "system":
             messages.insert(0, {"role": "system", "content": system_prompt})
         media = _find_media(row, columns, embedded)
-        references: tuple[MediaReference, ...] = ()
+        references: list[MediaReference] = []
         if pattern := _markers(row, columns, media, embedded[_PLACED]):
             _match_markers(messages, media, pattern, columns)
-            references = tuple(_resolve(messages, media, pattern, image_dir, downloads))
-            messages = [_split_markers(message, pattern) for message in messages]
+            for message in messages:
+                references += _place_media(message, media, pattern, image_dir, downloads)
         _require_text(messages)
     except DataError as error:
         raise type(error)(f"{row_id}: {error}") from error
@@ -86,7 +129,7 @@ def to_example(
     if source:
         own = metadata.get("data_source") or metadata.get("datasource")  # LMM-R1's spelling
         metadata["data_source"] = str(own or source)
-    return Example(row_id, messages, references, answer, metadata, source)
+    return Example(row_id, messages, tuple(references), answer, metadata, source)
 
 
 def _require(row: Mapping[str, object], column: str, role: str) -> object:
@@ -232,26 +275,26 @@ def _apply_format(messages: list[Message], template: "Template", row: Mapping[st
         raise DataError(f"the format prompt cannot be filled ({error}); columns found: {', '.join(row)}") from error
 
 
-def _find_media(row: Mapping[str, object], columns: Columns, embedded: Cells) -> Cells:
-    found: Cells = {}
+def _find_media(row: Mapping[str, object], columns: Columns, embedded: Cells) -> Media:
+    found: Media = {}
     for marker, column in ((IMAGE_MARKER, columns.images), (VIDEO_MARKER, columns.videos)):
         value = row.get(column)
         listed = [] if value is None else list(value) if isinstance(value, list | tuple) else [value]
         if listed and embedded[marker]:
             raise DataError(f"{_NAMES[marker]} stand both in the messages and in column {column!r}; keep one of them")
-        found[marker] = listed or embedded[marker]
+        found[marker] = deque(listed or embedded[marker])
     return found
 
 
 def _markers(
-    row: Mapping[str, object], columns: Columns, media: Cells, placed: list[object]
+    row: Mapping[str, object], columns: Columns, media: Media, placed: list[object]
 ) -> "re.Pattern[str] | None":
     named = {IMAGE_MARKER: columns.images, VIDEO_MARKER: columns.videos}
     markers = [marker for marker, column in named.items() if media[marker] or column in row or marker in placed]
     return re.compile(f"({'|'.join(markers)})") if markers else None
 
 
-def _match_markers(messages: list[Message], media: Cells, pattern: "re.Pattern[str]", columns: Columns) -> None:
+def _match_markers(messages: list[Message], media: Media, pattern: "re.Pattern[str]", columns: Columns) -> None:
     question = next((message for message in messages if message["role"] == "user"), messages[-1])
     for marker, column in ((VIDEO_MARKER, columns.videos), (IMAGE_MARKER, columns.images)):
         found = [found for message in messages for found in pattern.findall(message["content"])]
@@ -262,30 +305,24 @@ def _match_markers(messages: list[Message], media: Cells, pattern: "re.Pattern[s
             raise MarkerMismatch(f"{markers} {marker} markers but {items} {_NAMES[marker]} in column {column!r}")
 
 
-def _resolve(
-    messages: list[Message],
-    media: Cells,
-    pattern: "re.Pattern[str]",
-    image_dir: str | None,
-    downloads: Downloads | None,
-) -> Iterator[MediaReference]:
-    cells = {marker: iter(listed) for marker, listed in media.items()}
-    for message in messages:
-        for marker in pattern.findall(message["content"]):
-            resolve = resolve_picture if marker == IMAGE_MARKER else resolve_video
-            yield resolve(next(cells[marker]), image_dir, downloads)
-
-
-def _split_markers(message: Message, pattern: "re.Pattern[str]") -> Message:
+def _place_media(
+    message: Message, media: Media, pattern: "re.Pattern[str]", image_dir: str | None, downloads: Downloads | None
+) -> list[MediaReference]:
+    """Replace the markers in a message by content items, and take their cells out of `media`."""
     pieces = pattern.split(message["content"])
     if len(pieces) == 1:
-        return message
-    items = [
-        {"type": piece[1:-1]} if pattern.fullmatch(piece) else {"type": "text", "text": piece}
-        for piece in pieces
-        if piece
-    ]
-    return {**message, "content": items}
+        return []
+    items: list[dict[str, str]] = []
+    references: list[MediaReference] = []
+    for piece in filter(None, pieces):
+        if pattern.fullmatch(piece):
+            resolve = resolve_picture if piece == IMAGE_MARKER else resolve_video
+            references.append(resolve(media[piece].popleft(), image_dir, downloads))
+            items.append({"type": piece[1:-1]})
+        else:
+            items.append({"type": "text", "text": piece})
+    message["content"] = items
+    return references
 
 
 def _brief(value: object) -> str:

@@ -8,10 +8,11 @@ import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
-from r1_data.reader import RowReader
+from r1_data.messages import RowReader
 from r1_data.render import Renderer
 from r1_data.types import DataError, Example, Prompt
 from r1_data.vision import Pixels
@@ -68,7 +69,8 @@ class PromptMemory:
         """Return the pending rendering of a row, or start it. The future raises as `Renderer.render` does."""
         future = self._pending.pop(job, None)
         if future is None:
-            self._planned = deque(other for other in self._planned if other != job)
+            with suppress(ValueError):
+                self._planned.remove(job)
             future = job.renderer.start(job.row)
         self._start_planned()
         return future
@@ -123,14 +125,12 @@ class RowRenderer:
             return _failed(error)
         if example.media and self._remote is not None:
             return self._remote((id(self._memory), id(self), row), example)
-        pixels = self._memory.get_pixels((self, row))
+        key = (self, row)
+        pixels = self._memory.get_pixels(key)
         if pixels is None:
-            return start_rendering(example, self._renderer, self._workers, partial(self._add_pixels, row))
+            return start_rendering(example, self._renderer, self._workers, partial(self._memory.add_pixels, key))
         render = partial(self._renderer.render, example, pixels)
         return _run(render) if self._workers is None else self._workers.compute(render)
-
-    def _add_pixels(self, row: int, pixels: Pixels) -> None:
-        self._memory.add_pixels((self, row), pixels)
 
 
 def start_rendering(

@@ -5,8 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from r1_data.messages import is_visible
-from r1_data.reader import RowReader
+from r1_data.messages import RowReader, is_visible
 from r1_data.types import Example
 
 if TYPE_CHECKING:
@@ -58,8 +57,8 @@ def control_tokens(tokenizer: "PreTrainedTokenizerBase") -> set[str]:
     These are the special tokens, and every other added token in brackets or bars. HTML tags are text, although some
     vocabularies add them.
     """
-    words = {*getattr(tokenizer, "all_special_tokens", [])}
-    for token in getattr(tokenizer, "added_tokens_decoder", {}).values():
+    words = {*tokenizer.all_special_tokens}
+    for token in tokenizer.added_tokens_decoder.values():
         if token.special or (token.content[:1] in _OPENING and not _HTML.fullmatch(token.content)):
             words.add(token.content)
     return {word for word in words if len(word.strip()) > 1}

@@ -68,7 +68,7 @@ class Renderer:
             pixels = {"min_pixels": min_pixels, "max_pixels": max_pixels}
             video_pixels = {"video_min_pixels": video_min_pixels, "video_max_pixels": video_max_pixels}
             self._vision = Vision(processor, **pixels, **video_pixels, frames=frames, cache=cache)
-        self._template = chat_template or getattr(processor, "chat_template", None)
+        self._template = chat_template or processor.chat_template
         if not (self._template or self.tokenizer.chat_template):
             raise DataError("the model has no chat template; give one (data.override_chat_template)")
         self._template_kwargs = dict(chat_template_kwargs or {})

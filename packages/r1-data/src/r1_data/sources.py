@@ -12,19 +12,17 @@ A source is written as
 import difflib
 import logging
 import re
-from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
-from itertools import accumulate
 from pathlib import Path
-from typing import TYPE_CHECKING, cast, overload
+from typing import TYPE_CHECKING, cast
 
 from r1_data.tables.arrow import ArrowTable, open_hub, saved_splits
 from r1_data.tables.files import KINDS, count_table, kind_of, open_table
 from r1_data.tables.spec import Slice, split_slice
-from r1_data.tables.table import ListTable, Table, Window
+from r1_data.tables.table import ListTable, Rows, Table, Window
 from r1_data.types import DataError, Row
 
 if TYPE_CHECKING:
@@ -118,35 +116,6 @@ class _Source:
         if not selected:
             raise DataError(f"{self.spec!r}: the slice {self.rows_slice} holds none of the {total} rows")
         return selected
-
-
-class Rows(Sequence[tuple[str, Row]]):
-    """All rows of a source, in order: `rows[i]` is (row id, row), the row id being "label:row number"."""
-
-    def __init__(self, tables: Sequence[tuple[str, Table]]) -> None:
-        self._tables = list(tables)
-        self._ends = list(accumulate(len(table) for _, table in self._tables))
-
-    def __len__(self) -> int:
-        return self._ends[-1] if self._ends else 0
-
-    @overload
-    def __getitem__(self, index: int) -> tuple[str, Row]: ...
-    @overload
-    def __getitem__(self, index: slice) -> list[tuple[str, Row]]: ...
-    def __getitem__(self, index: int | slice) -> tuple[str, Row] | list[tuple[str, Row]]:
-        if isinstance(index, slice):
-            return [self[i] for i in range(*index.indices(len(self)))]
-        position = index + len(self) if index < 0 else index
-        if not 0 <= position < len(self):
-            raise IndexError(f"row {index} of {len(self)}")
-        which = bisect_right(self._ends, position)
-        label, table = self._tables[which]
-        number, row = table[position - self._ends[which] + len(table)]
-        return f"{label}:{number}", row
-
-    def __iter__(self) -> Iterator[tuple[str, Row]]:
-        return (self[index] for index in range(len(self)))
 
 
 def as_rows(

@@ -1,8 +1,24 @@
-"""Which rows make up batch number `index`: a pure function of the seed."""
+"""Which rows make up batch number `index`: a pure function of the seed.
+
+A weighted batch of B prompts holds B·w_i of source i, w_i being its weight divided by the sum of weights. Fractions are
+rounded at random with the exact mean (systematic sampling: source i gets the integers between
+B·(w_1 + … + w_{i-1}) + u and B·(w_1 + … + w_i) + u, with one u in [0, 1) per batch). An exhausted source is reshuffled
+and read again.
+"""
 
 import hashlib
+from collections.abc import Sequence
+from itertools import accumulate
+from math import ceil, floor, isfinite
+from operator import lt
+from typing import Literal
 
 from r1_data.types import DataError
+
+Exhaustion = Literal["all_exhausted", "first_exhausted"]
+
+_COUNTED = 10**6  # batches; the end of a longer epoch is estimated from the means
+_SMALLEST = 1e-9  # share of a batch; below it, rounding decides whether a source is ever used
 
 
 class Stream:
@@ -38,6 +54,82 @@ class Stream:
         if self._order is None or self._order[0] != epoch:
             self._order = (epoch, shuffled(self.size, f"{self.seed}:{epoch}"))
         return self._order[1]
+
+
+class WeightedStream:
+    """Endless batches of row indices of a `Mixture`; a pure function of (seed, batch number).
+
+    An epoch, which only determines how long a run lasts, ends when every source has been read once (`all_exhausted`) or
+    the first one has (`first_exhausted`).
+    """
+
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        weights: Sequence[float],
+        batch_size: int,
+        *,
+        seed: int,
+        shuffle: bool,
+        until: Exhaustion = "all_exhausted",
+    ) -> None:
+        """Raises DataError if a source has no rows or no share of a batch."""
+        if batch_size < 1:
+            raise DataError(f"batch_size must be at least 1, got {batch_size}")
+        if not sizes or len(sizes) != len(weights) or min(sizes) < 1 or not all(weight > 0 for weight in weights):
+            raise DataError(f"each source needs rows and a weight above 0, got sizes {sizes} and weights {weights}")
+        if not isfinite(batch_size * sum(weights)) or min(weights) / sum(weights) < _SMALLEST:
+            raise DataError(f"weights must be finite, each at least {_SMALLEST:g} of their sum, got {weights}")
+        self.sizes, self.batch_size, self.seed, self.shuffle = list(sizes), batch_size, seed, shuffle
+        self.size = sum(sizes)
+        self._starts = [0, *accumulate(sizes)]
+        self._bounds = [batch_size * part / sum(weights) for part in accumulate(weights)]
+        self._bounds[-1] = batch_size  # exactly, despite rounding
+        self._drawn: tuple[int, list[int]] = (0, [0] * len(self.sizes))  # (batch, rows of each source before it)
+        self._orders: dict[int, tuple[int, list[int]]] = {}  # source -> (latest epoch, its order)
+        self.batches_per_epoch = self._epoch(until)
+
+    def batch(self, index: int, rank: int = 0, world: int = 1) -> list[int]:
+        before = self._drawn_before(require_index(index))
+        rows = [
+            self._starts[source] + self._row(source, position)
+            for source, count in enumerate(self._counts(index))
+            for position in range(before[source], before[source] + count)
+        ]
+        if self.shuffle:
+            rows = [rows[place] for place in shuffled(len(rows), f"{self.seed}:places:{index}")]
+        return share(rows, rank, world)
+
+    def _epoch(self, until: Exhaustion) -> int:
+        shares = [high - low for low, high in zip([0.0, *self._bounds], self._bounds, strict=False)]
+        needed = [size / portion for size, portion in zip(self.sizes, shares, strict=True)]
+        if until == "first_exhausted":
+            return max(1, floor(min(needed) + 1e-9))
+        batches = ceil(max(needed) - 1e-9)
+        while batches < _COUNTED and any(map(lt, self._drawn_before(batches), self.sizes)):
+            batches += 1  # rounding may have given a source less than its share so far
+        return batches
+
+    def _counts(self, index: int) -> list[int]:
+        digest = hashlib.blake2b(f"{self.seed}:shares:{index}".encode(), digest_size=8).digest()
+        offset = (int.from_bytes(digest, "big") >> 32) / 2**32  # in [0, 1), with few enough bits to add a bound exactly
+        ends = [floor(bound + offset) for bound in self._bounds]
+        return [end - start for start, end in zip([0, *ends], ends, strict=False)]
+
+    def _drawn_before(self, index: int) -> list[int]:
+        at, drawn = self._drawn if self._drawn[0] <= index else (0, [0] * len(self.sizes))
+        for earlier in range(at, index):
+            drawn = [total + count for total, count in zip(drawn, self._counts(earlier), strict=True)]
+        self._drawn = (index, drawn)
+        return drawn
+
+    def _row(self, source: int, position: int) -> int:
+        epoch, place = divmod(position, self.sizes[source])
+        if not self.shuffle:
+            return place
+        if source not in self._orders or self._orders[source][0] != epoch:
+            self._orders[source] = (epoch, shuffled(self.sizes[source], f"{self.seed}:{source}:{epoch}"))
+        return self._orders[source][1][place]
 
 
 def shuffled(size: int, key: str) -> list[int]:

@@ -44,17 +44,21 @@ def unsupported_reason(processor: "ProcessorMixin") -> str | None:
     have none, so the pictures would silently attend causally.
     """
     family, known = type(processor).__name__, "Qwen2-VL, Qwen2.5-VL and Qwen3-VL have"
-    tokenizer = getattr(getattr(processor, "tokenizer", None), "model_input_names", ())
-    own = [*getattr(processor, "model_input_names", ())]
-    for name in tokenizer:
+    own = [*processor.model_input_names]
+    for name in processor.tokenizer.model_input_names:
         if name in own:
             own.remove(name)
     if "token_type_ids" in own:
         return f"pictures of {family} cannot be used: they attend in both directions (token_type_ids)"
-    for owner, name in ((processor, "image_token_id"), (processor.image_processor, "get_number_of_image_patches")):
+    image_processor = processor.image_processor
+    for owner, name in (
+        (processor, "image_token_id"),
+        (processor, "image_token"),
+        (image_processor, "get_number_of_image_patches"),
+    ):
         if not hasattr(owner, name):
             return f"pictures of {family} cannot be used: it has no {name}; {known}"
-    if not _counts_within(processor.image_processor):
+    if not _counts_within(image_processor):
         counts = "it does not count a picture's patches within min_pixels and max_pixels as those of"
         return f"pictures of {family} cannot be used: {counts} Qwen2-VL, Qwen2.5-VL and Qwen3-VL do"
     return None
@@ -96,18 +100,15 @@ class Vision:
         self._image: BaseImageProcessor = processor.image_processor
         video = getattr(processor, "video_processor", None)
         self._video: BaseVideoProcessor = video if all(hasattr(video, name) for name in _OF_VIDEOS) else None
+        # The placeholder token of each kind of media, with its id.
+        self.tokens: dict[str, tuple[str, int]] = {"picture": (processor.image_token, processor.image_token_id)}
+        if video_token := getattr(processor, "video_token", None):
+            self.tokens["video"] = (video_token, processor.video_token_id)
         self.budget = picture_range(self._image, min_pixels, max_pixels)
         if self._video is not None:
             self.frame_range = frame_range(self._video, min_pixels, max_pixels, video_min_pixels, video_max_pixels)
             chosen = frames or FrameRules(min_frames=self._video.min_frames, max_frames=self._video.max_frames)
             self.frames = replace(chosen, multiple=self._video.temporal_patch_size)
-
-    @property
-    def tokens(self) -> dict[str, tuple[str, int]]:
-        """The placeholder token of each kind of media, with its id."""
-        kinds = {"picture": "image_token", "video": "video_token"}
-        named = {kind: (getattr(self._processor, name, None), name) for kind, name in kinds.items()}
-        return {kind: (token, getattr(self._processor, f"{name}_id")) for kind, (token, name) in named.items() if token}
 
     def picture_tokens(self, reference: PictureReference) -> int:
         limits = {"min_pixels": self.budget["shortest_edge"], "max_pixels": self.budget["longest_edge"]}

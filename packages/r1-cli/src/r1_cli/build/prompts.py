@@ -9,10 +9,9 @@ from r1_cli.build.rows import OpenSource
 from r1_cli.config import RunConfig
 from r1_cli.config.sources import Source
 from r1_cli.train.metrics.validate import ValidationSet
-from r1_data.dataset import PromptDataset
-from r1_data.mixture import Mixture, WeightedStream
+from r1_data.dataset import Mixture, PromptDataset
 from r1_data.prefetch import PromptMemory
-from r1_data.stream import Stream
+from r1_data.stream import Stream, WeightedStream
 from r1_data.types import DataError
 from r1_rollout.types import SamplingParams
 

@@ -10,9 +10,10 @@ from typing import Any
 
 from r1_cli.config.sources import Source, count_rows
 from r1_data.formats import Columns, Detected, detect
-from r1_data.reader import RowReader
+from r1_data.messages import RowReader
 from r1_data.references import Downloads, Video
-from r1_data.sources import Rows, read_sources
+from r1_data.sources import read_sources
+from r1_data.tables.table import Rows
 from r1_data.types import DataError
 
 SEEN = 64  # rows whose columns decide which format a source has

@@ -13,7 +13,7 @@ from r1_data.formats import NAMES
 if TYPE_CHECKING:
     RowFormat = str
 else:
-    RowFormat = Literal[NAMES]  # the modules in r1_data/row_formats
+    RowFormat = Literal[NAMES]  # in r1_data/formats.py
 
 
 def _numbers(value: object) -> object:

@@ -14,7 +14,7 @@ from r1_cli.cluster.worker_group import WorkerGroup
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware
 from r1_cli.plan.disk import StoredBatch, require_store
-from r1_data.mixture import Mixture
+from r1_data.dataset import Mixture
 from r1_data.render import Renderer
 
 

@@ -58,7 +58,7 @@ from r1_cli.train.sampling.async_sampler import AsyncSampler, load_pending_steps
 from r1_cli.train.sampling.collect import DynamicSampling
 from r1_cli.train.sampling.weight_check import add_weight_check
 from r1_cli.train.types import Position, Progress, PromptStream, Sampler, Schedule, Update
-from r1_data.mixture import Mixture
+from r1_data.dataset import Mixture
 from r1_rollout.types import SamplingParams
 
 log = logging.getLogger("r1")

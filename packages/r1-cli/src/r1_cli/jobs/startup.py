@@ -25,8 +25,7 @@ from r1_cli.train.recorder import Recorder
 from r1_cli.train.sampling.async_sampler import AsyncSampler
 from r1_cli.train.sampling.collect import DynamicSampling
 from r1_cli.train.types import Policy, Update, ValueModel
-from r1_data.dataset import PromptDataset
-from r1_data.mixture import Mixture
+from r1_data.dataset import Mixture, PromptDataset
 from r1_data.render import Renderer
 from r1_rollout.types import Generator
 

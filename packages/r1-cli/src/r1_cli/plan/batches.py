@@ -9,8 +9,8 @@ from r1_cli.config.root import Owner
 from r1_cli.config.section import SizeOrAuto
 from r1_cli.config.sources import Source, count_rows, training_sources, validation_sources
 from r1_cli.plan.memory import Memory, estimate
-from r1_data.mixture import WeightedStream
 from r1_data.sources import read_rows
+from r1_data.stream import WeightedStream
 from r1_data.types import DataError
 
 LOOKED_AT = 1000  # rows of a source too small for a batch, in which broken ones are looked for

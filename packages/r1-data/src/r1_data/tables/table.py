@@ -1,8 +1,10 @@
 """Tables of rows by number, and random access over a batched reader."""
 
-from collections.abc import Callable, Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Generic, Protocol, TypeVar
+from itertools import accumulate
+from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, overload
 
 from r1_data.types import Overlong, Row
 
@@ -46,6 +48,35 @@ class ListTable:
 
     def __getitem__(self, index: int) -> tuple[int, Row]:
         return index + 1, dict(self.rows[index])
+
+
+class Rows(Sequence[tuple[str, Row]]):
+    """All rows of a source, in order: `rows[i]` is (row id, row), the row id being "label:row number"."""
+
+    def __init__(self, tables: Sequence[tuple[str, Table]]) -> None:
+        self._tables = list(tables)
+        self._ends = list(accumulate(len(table) for _, table in self._tables))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    @overload
+    def __getitem__(self, index: int) -> tuple[str, Row]: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[tuple[str, Row]]: ...
+    def __getitem__(self, index: int | slice) -> tuple[str, Row] | list[tuple[str, Row]]:
+        if isinstance(index, slice):
+            return [self[i] for i in range(*index.indices(len(self)))]
+        position = index + len(self) if index < 0 else index
+        if not 0 <= position < len(self):
+            raise IndexError(f"row {index} of {len(self)}")
+        which = bisect_right(self._ends, position)
+        label, table = self._tables[which]
+        number, row = table[position - self._ends[which] + len(table)]
+        return f"{label}:{number}", row
+
+    def __iter__(self) -> Iterator[tuple[str, Row]]:
+        return (self[index] for index in range(len(self)))
 
 
 class BatchedReader(Generic[Item]):

@@ -227,11 +227,8 @@ def _compute_alone() -> None:
     import torch
 
     torch.get_num_threads()  # adopt torch's number now, or it would override the one set here
-    set_threads = getattr(
-        ctypes.CDLL(torch._C.__file__), "omp_set_num_threads", None
-    )  # of the OpenMP that torch is linked to
-    if set_threads is not None:
-        set_threads(1)
+    with contextlib.suppress(AttributeError):
+        ctypes.CDLL(torch._C.__file__).omp_set_num_threads(1)  # of the OpenMP that torch is linked to
 
 
 def _serve(pipe: "connection.Connection[object, Any]", target: object, memory_bytes: int) -> None:

@@ -13,7 +13,7 @@ from r1_cli.build.rows import SEEN, OpenSource
 from r1_cli.config import RunConfig
 from r1_cli.config.section import Tree
 from r1_data.formats import Columns
-from r1_data.reader import RowReader
+from r1_data.messages import RowReader
 from r1_data.sources import read_rows
 from r1_data.types import DataError, Example, json_columns
 from r1_rewards.errors import RewardSpecError

@@ -1,1 +1,0 @@
-"""Known row formats, one per file; a new file adds one, named after the file."""
