@@ -45,7 +45,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from r1_core.advantages.groups import group_statistics
+from r1_core.advantages.statistics import group_statistics
 from r1_core.advantages.inputs import AdvantageInputs, Estimator
 from r1_core.settings import NonNegative
 

@@ -22,8 +22,7 @@ from r1_core.advantages import (
     ReinforcePlusPlusBaseline,
     ReMax,
 )
-from r1_core.advantages.scan import discounted_sums
-from r1_core.advantages.whitening import masked_mean, masked_variance, whiten
+from r1_core.advantages.statistics import discounted_sums, masked_mean, masked_variance, whiten
 from r1_core.filtering import MeanRange
 from r1_core.kl_control import AdaptiveKL, FixedKL
 from r1_core.reward_shaping import overlong_punishment

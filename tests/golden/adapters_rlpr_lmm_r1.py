@@ -11,8 +11,7 @@ from golden.adapters_policy import own_totals
 
 from r1_core import kl
 from r1_core.advantages import GAE, GRPO, AdvantageInputs, DrGRPO, Reinforce, ReinforcePlusPlus
-from r1_core.advantages.groups import group_statistics
-from r1_core.advantages.scan import discounted_sums
+from r1_core.advantages.statistics import discounted_sums, group_statistics
 from r1_core.filtering import EMAStd
 from r1_core.kl_control import AdaptiveKL
 from r1_core.losses import PPOClip, ValueLoss, aggregate

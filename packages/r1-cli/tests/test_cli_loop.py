@@ -25,8 +25,7 @@ from r1_core.filtering import KeepAll
 from r1_core.learner.trainable import LearnerInfo
 from r1_core.objective import Objective
 from r1_core.own import OwnCodeError
-from r1_core.rows import tokens
-from r1_core.types import Sample
+from r1_core.types import Sample, tokens
 from r1_rewards.types import Failure, RewardInput, Score
 
 

@@ -17,8 +17,7 @@ from r1_cli.runs.reader import MANIFEST_FILE, MEDIA, SAMPLES, RunReader
 from r1_cli.runs.schema import SCHEMA
 from r1_cli.train.groups.group import Group, Response, to_samples
 from r1_cli.train.recorder import MediaFolder, Recorder
-from r1_core.rows import with_tokens
-from r1_core.types import Sample
+from r1_core.types import Sample, with_tokens
 from r1_data.types import Prompt
 from r1_rewards.types import Failure, Score
 from r1_rollout.types import Completion

@@ -10,7 +10,7 @@ from cli_groups import change, group, of_version
 from r1_cli.train.groups.group import extend_positions, to_samples
 from r1_cli.train.metrics.step import SHARE, agreement, divergence, mean_of, reward_metrics, spread, staleness
 from r1_cli.train.metrics.validate import is_correct, majority_is_correct, pass_at_k, summarise
-from r1_core.rows import tokens
+from r1_core.types import tokens
 from r1_rewards.types import Failure, Score
 
 

@@ -28,7 +28,7 @@ from r1_cli.plan.disk import checkpoint_bytes, checkpoints_kept, require_disk_sp
 from r1_cli.plan.phases import find_phases
 from r1_cli.plan.start import find_start, lock_folder, rename_damaged, require_free, require_same_shape
 from r1_core.learner.batching import rounds
-from r1_core.prompts import SharedPrompts
+from r1_core.learner.pack import SharedPrompts
 from r1_core.types import Sample
 
 ROOT = Path(__file__).parents[3]

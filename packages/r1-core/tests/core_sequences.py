@@ -14,9 +14,8 @@ from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.microbatch import collate
 from r1_core.learner.optim import build_optimizer
-from r1_core.learner.pack import Pack
+from r1_core.learner.pack import Pack, cut_shared_rows
 from r1_core.learner.parallel import Parallel, find_blocks, shard_model
-from r1_core.learner.sequence import cut_shared_rows
 from r1_core.losses import GSPO
 from r1_core.objective import Objective
 

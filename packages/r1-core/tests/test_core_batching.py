@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from r1_core.learner.batching import MicroLimit, balance, count, fillers, rounds, split
 from r1_core.learner.microbatch import collate, pack, pad
-from r1_core.prompts import SharedPrompts
+from r1_core.learner.pack import SharedPrompts
 from r1_core.types import Sample
 
 LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=40)

@@ -20,7 +20,7 @@ from r1_core.learner.microbatch import collate
 from r1_core.learner.offload import Offload, bytes_on_device, states_of, tensors_of
 from r1_core.losses import ValueLoss
 from r1_core.own import as_estimator
-from r1_core.rows import rows, tokens
+from r1_core.types import rows, tokens
 
 # --- values ---------------------------------------------------------------------------------------------------------
 

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 
 from r1_core import kl
 from r1_core.advantages import ESTIMATORS, GAE, GRPO, AdvantageInputs, Reinforce, ReinforcePlusPlus, ReMax, assign
-from r1_core.advantages.scan import discounted_sums
-from r1_core.advantages.whitening import masked_mean, masked_variance, whiten
+from r1_core.advantages.statistics import discounted_sums, masked_mean, masked_variance, whiten
 from r1_core.filtering import EMAStd, KeepAll, MeanRange, NonzeroVariance
 from r1_core.kl_control import AdaptiveKL, FixedKL
 from r1_core.losses import Correction

@@ -7,11 +7,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from r1_core.advantages.assign import ESTIMATOR_FIELDS
+from r1_core.advantages.inputs import ESTIMATOR_FIELDS
 from r1_core.learner.microbatch import collate
 from r1_core.needs import all_needs
-from r1_core.rows import TokenTable, known, rows, to_rows, tokens, trained, with_tokens
-from r1_core.types import LOSS_FIELDS, PER_TOKEN, Sample
+from r1_core.types import LOSS_FIELDS, PER_TOKEN, Sample, TokenTable, known, rows, to_rows, tokens, trained, with_tokens
 
 
 def sample(prompt: int, response: int, group_id: int = 0) -> Sample:

@@ -11,15 +11,12 @@ from torch import Tensor
 
 from r1_core import filtering, kl, losses
 from r1_core.advantages import ESTIMATORS, GRPO, assign
-from r1_core.advantages.groups import group_statistics
-from r1_core.advantages.scan import discounted_sums
-from r1_core.advantages.whitening import masked_mean, masked_variance, whiten
+from r1_core.advantages.statistics import discounted_sums, group_statistics, masked_mean, masked_variance, whiten
 from r1_core.learner.logprobs import token_logprobs
 from r1_core.losses import aggregation, correction, covariance
 from r1_core.objective import Objective
 from r1_core.reward_shaping import RewardNormalizer, overlong_punishment
-from r1_core.rows import with_tokens
-from r1_core.types import Sample, Totals
+from r1_core.types import Sample, Totals, with_tokens
 
 REWARDS = advantage_inputs(7)  # eight answers, six columns
 LOSS = loss_inputs(0)  # four rows, five columns

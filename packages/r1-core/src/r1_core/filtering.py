@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol, Self
 import torch
 from torch import Tensor
 
-from r1_core.advantages.groups import check_group, group_statistics
+from r1_core.advantages.statistics import check_group, group_statistics
 
 
 class GroupFilter(Protocol):

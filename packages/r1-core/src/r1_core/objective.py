@@ -11,8 +11,7 @@ from r1_core import kl
 from r1_core.losses import AGGREGATIONS, Correction, PolicyLoss, PPOClip, aggregate
 from r1_core.losses.correction import correct
 from r1_core.losses.policy import SelectingLoss, check_not_negative, off_policy_weights
-from r1_core.rows import known, tokens, with_tokens
-from r1_core.types import LossInputs, LossOutput, Sample, check_tensors
+from r1_core.types import LossInputs, LossOutput, Sample, check_tensors, known, tokens, with_tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from r1_core.advantages.inputs import AdvantageInputs, Estimator
-from r1_core.losses.aggregation import AGGREGATIONS
-from r1_core.losses.policy import PolicyLoss
+from r1_core.losses.policy import AGGREGATIONS, PolicyLoss
 from r1_core.needs import read_needs
 from r1_core.types import LossInputs, Totals
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from r1_core.advantages.groups import group_statistics
+from r1_core.advantages.statistics import group_statistics
 from r1_core.types import check_tensors
 
 

@@ -36,12 +36,11 @@ from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, rounds
 from r1_core.learner.checkpoint import synced_tensors
 from r1_core.learner.critic import Critic
+from r1_core.learner.pack import SharedPrompts
 from r1_core.learner.parallel import Parallel
 from r1_core.learner.trainable import LearnerInfo
 from r1_core.objective import Objective
-from r1_core.prompts import SharedPrompts
-from r1_core.rows import tokens
-from r1_core.types import PER_TOKEN, Sample
+from r1_core.types import PER_TOKEN, Sample, tokens
 from r1_rollout.lora import Adapter
 from r1_rollout.weight_source import BucketWriter, Shapes
 from r1_rollout.weights import Weights, buckets

@@ -17,8 +17,7 @@ from r1_cli.cluster.weights import RankedWeights
 from r1_cli.cluster.worker_group import Reference, WorkerGroup
 from r1_cli.train.types import DECLARED, Collective, Policy, Trainable, ValueModel
 from r1_core.objective import Objective
-from r1_core.rows import with_tokens
-from r1_core.types import PER_TOKEN, Sample
+from r1_core.types import PER_TOKEN, Sample, with_tokens
 from r1_rollout.lora import Adapter
 
 NO_FIELDS: dict[str, Any] = dict.fromkeys(PER_TOKEN)

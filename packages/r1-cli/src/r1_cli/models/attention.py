@@ -24,8 +24,7 @@ from transformers.masking_utils import sdpa_mask
 
 from r1_cli.models.kernels import CAUSAL, EVERYTHING, Kernel, Pieces, find_kernel
 from r1_cli.models.shared_prompts import attend_to_prompts
-from r1_core.learner.pack import NO_PROMPT, Pack
-from r1_core.learner.sequence import cut_shared_rows
+from r1_core.learner.pack import NO_PROMPT, Pack, cut_shared_rows
 from r1_rollout.embedded.kv import CHANGES_SCORES
 
 PACKED_ATTENTION = "r1_packed"

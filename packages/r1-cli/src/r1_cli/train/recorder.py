@@ -19,8 +19,7 @@ from r1_cli.runs.reader import MEDIA, SAMPLES, Phase, sample_file
 from r1_cli.runs.schema import COLUMNS, SCHEMA
 from r1_cli.runs.track import Generation
 from r1_cli.train.groups.group import Group
-from r1_core.rows import tokens
-from r1_core.types import Sample
+from r1_core.types import Sample, tokens
 from r1_data.types import Prompt
 
 if TYPE_CHECKING:

@@ -3,14 +3,13 @@
 from collections.abc import Callable
 
 from r1_core import registry
-from r1_core.advantages.assign import assign
 from r1_core.advantages.dr_grpo import DrGRPO
 from r1_core.advantages.gae import GAE
 from r1_core.advantages.gdpo import GDPO
 from r1_core.advantages.gpg import GPG
 from r1_core.advantages.grpo import GRPO
 from r1_core.advantages.grpo_passk import GRPOPassK
-from r1_core.advantages.inputs import AdvantageInputs, Estimator
+from r1_core.advantages.inputs import AdvantageInputs, Estimator, assign
 from r1_core.advantages.lite_ppo import LitePPO
 from r1_core.advantages.maxrl import MaxRL
 from r1_core.advantages.opo import OPO

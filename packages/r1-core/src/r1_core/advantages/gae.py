@@ -13,8 +13,7 @@ import torch
 from torch import Tensor
 
 from r1_core.advantages.inputs import AdvantageInputs, Estimator, check_reward_clip
-from r1_core.advantages.scan import following, scan
-from r1_core.advantages.whitening import Blocks, whiten_blocks
+from r1_core.advantages.statistics import Blocks, following, scan, whiten_blocks
 from r1_core.settings import Share, check_settings
 
 

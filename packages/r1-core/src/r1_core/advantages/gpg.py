@@ -11,8 +11,8 @@ from typing import Literal
 
 from torch import Tensor
 
-from r1_core.advantages.groups import group_statistics
 from r1_core.advantages.inputs import AdvantageInputs, Estimator
+from r1_core.advantages.statistics import group_statistics
 from r1_core.settings import Positive
 
 Counted = Literal["informative", "nonzero"]

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from r1_core.advantages.groups import group_statistics
 from r1_core.advantages.inputs import AdvantageInputs, Estimator
-from r1_core.advantages.scan import row_sums
+from r1_core.advantages.statistics import group_statistics, row_sums
 
 
 @dataclass(frozen=True, slots=True)

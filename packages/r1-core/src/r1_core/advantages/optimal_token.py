@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from r1_core.advantages.inputs import AdvantageInputs, Estimator
-from r1_core.advantages.scan import discounted_sums
+from r1_core.advantages.statistics import discounted_sums
 from r1_core.settings import Positive
 
 

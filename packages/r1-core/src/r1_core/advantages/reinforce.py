@@ -17,11 +17,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from r1_core.advantages.groups import group_statistics
 from r1_core.advantages.inputs import AdvantageInputs, Estimator, check_reward_clip
 from r1_core.advantages.rloo import leave_one_out
-from r1_core.advantages.scan import discounted_sums, row_sums
-from r1_core.advantages.whitening import whiten, whiten_rows
+from r1_core.advantages.statistics import discounted_sums, group_statistics, row_sums, whiten, whiten_rows
 from r1_core.settings import NonNegative, check_settings
 
 Baseline = Literal["mean", "leave_one_out", "group_norm"]

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from r1_core.advantages.inputs import AdvantageInputs, Estimator, check_reward_clip
-from r1_core.advantages.scan import scan
-from r1_core.advantages.whitening import whiten_blocks
+from r1_core.advantages.statistics import scan, whiten_blocks
 from r1_core.settings import Share, check_settings
 
 

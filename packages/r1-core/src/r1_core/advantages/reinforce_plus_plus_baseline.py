@@ -11,10 +11,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from r1_core.advantages.groups import group_statistics
 from r1_core.advantages.inputs import AdvantageInputs, Estimator
-from r1_core.advantages.scan import row_sums
-from r1_core.advantages.whitening import whiten_rows
+from r1_core.advantages.statistics import group_statistics, row_sums, whiten_rows
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from r1_core.advantages.inputs import AdvantageInputs, Estimator
-from r1_core.advantages.scan import row_blocks, scan
+from r1_core.advantages.statistics import row_blocks, scan
 
 
 @dataclass(frozen=True, slots=True)

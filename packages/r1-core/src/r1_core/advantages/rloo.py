@@ -10,8 +10,8 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from r1_core.advantages.groups import group_statistics
 from r1_core.advantages.inputs import AdvantageInputs, Estimator
+from r1_core.advantages.statistics import group_statistics
 
 
 @dataclass(frozen=True, slots=True)

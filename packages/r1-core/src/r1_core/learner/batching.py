@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 import torch
 
-from r1_core.prompts import SharedPrompts
+from r1_core.learner.pack import SharedPrompts
 from r1_core.types import PER_TOKEN, Sample, Totals
 
 # A bin of `balance`: its load, an index that no other bin has (breaks ties), and all indices.

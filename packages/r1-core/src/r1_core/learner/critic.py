@@ -18,10 +18,9 @@ from r1_core.learner.passes import invalidate_if_not_finite
 from r1_core.learner.profiling import PassProfile
 from r1_core.learner.token_model import TokenModel
 from r1_core.learner.trainable import TrainableModel
-from r1_core.losses.aggregation import AGGREGATIONS, aggregate
+from r1_core.losses.policy import AGGREGATIONS, aggregate
 from r1_core.losses.value import ValueLoss
-from r1_core.rows import with_tokens
-from r1_core.types import LossOutput, Sample, Totals
+from r1_core.types import LossOutput, Sample, Totals, with_tokens
 
 logger = logging.getLogger(__name__)
 

@@ -22,8 +22,7 @@ from r1_core.learner.profiling import PassProfile
 from r1_core.learner.token_model import LazyLogits, TokenModel, TokenStats
 from r1_core.learner.trainable import LearnerInfo, TrainableModel, describe
 from r1_core.needs import OF_POLICY, OF_REFERENCE, Needs
-from r1_core.rows import TokenTable, with_tokens
-from r1_core.types import LOSS_FIELDS, LossInputs, LossOutput, Sample, Totals
+from r1_core.types import LOSS_FIELDS, LossInputs, LossOutput, Sample, TokenTable, Totals, with_tokens
 
 logger = logging.getLogger(__name__)
 

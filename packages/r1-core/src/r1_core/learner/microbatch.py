@@ -6,10 +6,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from r1_core.learner.pack import NO_PROMPT, Pack, Row, lay_out
-from r1_core.learner.sequence import SequenceGroup, SequenceShard
-from r1_core.rows import known, rows, to_rows, tokens, trained
-from r1_core.types import LOSS_FIELDS, LossInputs, Sample, Totals
+from r1_core.learner.pack import NO_PROMPT, Pack, Row, SequenceGroup, SequenceShard, lay_out
+from r1_core.types import LOSS_FIELDS, LossInputs, Sample, Totals, known, rows, to_rows, tokens, trained
 
 
 @dataclass(frozen=True, slots=True)

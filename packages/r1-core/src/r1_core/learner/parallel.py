@@ -12,7 +12,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
-from r1_core.learner.sequence import SequenceGroup
+from r1_core.learner.pack import SequenceGroup
 
 REPLICATE, SHARD = "replicate", "shard"  # the dimensions of a mesh, outer first
 

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from r1_core.learner.batching import Batching, MicroLimit, fillers, rounds
 from r1_core.learner.microbatch import MicroBatch, collate
 from r1_core.learner.parallel import Parallel
-from r1_core.rows import TokenTable, known, not_finite, tokens, with_tokens
-from r1_core.types import LOSS_FIELDS, LossOutput, Sample
+from r1_core.types import LOSS_FIELDS, LossOutput, Sample, TokenTable, known, not_finite, tokens, with_tokens
 
 logger = logging.getLogger(__name__)
 

@@ -3,7 +3,6 @@
 from collections.abc import Callable
 
 from r1_core import registry
-from r1_core.losses.aggregation import AGGREGATIONS, Aggregation, aggregate
 from r1_core.losses.cispo import CISPO
 from r1_core.losses.correction import Correction, Rejection
 from r1_core.losses.covariance import ClipCov, KLCov
@@ -11,7 +10,7 @@ from r1_core.losses.dppo import DPPOKL, DPPOTV
 from r1_core.losses.gmpo import GMPO
 from r1_core.losses.gradient import PolicyGradient
 from r1_core.losses.gspo import GSPO, LUSPO, GSPOToken
-from r1_core.losses.policy import PolicyLoss
+from r1_core.losses.policy import AGGREGATIONS, Aggregation, PolicyLoss, aggregate
 from r1_core.losses.ppo import PPOClip
 from r1_core.losses.sapo import SAPO
 from r1_core.losses.value import ValueLoss

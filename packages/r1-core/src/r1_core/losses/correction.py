@@ -22,8 +22,7 @@ import torch
 from torch import Tensor
 
 from r1_core.losses.policy import LOG_RATIO_LIMIT, row_mean
-from r1_core.rows import rows, trained, with_tokens
-from r1_core.types import Sample, check_tensors
+from r1_core.types import Sample, check_tensors, rows, trained, with_tokens
 
 Level = Literal["token", "sequence", "geometric"]
 Measure = Literal["k1", "k2", "k3"]

@@ -12,11 +12,10 @@ import torch
 from r1_cli.hardware import peak_flops
 from r1_cli.train.groups.group import Group
 from r1_core import kl
+from r1_core.learner.pack import SharedPrompts
 from r1_core.learner.trainable import LearnerInfo
 from r1_core.losses import correction
-from r1_core.prompts import SharedPrompts
-from r1_core.rows import known, rows, tokens, trained
-from r1_core.types import Sample
+from r1_core.types import Sample, known, rows, tokens, trained
 from r1_rewards.types import RewardFailure
 
 # Samples that are looked at in one go: what is computed of them stays in the processor's cache, of a step it would not.
