@@ -11,9 +11,8 @@ from r1_cli.build.rewards.reference_verifier import ModelQuery, ReferenceVerifie
 from r1_cli.train.groups.group import to_reward_inputs
 from r1_core.types import Sample
 from r1_data.types import Prompt
-from r1_rewards.errors import FailureRule
 from r1_rewards.reference.options import read_options
-from r1_rewards.types import RewardInput
+from r1_rewards.types import FailureRule, RewardInput
 from r1_rollout.types import Completion
 
 TAGGED = "<think>6*7</think> <answer> 41 </answer>"

@@ -10,8 +10,8 @@ from cli_references import prompt_of
 from loopback import answering
 
 from r1_cli.build.rewards.served_model import ServedReading
-from r1_rewards.errors import RewardSpecError
 from r1_rewards.services.endpoint import Patience
+from r1_rewards.types import RewardSpecError
 
 READY = Patience(timeout=5.0, deadline=5.0, tries=1)
 

@@ -8,9 +8,18 @@ import importlib
 import importlib.metadata
 from types import ModuleType
 
-from r1_rewards.errors import RewardSpecError
 from r1_rewards.load import load
-from r1_rewards.types import Cause, Failure, FailurePolicy, OpenVerifier, RewardFailure, RewardInput, Score, Verifier
+from r1_rewards.types import (
+    Cause,
+    Failure,
+    FailurePolicy,
+    OpenVerifier,
+    RewardFailure,
+    RewardInput,
+    RewardSpecError,
+    Score,
+    Verifier,
+)
 from r1_rewards.verifiers import BUILTINS
 from r1_rewards.workers.pool import PooledVerifier
 

@@ -6,9 +6,8 @@ import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from r1_rewards.errors import RewardSpecError
 from r1_rewards.spec import MODEL_REWARDS, SERVICES, open_service, parse_spec
-from r1_rewards.types import FailurePolicy, OpenVerifier
+from r1_rewards.types import FailurePolicy, OpenVerifier, RewardSpecError
 from r1_rewards.workers.pool import PooledVerifier
 from r1_rewards.workers.source import write_function
 

@@ -9,12 +9,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from r1_rewards.errors import RewardSpecError
 from r1_rewards.load import load
 from r1_rewards.services.remote import TOKEN_VARIABLE
 from r1_rewards.services.serve import MARKERS, RequestLimits, require_token, serve
 from r1_rewards.spec import SERVICES
-from r1_rewards.types import RewardInput
+from r1_rewards.types import RewardInput, RewardSpecError
 from r1_rewards.verifiers import BUILTINS, truth_problem
 
 DESCRIPTION = f"""Offer a verifier over HTTP: POST /get_reward as OpenRLHF and LMM-R1 ask, POST /score, GET /health.

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from r1_rewards.errors import RewardSpecError, suggest
 from r1_rewards.reference.options import read_options
-from r1_rewards.types import OpenVerifier
+from r1_rewards.types import OpenVerifier, RewardSpecError, suggest
 from r1_rewards.verifiers import BUILTINS, find_verifier
 from r1_rewards.verifiers.combine import read_parts
 
@@ -100,7 +99,7 @@ def open_service(spec: RewardSpec, kwargs: Mapping[str, object], defaults: Mappi
 
 def _service(spec: RewardSpec) -> Callable[..., OpenVerifier]:
     module, _, kind = SERVICES[spec.function].partition(":")
-    service: Callable[..., OpenVerifier] = getattr(importlib.import_module(module), kind)
+    service: Callable[..., OpenVerifier] = vars(importlib.import_module(module))[kind]
     return service
 
 

@@ -1,11 +1,12 @@
-"""The inputs and outputs of verifiers."""
+"""The inputs and outputs of verifiers, their errors, and what happens to samples that cannot be scored."""
 
+import difflib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import Literal, Protocol, Self
+from typing import Literal, Protocol, Self, SupportsFloat, get_args
 
 Cause = Literal["timeout", "exception", "crash", "out_of_memory", "non_finite", "wrong_shape", "too_long", "remote"]
 FailurePolicy = Literal["score", "drop", "stop"]
@@ -66,7 +67,7 @@ def read_score(score: object) -> Outcome:
         return Failure("wrong_shape", f"the score has no 'overall', only {sorted(map(str, named))}")
     parts = {}
     for key, value in named.items():
-        if isinstance(value, (str, bytes)) or not hasattr(value, "__float__"):
+        if isinstance(value, (str, bytes)) or not isinstance(value, SupportsFloat):
             return Failure("wrong_shape", f"{key!r} is {str(value)[:80]!r}, not a number")
         try:
             number = float(value)
@@ -82,6 +83,41 @@ def read_score(score: object) -> Outcome:
 
 class RewardFailure(RuntimeError):
     """A sample could not be scored, and the failure policy is "stop"."""
+
+
+@dataclass(frozen=True, slots=True)
+class FailureRule:
+    """The score of a failed sample; "stop" raises RewardFailure."""
+
+    policy: FailurePolicy = "score"
+    score: float = 0.0
+
+    def __post_init__(self) -> None:
+        if self.policy not in get_args(FailurePolicy):
+            raise ValueError(f"failure_policy is 'score', 'drop' or 'stop', got {self.policy!r}")
+
+    def apply(self, reward: str, index: int, outcome: Outcome) -> Score:
+        if isinstance(outcome, Score):
+            return outcome
+        if self.policy == "stop":
+            raise RewardFailure(
+                f"the reward {reward!r} could not score response {index} ({outcome.cause}): {outcome.message}"
+            )
+        keep = self.policy == "score"
+        return Score(self.score, {"overall": self.score} if keep else {}, outcome, keep)
+
+
+class RewardSpecError(ValueError):
+    """A reward that cannot be used as configured."""
+
+
+def suggest(name: str, known: Iterable[str]) -> str:
+    """Return the end of an error message: the known name nearest to `name`, and all known names."""
+    known = sorted(known)
+    nearest = difflib.get_close_matches(name, known, n=1)
+    suggestion = f"; did you mean {nearest[0]!r}?" if nearest else ""
+    listing = f" (there are: {', '.join(known)})" if known else " (there are none)"
+    return suggestion + listing
 
 
 def check_inputs(inputs: Sequence[RewardInput]) -> None:

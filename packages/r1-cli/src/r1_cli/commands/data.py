@@ -32,7 +32,7 @@ def check(settings: tuple[str, ...], strict: bool, html: Path | None, rows: Path
     """
     from r1_cli.config import ConfigError, load_config
     from r1_data.types import DataError
-    from r1_rewards.errors import RewardSpecError
+    from r1_rewards.types import RewardSpecError
 
     with user_errors(ConfigError, DataError, RewardSpecError):
         config, _ = load_config(settings, command="data")

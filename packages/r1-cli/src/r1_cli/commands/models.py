@@ -26,7 +26,7 @@ def evaluate(model: str, settings: tuple[str, ...], json_path: Path | None) -> N
     from r1_cli.config import ConfigError, load_config
     from r1_cli.config.files import names_folder, where_or_near
     from r1_data.types import DataError
-    from r1_rewards.errors import RewardSpecError
+    from r1_rewards.types import RewardSpecError
 
     if not Path(model).is_dir() and (names_folder(model) or (Path(model).parent.is_dir() and "/" in model)):
         raise UserError(f"{model}: no such folder{where_or_near(model)}")

@@ -36,7 +36,7 @@ def replay(run: Path, settings: tuple[str, ...], step: int, debug: bool, group: 
     from r1_cli.config import ConfigError, load_config, require_available
     from r1_cli.jobs.replay import NoReplayError, plan_replay
     from r1_data.types import DataError
-    from r1_rewards.errors import RewardSpecError
+    from r1_rewards.types import RewardSpecError
 
     with ExitStack() as stack, user_errors(ConfigError, DataError, RewardSpecError, NoReplayError):
         if output is not None and output.exists() and any(output.iterdir()):

@@ -50,7 +50,7 @@ def test(
     from r1_cli.plan.check.try_reward import try_reward
     from r1_data.formats import Columns
     from r1_data.types import DataError
-    from r1_rewards.errors import RewardSpecError
+    from r1_rewards.types import RewardSpecError
 
     columns = Columns(prompt_key or "prompt", answer_key or "answer") if prompt_key or answer_key else None
     marks = {True: "[green]ok[/]", False: "[red]FAILS[/]", None: ""}
@@ -117,7 +117,7 @@ def score_a(settings: tuple[str, ...], output: Path) -> None:
     """
     from r1_cli.config import ConfigError, load_config
     from r1_data.types import DataError
-    from r1_rewards.errors import RewardSpecError
+    from r1_rewards.types import RewardSpecError
 
     with user_errors(ConfigError, DataError, RewardSpecError):
         config, _ = load_config(settings, command="data")

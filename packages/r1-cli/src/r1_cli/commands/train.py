@@ -30,7 +30,7 @@ def train(settings: tuple[str, ...], dry_run: bool, full: bool) -> None:
     from r1_cli.config import ConfigError, load_config, require_available
     from r1_data.types import DataError
     from r1_data.workers import start_early
-    from r1_rewards.errors import RewardSpecError
+    from r1_rewards.types import RewardSpecError
 
     if full and not dry_run:
         raise click.UsageError("--full takes --dry-run")

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from r1_cli.config.problems import KeyProblem
 from r1_core.registry import own_needs
-from r1_rewards.errors import RewardSpecError, suggest
 from r1_rewards.spec import SERVICES, RewardSpec, check_options, check_settings, parse_spec
+from r1_rewards.types import RewardSpecError, suggest
 
 
 def folder_problems(key: str, name: str | None) -> Iterator[KeyProblem]:

@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
-from r1_rewards.errors import RewardSpecError, suggest
 from r1_rewards.reference.reference_probability import Settings
 from r1_rewards.reference.splice import SLOTS
+from r1_rewards.types import RewardSpecError, suggest
 
 POLICY, REFERENCE = "policy", "reference"
 FORK = "easyr1_rlpr"

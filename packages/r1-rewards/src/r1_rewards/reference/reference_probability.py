@@ -6,6 +6,7 @@ The reward needs the policy's log-probs, so it runs in the process that has them
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import SupportsFloat
 
 from r1_rewards.reference.shaping import aggregate, bins, shaping
 from r1_rewards.reference.splice import Context, Mode, Rule, Splice, Tokenizer, splice, splice_alone
@@ -137,7 +138,7 @@ def _base_score(number: int, item: RewardInput) -> float:
     found = item.metadata.get(BASE_COLUMN)
     if found is None:
         return 0.0
-    if isinstance(found, bool | str) or not hasattr(found, "__float__") or not math.isfinite(found):
+    if isinstance(found, bool | str) or not isinstance(found, SupportsFloat) or not math.isfinite(found):
         raise ValueError(
             f"the column {BASE_COLUMN!r} of input {number} is {found!r:.80}, not a finite number; write null where "
             "there is no base score"

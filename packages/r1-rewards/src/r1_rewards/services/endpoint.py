@@ -15,8 +15,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-from r1_rewards.errors import RewardSpecError
-from r1_rewards.types import Cause
+from r1_rewards.types import Cause, RewardSpecError
 
 if TYPE_CHECKING:
     import httpx

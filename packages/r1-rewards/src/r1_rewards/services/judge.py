@@ -15,10 +15,21 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from r1_rewards.errors import FailureRule, RewardSpecError, suggest
 from r1_rewards.services.endpoint import HttpEndpoint, Patience, Post, RequestFailed, Unusable
 from r1_rewards.services.protocols import printable
-from r1_rewards.types import Failure, FailurePolicy, OpenVerifier, Outcome, RewardInput, Score, check_inputs, read_score
+from r1_rewards.types import (
+    Failure,
+    FailurePolicy,
+    FailureRule,
+    OpenVerifier,
+    Outcome,
+    RewardInput,
+    RewardSpecError,
+    Score,
+    check_inputs,
+    read_score,
+    suggest,
+)
 
 PLACEHOLDERS = ("question", "ground_truth", "response", "nonce", "low", "high")
 TEMPLATE = """You grade one response to a question.

@@ -4,10 +4,20 @@ import asyncio
 import os
 from collections.abc import Sequence
 
-from r1_rewards.errors import FailureRule, RewardSpecError, suggest
 from r1_rewards.services.endpoint import HttpEndpoint, Patience, Post, RequestFailed
 from r1_rewards.services.protocols import PROTOCOLS
-from r1_rewards.types import Failure, FailurePolicy, OpenVerifier, Outcome, RewardInput, Score, check_inputs
+from r1_rewards.types import (
+    Failure,
+    FailurePolicy,
+    FailureRule,
+    OpenVerifier,
+    Outcome,
+    RewardInput,
+    RewardSpecError,
+    Score,
+    check_inputs,
+    suggest,
+)
 
 TOKEN_VARIABLE = "R1_REWARDS_TOKEN"
 

@@ -9,9 +9,19 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Literal
 
-from r1_rewards.errors import FailureRule, RewardSpecError
 from r1_rewards.services.protocols import printable
-from r1_rewards.types import Failure, FailurePolicy, OpenVerifier, Outcome, RewardInput, Score, check_inputs, read_score
+from r1_rewards.types import (
+    Failure,
+    FailurePolicy,
+    FailureRule,
+    OpenVerifier,
+    Outcome,
+    RewardInput,
+    RewardSpecError,
+    Score,
+    check_inputs,
+    read_score,
+)
 
 
 class RewardModelVerifier(OpenVerifier):

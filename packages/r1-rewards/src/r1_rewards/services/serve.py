@@ -12,12 +12,14 @@ import signal
 import socket
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from r1_rewards.errors import RewardSpecError
 from r1_rewards.services.protocols import write_score
 from r1_rewards.services.remote import TOKEN_VARIABLE
-from r1_rewards.types import OpenVerifier, RewardInput, Score, Verifier
+from r1_rewards.types import OpenVerifier, RewardInput, RewardSpecError, Score, Verifier
+
+if TYPE_CHECKING:
+    from fastapi import FastAPI
 
 DRAINED_BYTES = 1 << 20  # of a request that is turned away
 DRAIN_SECONDS = 5.0
@@ -129,17 +131,39 @@ def build_app(
 
     Raises RewardSpecError if FastAPI is missing.
     """
+    app, limits = _empty_app(), limits or RequestLimits()
+    _add_score(app, verifier, limits)
+    _add_get_reward(app, verifier, limits, MARKERS.get(response_after or "", response_after))
+    return RequestGuard(app, token=token, body_bytes=limits.body_bytes, requests=limits.requests)
+
+
+def _empty_app() -> "FastAPI":
+    """Return an application with `/health` only, which answers a request that does not validate with what is wrong."""
     try:
         from fastapi import FastAPI
         from fastapi.exceptions import RequestValidationError
         from fastapi.responses import JSONResponse
-        from pydantic import BaseModel, ConfigDict, Field
     except ImportError as error:
         raise RewardSpecError('serving needs: pip install "r1-rewards[serve]"') from error
-    limits = limits or RequestLimits()
-    marker = MARKERS.get(response_after or "", response_after)
+    app = FastAPI(title="r1-rewards", docs_url=None, redoc_url=None, openapi_url=None)
+
+    @app.exception_handler(RequestValidationError)
+    async def explain(request: object, error: RequestValidationError) -> JSONResponse:
+        first = error.errors()[0]  # never its "input", which is as long as the request
+        where = ".".join(str(place) for place in first["loc"] if place != "body")
+        return JSONResponse({"error": f"{where or 'body'}: {first['msg']}"}, 400)
+
+    @app.get("/health")
+    async def health() -> dict[str, str]:
+        return {"status": "ok"}
+
+    return app
+
+
+def _add_score(app: "FastAPI", verifier: Verifier, limits: RequestLimits) -> None:
+    from pydantic import BaseModel, ConfigDict, Field
+
     Text = Annotated[str, Field(max_length=limits.characters)]
-    Texts = Annotated[list[Text], Field(max_length=limits.answers)]
 
     class Input(BaseModel):
         model_config = ConfigDict(extra="forbid", strict=True)
@@ -155,27 +179,22 @@ def build_app(
         model_config = ConfigDict(extra="forbid", strict=True)
         inputs: Annotated[list[Input], Field(max_length=limits.answers)]
 
-    class Queries(BaseModel):  # open: trainers add fields of their own
-        query: Texts
-        prompts: Texts
-        labels: Texts
-
-    app = FastAPI(title="r1-rewards", docs_url=None, redoc_url=None, openapi_url=None)
-
-    @app.exception_handler(RequestValidationError)
-    async def explain(request: object, error: RequestValidationError) -> JSONResponse:
-        first = error.errors()[0]  # never its "input", which is as long as the request
-        where = ".".join(str(place) for place in first["loc"] if place != "body")
-        return JSONResponse({"error": f"{where or 'body'}: {first['msg']}"}, 400)
-
-    @app.get("/health")
-    async def health() -> dict[str, str]:
-        return {"status": "ok"}
-
     @app.post("/score")
     def score(body: Inputs) -> dict[str, object]:
         scores = verifier([RewardInput(**dict(item)) for item in body.inputs])
         return {"scores": [write_score(score) for score in scores]}
+
+
+def _add_get_reward(app: "FastAPI", verifier: Verifier, limits: RequestLimits, marker: str | None) -> None:
+    from fastapi.responses import JSONResponse
+    from pydantic import BaseModel, Field
+
+    Texts = Annotated[list[Annotated[str, Field(max_length=limits.characters)]], Field(max_length=limits.answers)]
+
+    class Queries(BaseModel):  # open: trainers add fields of their own
+        query: Texts
+        prompts: Texts
+        labels: Texts
 
     @app.post("/get_reward")
     def get_reward(queries: Queries) -> object:
@@ -187,8 +206,6 @@ def build_app(
             for query, prompt, label in zip(queries.query, queries.prompts, queries.labels, strict=True)
         ]
         return write_rewards(verifier(inputs))
-
-    return RequestGuard(app, token=token, body_bytes=limits.body_bytes, requests=limits.requests)
 
 
 def header_timeout_protocol() -> type[asyncio.Protocol]:

@@ -23,7 +23,7 @@ def truth_problem(
 
     `options` are the verifier's own; it reads the `columns` of the data row that it needs.
     """
-    find = getattr(find_verifier(name), "truth_problem", None)
+    find = vars(find_verifier(name)).get("truth_problem")
     if find is None:
         return None
     parameters = inspect.signature(find).parameters
@@ -38,11 +38,11 @@ def columns_of(name: str, options: Mapping[str, object] | None = None) -> set[st
     """Return the columns of a data row that the verifier reads and `options` do not set."""
     module = find_verifier(name)
     if name != "combine":
-        return set(getattr(module, "TAKES", ())) - set(options or ())
+        return set(vars(module).get("TAKES", ())) - set(options or ())
     parts = module.read_parts((options or {}).get("parts")).values()
     return set().union(*(columns_of(part.reward, part.options) for part in parts if part.reward in BUILTINS))
 
 
 def truth_is_answer(name: str) -> bool:
     """Whether the ground truth, written as a final answer, is scored as right. Tests of code, for example, are not."""
-    return bool(getattr(find_verifier(name), "TRUTH_IS_ANSWER", True))
+    return bool(vars(find_verifier(name)).get("TRUTH_IS_ANSWER", True))

@@ -5,8 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from r1_rewards import verifiers
-from r1_rewards.errors import RewardSpecError, suggest
-from r1_rewards.types import Score
+from r1_rewards.types import RewardSpecError, Score, suggest
 from r1_rewards.verifiers import BUILTINS, find_verifier
 
 TRUTH_IS_ANSWER = False  # a right one may be worth any share of the sum

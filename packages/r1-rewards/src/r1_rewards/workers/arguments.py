@@ -8,9 +8,9 @@ meaning is a column of the data row; `reward_function_kwargs` take precedence.
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, SupportsFloat
 
-from r1_rewards.errors import RewardSpecError, suggest
+from r1_rewards.types import RewardSpecError, suggest
 from r1_rewards.workers.frames import WireSample, decode_picture
 from r1_rewards.workers.shapes import (
     ACCEPTED,
@@ -244,5 +244,5 @@ def _check_call(function: Callable[..., object], shape: Shape, keywords: Mapping
 def _read_verl(score: object) -> object:
     if not isinstance(score, Mapping) or "overall" in score or "score" not in score:
         return score
-    numbers = {key: value for key, value in score.items() if hasattr(value, "__float__")}
+    numbers = {key: value for key, value in score.items() if isinstance(value, SupportsFloat)}
     return {**numbers, "overall": score["score"]}

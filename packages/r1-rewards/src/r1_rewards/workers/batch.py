@@ -17,8 +17,7 @@ import time
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 
-from r1_rewards.errors import RewardSpecError
-from r1_rewards.types import Failure, Outcome
+from r1_rewards.types import Failure, Outcome, RewardSpecError
 from r1_rewards.workers.frames import Job, WireSample, unpack
 from r1_rewards.workers.process import ForkServer, Worker, WorkerCrash
 
@@ -315,7 +314,7 @@ def score_whole(
             if came:
                 for message in worker.inbox.read():
                     if isinstance(message, list):
-                        return [unpack(one) for one in message]
+                        return list(map(unpack, message))
                     failure = unpack(message)
                     assert isinstance(failure, Failure)
                     return failure

@@ -8,6 +8,7 @@ import socket
 import struct
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypedDict
 
 from r1_rewards.types import Failure, Outcome, Score
@@ -71,10 +72,10 @@ class Job(TypedDict):
     cpu_seconds: float
 
 
+@dataclass
 class Inbox:
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._data = bytearray()
+    _connection: socket.socket
+    _data: bytearray = field(default_factory=bytearray)
 
     def read(self) -> list[Any]:
         piece = self._connection.recv(_PIECE, socket.MSG_DONTWAIT)

@@ -6,15 +6,14 @@ import importlib.util
 import inspect
 import sys
 import traceback
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Literal, ParamSpec, TypeVar
 
-from r1_rewards.errors import RewardSpecError, suggest
 from r1_rewards.spec import MODEL_REWARDS, SERVICES, RewardSpec, check_options, open_service, parse_spec
-from r1_rewards.types import Cause, Failure, Outcome, RewardInput, Score, read_score
+from r1_rewards.types import Cause, Failure, Outcome, RewardInput, RewardSpecError, Score, read_score, suggest
 from r1_rewards.verifiers import combine, find_verifier
 from r1_rewards.workers.arguments import make_call, read_signature
 from r1_rewards.workers.frames import WireSample
@@ -56,24 +55,25 @@ def load_function(spec: RewardSpec, kwargs: Mapping[str, object]) -> RewardFunct
     if spec.path is None:
         return _load_builtin(spec.function, kwargs)
     module = _import_file(spec.path)
-    function = getattr(module, spec.function, None)
+    names = vars(module)
+    function = names.get(spec.function)
     if not callable(function):
-        found = {name: value for name, value in vars(module).items() if inspect.isfunction(value)}
+        found = {name: value for name, value in names.items() if inspect.isfunction(value)}
         functions = [name for name, value in found.items() if value.__module__ == module.__name__]
         raise RewardSpecError(
             f"reward file {spec.path} has no function {spec.function!r}" + suggest(spec.function, functions)
         )
     with contextlib.suppress(ImportError):
         _warm_algebra()
-    reward_type = getattr(module, "REWARD_TYPE", None)
+    reward_type = names.get("REWARD_TYPE")
     if reward_type not in (None, "batch", "sequential"):
         raise RewardSpecError(f"{spec.path}: REWARD_TYPE is {reward_type!r}; it must be 'batch' or 'sequential'")
-    name = str(getattr(module, "REWARD_NAME", spec.path.stem))
+    name = str(names.get("REWARD_NAME", spec.path.stem))
     signature = read_signature(
         function,
         kwargs,
         reward_type=reward_type,
-        completions=getattr(module, "COMPLETIONS", None),
+        completions=names.get("COMPLETIONS"),
         where=f"reward function {spec.function} in {spec.path}",
     )
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
@@ -88,7 +88,7 @@ def score_samples(function: RewardFunction, samples: Sequence[WireSample]) -> li
     except BaseException as error:  # SystemExit too, and the time limits of libraries: any of them fails the call only
         cause: Cause = "out_of_memory" if isinstance(error, MemoryError) else "exception"
         return Failure(cause, _describe_exception(error, function.file))
-    if isinstance(scores, (str, bytes, Mapping)) or not hasattr(scores, "__len__") or not hasattr(scores, "__iter__"):
+    if isinstance(scores, (str, bytes, Mapping)) or not (isinstance(scores, Sized) and isinstance(scores, Iterable)):
         return Failure("wrong_shape", f"returned {type(scores).__name__}, not a list of scores")
     if len(scores) != len(samples):
         return Failure("wrong_shape", f"returned {len(scores)} scores for {len(samples)} responses")
@@ -104,7 +104,7 @@ def _load_builtin(name: str, options: Mapping[str, object]) -> RewardFunction:
     module = find_verifier(name)
     score = module.score
     keywords = inspect.signature(score).parameters
-    columns = [key for key in getattr(module, "TAKES", ()) if key not in options]
+    columns = [key for key in vars(module).get("TAKES", ()) if key not in options]
     fills = [key for key in SAMPLE_KEYS if key in keywords and key not in options]
     try:
         _warm_algebra()

@@ -7,9 +7,19 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
-from r1_rewards.errors import FailureRule, RewardSpecError
 from r1_rewards.spec import parse_spec
-from r1_rewards.types import Cause, Failure, FailurePolicy, OpenVerifier, Outcome, RewardInput, Score, check_inputs
+from r1_rewards.types import (
+    Cause,
+    Failure,
+    FailurePolicy,
+    FailureRule,
+    OpenVerifier,
+    Outcome,
+    RewardInput,
+    RewardSpecError,
+    Score,
+    check_inputs,
+)
 from r1_rewards.workers.batch import Batch, Durations, score_whole
 from r1_rewards.workers.frames import WireSample, encode_picture
 from r1_rewards.workers.process import ForkServer, Reward, Worker, WorkerClosed, WorkerCrash
@@ -102,7 +112,9 @@ class PooledVerifier(OpenVerifier):
                 raise RuntimeError(f"the verifier {self.spec!r} is closed")
             try:
                 for index, outcome in self._outcomes(samples):
-                    yield index, self._score(index, outcome)
+                    if isinstance(outcome, Failure):
+                        self.failures[outcome.cause] += 1
+                    yield index, self._rule.apply(self.spec, index, outcome)
             except WorkerClosed as error:
                 raise RuntimeError(f"the verifier {self.spec!r} was closed while scoring") from error
 
@@ -178,11 +190,6 @@ class PooledVerifier(OpenVerifier):
                 self._server.reap(worker)
             raise
         return found
-
-    def _score(self, index: int, outcome: Outcome) -> Score:
-        if isinstance(outcome, Failure):
-            self.failures[outcome.cause] += 1
-        return self._rule.apply(self.spec, index, outcome)
 
 
 def _wire(index: int, item: RewardInput, pictures: dict[int, dict[str, str]] | None) -> WireSample:

@@ -11,9 +11,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from r1_rewards.errors import RewardSpecError
 from r1_rewards.spec import RewardSpec
-from r1_rewards.types import Cause
+from r1_rewards.types import Cause, RewardSpecError
 from r1_rewards.workers import frames
 from r1_rewards.workers.descendants import kill_tree
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from types import CodeType, FunctionType
 from typing import Literal
 
-from r1_rewards.errors import RewardSpecError
+from r1_rewards.types import RewardSpecError
 
 Shape = Literal["batch", "sequential", "columns", "completions", "text", "texts"]
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from r1_rewards.errors import RewardSpecError
+from r1_rewards.types import RewardSpecError
 
 _SETTINGS = ("REWARD_TYPE", "REWARD_NAME", "COMPLETIONS")  # of a reward file, see `functions`
 

@@ -17,9 +17,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from r1_rewards.errors import RewardSpecError
 from r1_rewards.spec import RewardSpec
-from r1_rewards.types import Failure
+from r1_rewards.types import Failure, RewardSpecError
 from r1_rewards.workers import frames
 from r1_rewards.workers.descendants import adopt_orphans, children, kill_tree
 from r1_rewards.workers.frames import Job

@@ -21,9 +21,9 @@ from r1_cli.models.files import ModelFiles
 from r1_cli.train.types import Dataset, Policy, Progress
 from r1_core.learner.batching import Batching
 from r1_data.types import DataError, Prompt
-from r1_rewards.errors import FailureRule, RewardSpecError
 from r1_rewards.reference.options import POLICY, REFERENCE, Options
 from r1_rewards.reference.reference_probability import BASE_COLUMN
+from r1_rewards.types import FailureRule, RewardSpecError
 from r1_rollout.types import Generator, Reading, Replaying
 
 FUNCTION = "worker.reward.reward_function"

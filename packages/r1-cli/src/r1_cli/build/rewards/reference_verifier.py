@@ -6,11 +6,10 @@ from dataclasses import dataclass, field, replace
 
 from r1_cli.train.groups.group import SampledInput
 from r1_data.types import Prompt
-from r1_rewards.errors import FailureRule
 from r1_rewards.reference.options import Options
 from r1_rewards.reference.reference_probability import BASE_COLUMN, LOG_HALF, combine
 from r1_rewards.reference.tokens import CAUSES, Cause, Spliced, TextTokenizer, splice_tokens
-from r1_rewards.types import Failure, RewardInput, Score
+from r1_rewards.types import Failure, FailureRule, RewardInput, Score
 from r1_rewards.verifiers import repetition
 from r1_rollout.types import Reading
 

@@ -13,8 +13,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
-from r1_rewards.errors import RewardSpecError
 from r1_rewards.services.endpoint import HttpEndpoint, Patience, Post, RequestFailed, Unusable
+from r1_rewards.types import RewardSpecError
 from r1_rollout.types import PromptLike
 from r1_rollout.vllm.servers.protocol import GENERATE, read_body
 

@@ -16,11 +16,10 @@ from r1_data.formats import Columns
 from r1_data.messages import RowReader
 from r1_data.sources import read_rows
 from r1_data.types import DataError, Example, json_columns
-from r1_rewards.errors import RewardSpecError
 from r1_rewards.load import load
 from r1_rewards.reading.extract import ANSWER_FORMS, write_answer
 from r1_rewards.spec import parse_spec
-from r1_rewards.types import OpenVerifier, RewardInput, Score
+from r1_rewards.types import OpenVerifier, RewardInput, RewardSpecError, Score
 from r1_rewards.workers.pool import PooledVerifier
 
 QUESTIONS = [("What is 2 + 3?", "5"), ("What is 3 · 4?", "12"), ("Half of 5?", "2.5"), ("What is 2 - 9?", "-7")]
