@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import Any
 
@@ -102,7 +103,7 @@ def test_leaving_does_not_wait_for_a_call_that_is_running() -> None:
         begun.set()
         over.wait(PATIENCE)
 
-    with ScoringThread(Equality(block), Stopwatch()) as thread:
+    with closing(ScoringThread(Equality(block), Stopwatch())) as thread:
         thread.put(0, [RewardInput("1", "1")])
         assert begun.wait(PATIENCE)
     assert not over.is_set()

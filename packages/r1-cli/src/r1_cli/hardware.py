@@ -122,4 +122,7 @@ def generation(gpu: "torch.device") -> int:
 
 def peak_flops(device: str) -> float | None:
     """Return the peak FLOP/s of a device by its name; None if it is unknown."""
-    return next((peak for known, peak in PEAK_FLOPS.items() if known in device), None)
+    for known, peak in PEAK_FLOPS.items():
+        if known in device:
+            return peak
+    return None

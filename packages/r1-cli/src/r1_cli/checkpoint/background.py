@@ -2,11 +2,10 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
-from contextvars import copy_context
-from functools import partial
+from contextvars import Context, copy_context
 from queue import Queue
 from threading import Thread
-from typing import TypeVar
+from typing import Any, TypeVar
 
 Result = TypeVar("Result")
 
@@ -17,13 +16,13 @@ class Background:
     def __init__(self, name: str, room: int) -> None:
         """Name the thread. `do` blocks while `room` tasks wait."""
         self._name = name
-        self._waiting: Queue[Callable[[], None] | None] = Queue(room)
+        self._waiting: Queue[tuple[Context, Callable[[], Any], Future[Any]] | None] = Queue(room)
         self._thread: Thread | None = None
 
     def do(self, work: Callable[[], Result]) -> Future[Result]:
         future: Future[Result] = Future()
         # Some libraries keep the state of the opening thread in context variables.
-        self._waiting.put(partial(copy_context().run, _do, work, future))
+        self._waiting.put((copy_context(), work, future))
         if self._thread is None:
             self._thread = Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
@@ -36,13 +35,10 @@ class Background:
             self._thread = None
 
     def _run(self) -> None:
-        while (work := self._waiting.get()) is not None:
-            work()
-            del work  # frees what it holds before waiting
-
-
-def _do(work: Callable[[], Result], future: Future[Result]) -> None:
-    try:
-        future.set_result(work())
-    except BaseException as error:  # the future raises it
-        future.set_exception(error)
+        while (task := self._waiting.get()) is not None:
+            context, work, future = task
+            try:
+                future.set_result(context.run(work))
+            except BaseException as error:  # the future raises it
+                future.set_exception(error)
+            del task, context, work, future  # frees what they hold before waiting

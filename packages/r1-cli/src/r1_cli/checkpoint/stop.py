@@ -13,7 +13,7 @@ class Stopped(Exception):
 class StopRequest:
     """Remembers the first signal; the second one ends the process at once.
 
-    The loop checks `requested` between two steps. Inside `interruptible()` (sampling and scoring, which change no
+    The loop calls `check` between two steps. Inside `interruptible()` (sampling and scoring, which change no
     weights and may take minutes) the first signal raises `Stopped`.
     """
 
@@ -31,7 +31,7 @@ class StopRequest:
         return 128 + signal.Signals[self.signal_name] if self.signal_name else 0
 
     def check(self) -> None:
-        if self.requested:
+        if self.signal_name is not None:
             raise Stopped(self.signal_name)
 
     @contextmanager

@@ -83,8 +83,6 @@ def packed_attention(
         if attention_mask is None and sliding_window is not None and sliding_window < query.shape[2]:
             attention_mask = _mask(query.shape[2], 0, sliding_window, query.device)
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-    if pack is None:
-        pack = _find_pack(position_ids, _starts)
     if pack.sequence is None:
         return _attend_within(module, query, key, value, pack, sliding_window, kwargs), None
     key, value = (pack.sequence.repeat_heads(tensor) for tensor in (key, value))
@@ -117,7 +115,8 @@ def vision_attention(
     Returns:
         [1, T, heads, head size] and None for the attention weights.
     """
-    kwargs = {name: value for name, value in kwargs.items() if name not in ("cu_seq_lens_k", "max_length_k")}
+    kwargs.pop("cu_seq_lens_k", None)
+    kwargs.pop("max_length_k", None)
     if cu_seq_lens_q is None or attention_mask is not None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     kernel = _find_kernel(query)

@@ -124,7 +124,8 @@ def _group_by_length(members: list[list[int]], pack: Pack) -> list[list[list[int
 
 
 def _tokens(segments: list[int], pack: Pack) -> int:
-    return sum(pack.lengths[segment] for segment in segments)
+    first, last = segments[0], segments[-1]  # a prompt's answers follow it
+    return pack.starts[last] + pack.lengths[last] - pack.starts[first]
 
 
 def _make_batch(pack: Pack, members: list[list[int]]) -> SegmentBatch:

@@ -19,12 +19,12 @@ from r1_cli.train.groups.stream_position import save_groups
 from r1_cli.train.metrics.step import (
     count_idle,
     divergence,
+    mean_of,
     penalty_metrics,
     performance,
     require_rewards,
     require_signal,
     step_metrics,
-    update_metrics,
 )
 from r1_cli.train.metrics.validate import Validation
 from r1_cli.train.recorder import Recorder, to_generations
@@ -165,7 +165,7 @@ def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float], list[
             kl = kl.update(divergence(samples, update.kl_penalty), len(samples))
     with watch.background("metrics"):
         record = collected | step_metrics(at.step, groups, samples)
-        record |= update_metrics("actor", updates) | update_metrics("critic", forecasts)
+        record |= mean_of(updates, "actor/") | mean_of(forecasts, "critic/")
         record |= penalty_metrics(samples, update.compute_advantages.kl_penalty, at.kl.coef)
         record |= performance(samples, watch.lap(), run.learner.describe(), run.schedule.ppo_epochs)
         idle, failed = count_idle(at.idle, at.failed, groups, samples)

@@ -5,7 +5,7 @@ import io
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -18,6 +18,7 @@ from r1_cli.checkpoint.background import Background
 from r1_cli.runs.reader import MEDIA, SAMPLES, Phase, sample_file
 from r1_cli.runs.schema import COLUMNS, SCHEMA
 from r1_cli.runs.track import Generation
+from r1_cli.runs.track.timing import Record
 from r1_cli.train.groups.group import Group
 from r1_core.types import Sample, tokens
 from r1_data.types import Prompt
@@ -32,7 +33,6 @@ ROOM = 2  # steps that may wait in memory to be written
 OF_THE_LEARNER = ("old_logprobs", "entropies", "ref_logprobs", "advantages")
 # Columns of few values, or of values that come once an answer of a group; tokens compress better as they are.
 REPEATED = ["phase", "prompt_id", "source", "prompt", "ground_truth", "finish_reason"]
-Ended = Callable[[str, float, float], None]  # called with name, begin and end of each stage
 
 
 FRAMES = 16  # of a video that are kept, evenly spread
@@ -46,7 +46,7 @@ class Recorder:
     continues.
     """
 
-    def __init__(self, folder: Path, most: int, ended: Ended = lambda name, begin, end: None) -> None:
+    def __init__(self, folder: Path, most: int, ended: Record = lambda name, begin, end: None) -> None:
         """Start recording; the oldest steps are deleted above `most` bytes. 0 records nothing."""
         self._samples, self._media, self._most, self._ended = folder / SAMPLES, MediaFolder(folder / MEDIA), most, ended
         self._thread = Background("r1-recording", ROOM)
@@ -128,7 +128,7 @@ def to_table(
         media: gives the files of a prompt's pictures and videos.
     """
     answers = [(place, index, group) for place, group in enumerate(groups) for index in range(len(group.responses))]
-    files = {place: media(group.prompt) for place, group in enumerate(groups)}
+    files = [media(group.prompt) for group in groups]
     responses = [group.responses[index] for _, index, group in answers]
     prompts = [group.prompt for _, _, group in answers]
     columns: dict[str, Any] = {
@@ -201,7 +201,11 @@ class MediaFolder:
         return pictures + [self._save(_frames(video)) for video in prompt.videos]
 
     def _save(self, frames: "list[Image]") -> str:
-        name = f"{_digest(frames)}{'.png' if len(frames) == 1 else '.webp'}"
+        digest = hashlib.blake2b(digest_size=16)
+        for frame in frames:
+            digest.update(f"{frame.mode} {frame.size} ".encode())
+            digest.update(frame.tobytes())
+        name = f"{digest.hexdigest()}{'.png' if len(frames) == 1 else '.webp'}"
         path = self.folder / name
         if not path.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
@@ -228,14 +232,6 @@ def _encode(frames: "list[Image]") -> bytes:
         options: dict[str, Any] = {"save_all": True, "duration": FRAME_MILLISECONDS, "loop": 0, "method": 0}
         frames[0].save(content, format="WEBP", append_images=frames[1:], **options)
     return content.getvalue()
-
-
-def _digest(frames: "Iterable[Image]") -> str:
-    found = hashlib.blake2b(digest_size=16)
-    for frame in frames:
-        found.update(f"{frame.mode} {frame.size} ".encode())
-        found.update(frame.tobytes())
-    return found.hexdigest()
 
 
 def to_generations(groups: Sequence[Group], split: Literal["train", "val"]) -> list[Generation]:

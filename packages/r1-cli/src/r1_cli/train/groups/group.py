@@ -104,23 +104,6 @@ def to_reward_inputs(
     ]
 
 
-def to_group(
-    prompt: Prompt,
-    completions: Sequence[Completion],
-    inputs: Sequence[RewardInput],
-    scores: Sequence[Score],
-    truth_problem: str | None = None,
-) -> Group:
-    return Group(
-        prompt,
-        [
-            Response(completion, given.response, score, score.value)
-            for completion, given, score in zip(completions, inputs, scores, strict=True)
-        ],
-        truth_problem=truth_problem,
-    )
-
-
 # --- inputs of filters ------------------------------------------------------------------------------------------------
 
 
@@ -148,15 +131,11 @@ def by_sample(values: Sequence[Sequence[float]]) -> tuple[Tensor, Tensor]:
 
 def to_samples(groups: Sequence[Group]) -> list[Sample]:
     """Return one sample per response, group after group. `group_id` is the index in `groups`."""
-    return [
-        sample
-        for group_id, group in enumerate(groups)
-        for sample in _samples_of(
-            group.prompt,
-            [(one.completion.token_ids, one.completion.logprobs, one.reward) for one in group.responses],
-            group_id,
-        )
-    ]
+    samples: list[Sample] = []
+    for group_id, group in enumerate(groups):
+        responses = [(one.completion.token_ids, one.completion.logprobs, one.reward) for one in group.responses]
+        samples += _samples_of(group.prompt, responses, group_id)
+    return samples
 
 
 def to_sample(prompt: PromptLike, token_ids: Sequence[int] | NDArray[np.int32]) -> Sample:

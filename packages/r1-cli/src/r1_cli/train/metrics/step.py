@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
 
@@ -41,31 +41,29 @@ def step_metrics(step: int, groups: Sequence[Group], samples: Sequence[Sample]) 
 
 def spread(name: str, values: Iterable[float]) -> dict[str, float]:
     """Return mean, max and min. Example: `spread("x", [1, 3]) == {"x/mean": 2, "x/max": 3, "x/min": 1}`."""
-    values = [float(value) for value in values]
+    values = list(map(float, values))
     return {f"{name}/mean": fmean(values), f"{name}/max": max(values), f"{name}/min": min(values)}
 
 
-def mean_of(records: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def mean_of(records: Sequence[Mapping[str, float]], prefix: str = "", suffix: str = "") -> dict[str, float]:
+    """Return the mean of each number over the records that have it."""
     columns: dict[str, list[float]] = defaultdict(list)
     for record in records:
         for name, value in record.items():
             columns[name].append(value)
-    return {name: fmean(values) for name, values in columns.items()}
-
-
-def update_metrics(owner: str, updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-    return {f"{owner}/{name}": value for name, value in mean_of(updates).items()}
+    return {f"{prefix}{name}{suffix}": fmean(values) for name, values in columns.items()}
 
 
 def reward_metrics(groups: Sequence[Group], prefix: str = "reward/", suffix: str = "") -> dict[str, float]:
     """Return the mean of each reward part, failures by cause, and unusable ground truths. Prompts have equal weight."""
-    scores = [score for group in groups for score in group.scores]
-    means = mean_of([mean_of([score.parts for score in group.scores]) for group in groups])
-    record = {f"{prefix}{name}{suffix}": value for name, value in means.items()}
-    scores += [score for group in groups for score in group.dropped]
-    failures = Counter(score.error.cause for score in scores if score.error)
-    record |= {f"{prefix}failures/{cause}": float(count) for cause, count in failures.items()}
-    unusable = sum(group.truth_problem is not None for group in groups)
+    means, failures, unusable = list[dict[str, float]](), Counter[str](), 0
+    for group in groups:
+        means.append(mean_of([response.score.parts for response in group.responses]))
+        failures.update(score.error.cause for score in (*group.scores, *group.dropped) if score.error)
+        unusable += group.truth_problem is not None
+    record = mean_of(means, prefix, suffix)
+    for cause, count in failures.items():
+        record[f"{prefix}failures/{cause}"] = float(count)
     return record | {f"{prefix}failures": float(failures.total()), f"{prefix}unusable_truths": float(unusable)}
 
 
@@ -83,10 +81,6 @@ def source_metrics(groups: Sequence[Group], prefix: str, suffix: str = "") -> di
         record |= reward_metrics(share, f"{prefix}{source}/", suffix)
         record[f"{prefix}{source}/prompts"] = float(len(share))
     return record
-
-
-def shares(samples: Sequence[Sample]) -> Iterator[Sequence[Sample]]:
-    return (samples[start : start + SHARE] for start in range(0, len(samples), SHARE))
 
 
 def advantage_metrics(samples: Sequence[Sample]) -> dict[str, float]:
@@ -163,15 +157,17 @@ def agreement(samples: Sequence[Sample], prefix: str = "rollout/") -> dict[str, 
     if not samples or not known(samples, "old_logprobs") or not known(samples, "rollout_logprobs"):
         return {}
     parts, widest = [], []
-    for share in shares(samples):
+    for start in range(0, len(samples), SHARE):
+        share = samples[start : start + SHARE]
         gap = (tokens(share, "old_logprobs") - tokens(share, "rollout_logprobs")).double()[None]
         mask = torch.ones_like(gap, dtype=torch.bool)
         weights, found = correction.importance_weights(gap, mask, "token"), correction.diagnose(gap, mask)
         widest.append(found.pop("rollout_gap_max"))
         means = torch.stack([*found.values()])
         parts.append(torch.cat([means * gap.numel(), torch.stack([weights.sum(), weights.square().sum(), mask.sum()])]))
-    *sums, weights, squares, count = torch.stack(parts).sum(0)
-    mean, kl_k1, kl_k3, chi2 = (float(total / count.clamp(min=1)) for total in sums)
+    sums = torch.stack(parts).sum(0)
+    weights, squares, count = sums[-3:]
+    mean, kl_k1, kl_k3, chi2 = (sums[:-3] / count.clamp(min=1)).tolist()
     return {
         f"{prefix}logprob_gap_mean": mean,
         f"{prefix}logprob_gap_max": float(torch.stack(widest).max()),
@@ -197,7 +193,8 @@ def divergence(samples: Sequence[Sample], kl_penalty: str | None) -> float:
     exact = kl_penalty == kl.FULL and known(samples, "full_kl")
     estimate = kl.k1 if kl_penalty == kl.FULL else kl.get(kl_penalty)
     total, sequences = 0.0, 0
-    for share in shares(samples):
+    for start in range(0, len(samples), SHARE):
+        share = samples[start : start + SHARE]
         mask = trained(share)
         if exact:
             values = rows(share, "full_kl")
@@ -217,12 +214,6 @@ def performance(
     sampled = sum(sample.response_length for sample in samples)
     tokens_of = {"gen": sampled, "reward": sampled, **dict.fromkeys(OF_ALL_TOKENS, total)}
     record = {
-        **{f"timing_s/{stage}": value for stage, value in seconds.items()},
-        **{
-            f"timing_per_token_ms/{stage}": 1000 * seconds[stage] / count
-            for stage, count in tokens_of.items()
-            if stage in seconds
-        },
         "perf/total_num_tokens": float(total),
         "perf/micro_batch_size": float(info.micro_batch),
         "perf/time_per_step": seconds["step"],
@@ -231,6 +222,10 @@ def performance(
         **sequence_balance(lengths, info.tokens),
         "perf/cpu_memory_used_gb": psutil.Process().memory_info().rss / 2**30,
     }
+    for stage, value in seconds.items():
+        record[f"timing_s/{stage}"] = value
+        if stage in tokens_of:
+            record[f"timing_per_token_ms/{stage}"] = 1000 * value / tokens_of[stage]
     peak = peak_flops(info.device)
     if peak is not None and "update_actor" in seconds:
         flops = total * ppo_epochs * info.flops_per_token
@@ -250,15 +245,24 @@ class NothingToLearn(RewardFailure):
 def count_idle(idle: int, failed: int, groups: Sequence[Group], samples: Sequence[Sample]) -> tuple[int, int]:
     """Return how many steps in a row, including this one, had no signal, and in how many all rewards failed.
 
-    A single step without signal is common in small batches, so logging starts with the second in a row.
+    A step has no signal if no response could be scored, or if all advantages are 0. Single steps of the second kind are
+    common in small batches, so logging starts with the second in a row.
     """
-    failures = describe_all_failed(groups)
-    equal = describe_all_equal(groups, samples)
-    if not failures and not equal:
+    scores = [score for group in groups for score in (*group.scores, *group.dropped)]
+    errors = [score.error for score in scores if score.error]
+    all_failed = len(errors) == len(scores)
+    if all_failed:
+        first = errors[0]
+        why = f"the reward failed on all {len(scores)} responses, on the first by {first.cause}: {first.message}"
+    elif any(sample.advantages is not None and bool(sample.advantages.any()) for sample in samples):
         return 0, 0
-    if failures or idle:
-        log.warning("nothing to learn from, %d step(s) in a row: %s", idle + 1, failures or equal)
-    return idle + 1, failed + 1 if failures else 0
+    elif len(rewards := {reward for group in groups for reward in group.rewards}) == 1:
+        why = f"all {len(samples)} rewards are {rewards.pop():g}, so that every advantage is 0"
+    else:
+        why = f"rewards differ between the {len(groups)} groups, within none, so that every advantage is 0"
+    if all_failed or idle:
+        log.warning("nothing to learn from, %d step(s) in a row: %s", idle + 1, why)
+    return idle + 1, failed + 1 if all_failed else 0
 
 
 def require_signal(idle: int, limit: int) -> None:
@@ -278,22 +282,3 @@ def require_rewards(failed: int, steps: int, limit: int) -> None:
             f"no step learned anything: the reward failed on every response of all {steps} steps, see the warnings "
             "above; the weights have not changed. Test the reward by itself: r1 reward test"
         )
-
-
-def describe_all_failed(groups: Sequence[Group]) -> str:
-    """Return a message if no response of the step could be scored, else ""."""
-    scores = [score for group in groups for score in (*group.scores, *group.dropped)]
-    errors = [score.error for score in scores if score.error]
-    if len(errors) < len(scores):
-        return ""
-    return f"the reward failed on all {len(scores)} responses, on the first by {errors[0].cause}: {errors[0].message}"
-
-
-def describe_all_equal(groups: Sequence[Group], samples: Sequence[Sample]) -> str:
-    """Return a message if all advantages of the step are 0, else ""."""
-    if any(sample.advantages is not None and bool(sample.advantages.any()) for sample in samples):
-        return ""
-    rewards = {reward for group in groups for reward in group.rewards}
-    if len(rewards) == 1:
-        return f"all {len(samples)} rewards are {rewards.pop():g}, so that every advantage is 0"
-    return f"rewards differ between the {len(groups)} groups, within none, so that every advantage is 0"

@@ -105,9 +105,11 @@ class DynamicSampling:
         params = replace(self.sampling, seed=derive_seed(self.sampling.seed, position.rounds))
         prompts = [prompt for _, prompt in readable]
         sampled = sample_groups(self.sampler, prompts, params, watch, self.progress, drain_rule=drain_rule)
-        compared = self._compare_with_greedy(sampled, watch)
-        judged = {index: self._prepare_for_filter(group) for index, group in compared.items()}
-        groups = [replace(group, row=readable[index][0]) for index, group in judged.items() if group]
+        compared = self._compare_with_greedy(sampled, watch) if self.baselines else sampled
+        groups: list[Group] = []
+        for index, group in compared.items():
+            if judged := self._prepare_for_filter(group):
+                groups.append(replace(judged, row=readable[index][0]))
         values = filter_values(groups, self.filter_key)
         kept = [group for group, keep in zip(groups, passes(at.filter, values), strict=True) if keep]
         not_begun = tuple(row for index, (row, _) in enumerate(readable) if index not in sampled)
@@ -146,12 +148,10 @@ class DynamicSampling:
         return judged is not None and passes(group_filter, filter_values([judged], self.filter_key))[0]
 
     def _compare_with_greedy(self, sampled: dict[int, Group], watch: Stopwatch) -> dict[int, Group]:
-        """Add the greedy response's reward as a baseline if the estimator needs it (ReMax, arXiv 2310.10505).
+        """Add the greedy response's reward as a baseline (ReMax, arXiv 2310.10505).
 
         Groups whose greedy response could not be scored are left out.
         """
-        if not self.baselines:
-            return sampled
         greedily = SamplingParams(max_tokens=self.sampling.max_tokens, temperature=0.0)
         prompts = [group.prompt for group in sampled.values()]
         greedy = sample_groups(self.sampler, prompts, greedily, watch, self.progress)

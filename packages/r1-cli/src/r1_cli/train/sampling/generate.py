@@ -4,15 +4,15 @@ import logging
 import threading
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
-from types import TracebackType
-from typing import Self
+from contextlib import closing
+from dataclasses import dataclass, field, replace
+from itertools import islice
 
 from r1_cli.runs.track.timing import Stopwatch
-from r1_cli.train.groups.group import Group, to_group, to_reward_inputs
+from r1_cli.train.groups.group import Group, Response, to_reward_inputs
 from r1_cli.train.types import Dataset, Progress, Sampler
 from r1_data.types import DataError, Prompt
-from r1_rewards.types import RewardInput, Score, Verifier
+from r1_rewards.types import Failure, RewardInput, Score, Verifier
 from r1_rollout.types import Completion, Drainable, Generator, SamplingParams
 
 UNCOUNTED = 8  # latest groups, which are not waited for: they are scored while the engine samples
@@ -20,6 +20,7 @@ UNCOUNTED = 8  # latest groups, which are not waited for: they are scored while 
 log = logging.getLogger("r1")
 
 
+@dataclass(slots=True)
 class DrainRule:
     """Drains the engine once enough groups pass the filter.
 
@@ -27,19 +28,18 @@ class DrainRule:
     could be enough, it waits for all groups but the latest `UNCOUNTED`.
     """
 
-    def __init__(self, missing: int, counts: Callable[[Group], bool]) -> None:
-        self.missing = missing  # groups that must still pass
-        self._counts = counts
-        self._uncounted: deque[int] = deque()
+    missing: int  # groups that must still pass
+    counts: Callable[[Group], bool]
+    uncounted: deque[int] = field(default_factory=deque, init=False)
 
     def observe(self, index: int, group_of: Callable[[int], Group], engine: Generator) -> None:
         if not isinstance(engine, Drainable):
             return
-        self._uncounted.append(index)
-        ready = len(self._uncounted) - UNCOUNTED
+        self.uncounted.append(index)
+        ready = len(self.uncounted) - UNCOUNTED
         if 0 < self.missing <= ready:
             for _ in range(ready):
-                self.missing -= self._counts(group_of(self._uncounted.popleft()))
+                self.missing -= self.counts(group_of(self.uncounted.popleft()))
             if self.missing <= 0:
                 engine.drain()
 
@@ -74,53 +74,56 @@ def sample_groups(
         RewardFailure: a response could not be scored, and the failure policy is to stop.
         RuntimeError: the engine lost prompts.
     """
-    sampled = SampledPrompts(sampler, prompts)
-    with ScoringThread(sampler.verifier, watch) as thread:
+    completions, inputs = dict[int, list[Completion]](), dict[int, list[RewardInput]]()
+    with closing(ScoringThread(sampler.verifier, watch)) as thread:
 
         def wait_for_group(index: int) -> Group:
-            return sampled.to_group(index, thread.scores(index))
+            return to_group(sampler, prompts[index], completions[index], inputs[index], thread.scores(index))
 
         with watch("gen"):
-            completions = sampler.generator.generate(with_distinct_ids(prompts), params)
-        for index, of_prompt in watch.each("gen", progress(completions, what, len(prompts))):
+            sampled = sampler.generator.generate(with_distinct_ids(prompts), params)
+        for index, of_prompt in watch.each("gen", progress(sampled, what, len(prompts))):
             with watch.background("decode"):
-                sampled.add(index, of_prompt)
+                completions[index] = of_prompt
+                inputs[index] = to_reward_inputs(
+                    prompts[index], of_prompt, sampler.tokenizer, skip_special_tokens=sampler.skip_special_tokens
+                )
             if sampler.per_sample(prompts[index].source):
-                thread.put(index, sampled.inputs[index])
+                thread.put(index, inputs[index])
                 if drain_rule is not None:
                     with watch("reward"):
                         drain_rule.observe(index, wait_for_group, sampler.generator)
-        order = sorted(sampled.inputs)
+        order = sorted(inputs)
         if len(order) < len(prompts) and (drain_rule is None or drain_rule.missing > 0):
             raise RuntimeError(f"the engine returned {len(order)} of {len(prompts)} prompts")
         with watch("reward"):
             together = [index for index in order if not sampler.per_sample(prompts[index].source)]
-            scores = score_together(sampler.verifier, together, sampled.inputs)
+            scores = score_together(sampler.verifier, together, inputs)
             scores |= {index: thread.scores(index) for index in order if index not in scores}
-    groups = {index: sampled.to_group(index, scores[index]) for index in order}
-    report_failures([(sampled.inputs[index], scores[index]) for index in order], sampler.failures_shown)
+    groups = {
+        index: to_group(sampler, prompts[index], completions[index], inputs[index], scores[index]) for index in order
+    }
+    report_failures([(inputs[index], scores[index]) for index in order], sampler.failures_shown)
     report_unusable_ground_truths(groups.values(), sampler.failures_shown)
     return groups
 
 
-class SampledPrompts:
-    def __init__(self, sampler: Sampler, prompts: Sequence[Prompt]) -> None:
-        self._sampler, self._prompts = sampler, prompts
-        self._completions: dict[int, list[Completion]] = {}
-        self.inputs: dict[int, list[RewardInput]] = {}
-
-    def add(self, index: int, completions: list[Completion]) -> None:
-        sampler = self._sampler
-        self._completions[index] = completions
-        self.inputs[index] = to_reward_inputs(
-            self._prompts[index], completions, sampler.tokenizer, skip_special_tokens=sampler.skip_special_tokens
-        )
-
-    def to_group(self, index: int, scores: Sequence[Score]) -> Group:
-        prompt, problem = self._prompts[index], None
-        if not any(score.parts.get("accuracy", score.value) > 0 for score in scores if not score.error):
-            problem = self._sampler.truth_problem(prompt.source, prompt.ground_truth, prompt.metadata)
-        return to_group(prompt, self._completions[index], self.inputs[index], scores, problem)
+def to_group(
+    sampler: Sampler,
+    prompt: Prompt,
+    completions: Sequence[Completion],
+    inputs: Sequence[RewardInput],
+    scores: Sequence[Score],
+) -> Group:
+    """Return a prompt's group, with the reason if its ground truth is unusable and no response is correct."""
+    problem = None
+    if not any(score.parts.get("accuracy", score.value) > 0 for score in scores if not score.error):
+        problem = sampler.truth_problem(prompt.source, prompt.ground_truth, prompt.metadata)
+    responses = [
+        Response(completion, given.response, score, score.value)
+        for completion, given, score in zip(completions, inputs, scores, strict=True)
+    ]
+    return Group(prompt, responses, truth_problem=problem)
 
 
 def with_distinct_ids(prompts: Sequence[Prompt]) -> list[Prompt]:
@@ -140,21 +143,26 @@ def score_together(
     if not order:
         return {}
     scores = iter(verifier([item for index in order for item in inputs[index]]))
-    return {index: [next(scores) for _ in inputs[index]] for index in order}
+    return {index: list(islice(scores, len(inputs[index]))) for index in order}
 
 
 def report_failures(scored: Iterable[tuple[Sequence[RewardInput], Sequence[Score]]], shown: set[str]) -> None:
-    pairs = [pair for inputs, scores in scored for pair in zip(inputs, scores, strict=True)]
-    failed = [(item, score, score.error) for item, score in pairs if score.error]
-    counts = Counter(error.cause for _, _, error in failed)
-    for item, score, error in failed:
-        if error.cause not in shown:
-            shown.add(error.cause)
+    failed: dict[str, list[tuple[RewardInput, Score, Failure]]] = {}  # by cause
+    total = 0
+    for inputs, scores in scored:
+        total += len(scores)
+        for item, score in zip(inputs, scores, strict=True):
+            if score.error:
+                failed.setdefault(score.error.cause, []).append((item, score, score.error))
+    for cause, responses in failed.items():
+        item, score, error = responses[0]
+        if cause not in shown:
+            shown.add(cause)
             log.warning(
                 "the reward failed on %d of %d responses (%s): %s\n"
                 "  first such response: %.300r (ground truth %.100r)\n"
                 "  such responses %s; later ones are only counted, in reward/failures",
-                counts[error.cause], len(pairs), error.cause, error.message, item.response, item.ground_truth,
+                len(responses), total, cause, error.message, item.response, item.ground_truth,
                 "get worker.reward.failure_score" if score.keep else "leave their groups",
             )  # fmt: skip
 
@@ -174,8 +182,8 @@ def report_unusable_ground_truths(groups: Iterable[Group], shown: set[str]) -> N
 class ScoringThread:
     """Scores responses in a thread; one call scores all that arrived during the last.
 
-    Only for verifiers whose scores do not depend on the rest of the call. Leaving the `with` block does not wait, so
-    that an interrupt is not delayed.
+    Only for verifiers whose scores do not depend on the rest of the call. `close` does not wait, so that an
+    interrupt is not delayed.
     """
 
     def __init__(self, verifier: Verifier, watch: Stopwatch) -> None:
@@ -202,12 +210,7 @@ class ScoringThread:
                 raise self._error
             return self._scores[key]
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         with self._changed:
             self._closed = True
             self._changed.notify_all()
