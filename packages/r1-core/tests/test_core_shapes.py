@@ -13,7 +13,7 @@ from r1_core import filtering, kl, losses
 from r1_core.advantages import ESTIMATORS, GRPO, assign
 from r1_core.advantages.statistics import discounted_sums, group_statistics, masked_mean, masked_variance, whiten
 from r1_core.learner.logprobs import token_logprobs
-from r1_core.losses import aggregation, correction, covariance
+from r1_core.losses import aggregate, correction, covariance
 from r1_core.objective import Objective
 from r1_core.reward_shaping import RewardNormalizer, overlong_punishment
 from r1_core.types import Sample, Totals, with_tokens
@@ -98,7 +98,7 @@ PAIRS: dict[str, Callable[[Any, Any], object]] = {
     "masked_variance": masked_variance,
     "whiten": whiten,
     "discounted_sums": lambda values, mask: discounted_sums(values, mask, 1.0),
-    "aggregate": lambda values, mask: aggregation.aggregate(values, mask, "token", Totals(12, 4)),
+    "aggregate": lambda values, mask: aggregate(values, mask, "token", Totals(12, 4)),
     "ValueLoss.values": lambda values, mask: losses.ValueLoss()(values, PER_TOKEN, PER_TOKEN, mask),
     "ValueLoss.returns": lambda values, mask: losses.ValueLoss()(PER_TOKEN, PER_TOKEN, values, mask),
     "log_gap": lambda values, mask: correction.log_gap(PER_TOKEN, values, mask),
