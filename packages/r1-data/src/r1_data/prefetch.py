@@ -8,7 +8,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -69,7 +68,7 @@ class PromptMemory:
         """Return the pending rendering of a row, or start it. The future raises as `Renderer.render` does."""
         future = self._pending.pop(job, None)
         if future is None:
-            with suppress(ValueError):
+            if job in self._planned:
                 self._planned.remove(job)
             future = job.renderer.start(job.row)
         self._start_planned()
