@@ -24,7 +24,7 @@ from one_file import ClippedLoss, Objective, grpo_advantages, open_trainer, repl
 
 from r1_rewards import RewardInput  # noqa: E402
 from r1_rollout import SamplingParams  # noqa: E402
-from r1_rollout.weight_source import LocalWeights  # noqa: E402
+from r1_rollout.weights import LocalWeights  # noqa: E402
 
 
 def numbers() -> Iterator[str]:

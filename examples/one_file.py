@@ -30,7 +30,7 @@ from r1_data import Prompt, PromptDataset, Renderer, Stream, read_rows
 from r1_rewards import RewardInput, load
 from r1_rollout import EmbeddedEngine, SamplingParams
 from r1_rollout.types import Completion
-from r1_rollout.weight_source import LocalWeights
+from r1_rollout.weights import LocalWeights
 
 HERE = Path(__file__).resolve().parent / "quickstart"
 PROMPTS, RESPONSES = 16, 8  # prompts a step; responses to each, which are a group

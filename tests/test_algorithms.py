@@ -21,7 +21,7 @@ from r1_cli.train.types import Collected, Position, weights_of
 from r1_core import kl
 from r1_core.advantages import ESTIMATORS
 from r1_core.losses import AGGREGATIONS, POLICY_LOSSES
-from r1_rollout.weight_source import WeightSource
+from r1_rollout.weights import WeightSource
 
 STEP = [*SMALL, "trainer.max_steps=1", "trainer.val_before_train=false", "trainer.val_freq=-1", "trainer.save_freq=-1"]
 BEGUN = [*STEP, "algorithm.disable_kl=false", "worker.actor.optim.lr_warmup_steps=0"]

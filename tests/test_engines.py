@@ -27,7 +27,7 @@ from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.errors import WeightsError
 from r1_rollout.tokens import end_token_ids, media_token_ids
 from r1_rollout.types import Completion, Generator, SamplingParams
-from r1_rollout.weight_source import LocalWeights
+from r1_rollout.weights import LocalWeights
 
 N = 3
 PICTURES = (

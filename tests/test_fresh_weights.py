@@ -16,11 +16,11 @@ from r1_cli.hardware import Hardware
 from r1_cli.models.files import open_model
 from r1_core.types import Sample
 from r1_rollout import embedded
-from r1_rollout.canary import TOLERANCE
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.lora import Adapter
 from r1_rollout.probes import Probes
-from r1_rollout.weight_source import LocalWeights, WeightSource
+from r1_rollout.weight_checks import TOLERANCE
+from r1_rollout.weights import LocalWeights, WeightSource
 
 MORE = ["trainer.val_freq=-1", "trainer.val_before_train=false", "trainer.save_freq=1", "trainer.max_steps=3"]
 

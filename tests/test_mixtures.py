@@ -9,7 +9,7 @@ from family_prompts import make_prompts
 from test_engines import ENGINES, PICTURES, MakeEngine, assert_agreement, learner_of, rules_of
 
 from r1_rollout.types import SamplingParams
-from r1_rollout.weight_source import LocalWeights
+from r1_rollout.weights import LocalWeights
 
 PARAMS = SamplingParams(max_tokens=8, n=3)
 

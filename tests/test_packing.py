@@ -20,10 +20,10 @@ from r1_core.learner.learner import Loss
 from r1_core.types import LossInputs, LossOutput, Sample
 from r1_data.positions import position_ids_of
 from r1_data.render import Renderer
-from r1_rollout.canary import TOLERANCE
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.probes import Probes, text_probes
-from r1_rollout.weight_source import LocalWeights
+from r1_rollout.weight_checks import TOLERANCE
+from r1_rollout.weights import LocalWeights
 
 PACKS = [("qwen2", True), ("qwen3_5_text", False)]
 HYBRID = ("qwen3_5_text", "qwen3_5")

@@ -22,7 +22,7 @@ from r1_core.objective import Objective
 from r1_core.types import Sample
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.types import SamplingParams
-from r1_rollout.weight_source import LocalWeights
+from r1_rollout.weights import LocalWeights
 
 PICTURES = ("picture last", "pictures of several sizes")
 NEEDS = ("old_logprobs", "squared_probs", "ref_logprobs")

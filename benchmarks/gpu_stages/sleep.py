@@ -20,7 +20,7 @@ def measure(bench: Bench) -> list[Row]:
 
 def _sleep(bench: Bench, name: str) -> Row:
     from r1_rollout.vllm.engine import VllmEngine
-    from r1_rollout.weight_source import LocalWeights
+    from r1_rollout.weights import LocalWeights
 
     device, dtype = torch.device(bench.kind), torch.float32 if bench.tiny else torch.bfloat16
     row: Row = {"model": name, "free GB before": _free(bench)}

@@ -18,7 +18,7 @@ from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.errors import WeightsError
 from r1_rollout.transports import direct
 from r1_rollout.transports.groups import TcpReceiver
-from r1_rollout.weight_source import DirectWeights, LocalWeights
+from r1_rollout.weights import DirectWeights, LocalWeights
 
 BACKEND = DirectBackend("r1_tcp", 1)
 

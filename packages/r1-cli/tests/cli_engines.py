@@ -19,8 +19,8 @@ from r1_cli.cluster.rank import Rank
 from r1_cli.cluster.weights import RankedWeights
 from r1_cli.cluster.worker_group import ClusterError
 from r1_core.learner.parallel import Parallel
-from r1_rollout.checksums import expected_checksums
 from r1_rollout.embedded import EmbeddedEngine
+from r1_rollout.weight_checks import expected_checksums
 
 END = 7
 

@@ -19,7 +19,7 @@ from r1_data.stream import Stream
 from r1_data.types import Prompt
 from r1_rewards.types import RewardInput, Score
 from r1_rollout.types import Completion, SamplingParams
-from r1_rollout.weight_source import WeightSource
+from r1_rollout.weights import WeightSource
 
 Item = TypeVar("Item")
 SHORT, LONG = 3, 60

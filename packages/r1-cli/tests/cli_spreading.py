@@ -21,8 +21,7 @@ from r1_core.learner.parallel import Parallel
 from r1_core.objective import Objective
 from r1_rollout.lora import Adapter
 from r1_rollout.transports.folder import ShardWriter
-from r1_rollout.weight_source import BucketWriter, Shapes
-from r1_rollout.weights import Weights
+from r1_rollout.weights import BucketWriter, Shapes, Weights
 
 Make = Callable[[Parallel], tuple[Learner, Objective]]
 all_weights: Make = partial(cli_ranks.build, "text", "KL")

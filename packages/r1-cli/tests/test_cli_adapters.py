@@ -32,12 +32,12 @@ from r1_cli.models.shared_weights import share_weights
 from r1_cli.train.sampling.weight_check import CheckedGenerator, LearnerReference
 from r1_cli.train.types import weights_of
 from r1_core.learner.offload import Offload, distinct_storages
-from r1_rollout.canary import TOLERANCE, Canary
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.errors import StaleWeights
 from r1_rollout.lora import Adapter
 from r1_rollout.probes import text_probes
-from r1_rollout.weight_source import LocalWeights
+from r1_rollout.weight_checks import TOLERANCE, Canary
+from r1_rollout.weights import LocalWeights
 
 PT = {"format": "pt"}
 OPTIMIZER_LEAVES = Offload(optimizer=True)

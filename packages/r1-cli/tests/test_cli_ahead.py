@@ -22,7 +22,7 @@ from r1_cli.train.sampling.async_sampler import AsyncSampler, load_pending_steps
 from r1_cli.train.types import Collected, Position
 from r1_core.filtering import KeepAll
 from r1_rewards.types import RewardFailure, RewardInput
-from r1_rollout.weight_source import LocalWeights
+from r1_rollout.weights import LocalWeights
 
 STEPS = 8
 

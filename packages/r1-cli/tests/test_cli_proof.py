@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from r1_cli.train.sampling.weight_check import CheckedGenerator, LearnerReference
-from r1_rollout.canary import Canary
-from r1_rollout.checksums import Comparison, Expected, compare
 from r1_rollout.errors import EngineError, StaleWeights
 from r1_rollout.probes import text_probes
-from r1_rollout.weight_source import LocalWeights, WeightSource
+from r1_rollout.types import Comparison, Expected
+from r1_rollout.weight_checks import Canary, compare
+from r1_rollout.weights import LocalWeights, WeightSource
 
 PROBES = text_probes(range(60), longest_prompt=4, longest_response=2)
 CANARY = Canary(PROBES, PROBES, tolerance=0.06)

@@ -11,7 +11,7 @@ from cli_delivery import delivered
 from r1_cli.cluster.direct import DirectBackend, EngineWorkers, find_backend
 from r1_cli.config import load_config
 from r1_cli.hardware import Hardware
-from r1_rollout.weight_source import TransferCall
+from r1_rollout.weights import TransferCall
 
 BASE = ["data.train_files=owner/rows@train", "worker.actor.model.model_path=owner/model", "trainer.n_gpus_per_node=2"]
 GPUS = Hardware("cuda", ("0", "1"))

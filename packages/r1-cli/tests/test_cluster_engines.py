@@ -20,14 +20,13 @@ from r1_cli.cluster.weights import RankedWeights
 from r1_cli.train.sampling.weight_check import LearnerReference, add_weight_check
 from r1_cli.train.types import Sampler, weights_of
 from r1_core.learner.parallel import Parallel
-from r1_rollout.canary import TOLERANCE, Canary, learn_tolerance
-from r1_rollout.checksums import expected_checksums
 from r1_rollout.errors import EngineError, PromptError, WeightsError
 from r1_rollout.fault import find_fault
 from r1_rollout.lora import Adapter
 from r1_rollout.probes import ProbePrompt, text_probes
 from r1_rollout.types import Checksummed, Drainable, Replaying, SamplingParams
-from r1_rollout.weight_source import LocalWeights
+from r1_rollout.weight_checks import TOLERANCE, Canary, expected_checksums, learn_tolerance
+from r1_rollout.weights import LocalWeights
 
 
 @pytest.fixture(autouse=True)

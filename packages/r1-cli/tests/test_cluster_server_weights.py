@@ -19,7 +19,7 @@ from server_pools import PARAMS, Pools, all_ready, prompts, wait_for
 from r1_core.learner.parallel import Parallel
 from r1_rollout.transports.adapter import write_adapter
 from r1_rollout.transports.folder import ShardWriter, write_shards, write_source
-from r1_rollout.weight_source import LocalWeights
+from r1_rollout.weights import LocalWeights
 
 FILE = 5000  # bytes; some tensors are larger
 

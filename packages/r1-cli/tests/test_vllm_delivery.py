@@ -21,11 +21,11 @@ from r1_core.learner import Learner
 from r1_core.learner.optim import build_optimizer
 from r1_core.learner.parallel import Parallel
 from r1_core.objective import Objective
-from r1_rollout.checksums import expected_checksums
 from r1_rollout.probes import ProbePrompt
 from r1_rollout.transports import direct
 from r1_rollout.vllm.engine import VllmEngine
 from r1_rollout.vllm.options import EngineOptions
+from r1_rollout.weight_checks import expected_checksums
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(not find_spec("vllm"), reason="vllm is not installed")]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.types import Completion, SamplingParams
-from r1_rollout.weight_source import LocalWeights
+from r1_rollout.weights import LocalWeights
 
 END = 7
 MEDIA = IMAGE, VIDEO, VISION_START, VISION_END = 60, 61, 62, 63  # as in conftest.py

@@ -16,7 +16,7 @@ from r1_rollout.fault import ParameterRows
 from r1_rollout.lora import Adapter
 from r1_rollout.names import core
 from r1_rollout.types import PromptLike
-from r1_rollout.weight_source import LocalWeights, WeightSource
+from r1_rollout.weights import LocalWeights, WeightSource
 
 Tamper = Callable[["FaultyEngine", str, Tensor], Tensor]
 

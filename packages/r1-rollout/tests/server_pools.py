@@ -18,8 +18,7 @@ from r1_rollout.vllm.client import Endpoint
 from r1_rollout.vllm.servers.pool import ServerPool
 from r1_rollout.vllm.servers.pooled_server import Deadlines
 from r1_rollout.vllm.servers.server import LocalServer
-from r1_rollout.weight_source import BucketWriter, LocalWeights, Shapes
-from r1_rollout.weights import Weights
+from r1_rollout.weights import BucketWriter, LocalWeights, Shapes, Weights
 
 QUICK = Deadlines(stall=60.0, load=60.0, probe=0.01, recovery=120.0)
 PARAMS = SamplingParams(max_tokens=6, n=2, seed=5)

@@ -19,8 +19,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.types import SamplingParams
-from r1_rollout.weight_source import LocalWeights
-from r1_rollout.weights import buckets
+from r1_rollout.weights import LocalWeights, buckets
 
 MEGABYTE = 2**20
 PROMPT = SimpleNamespace(id="p", token_ids=[5, 9, 7], position_ids=torch.arange(3)[None], model_inputs={})

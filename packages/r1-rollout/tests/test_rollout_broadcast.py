@@ -25,7 +25,7 @@ from r1_rollout.vllm.servers.direct import own_address
 from r1_rollout.vllm.servers.pooled_server import Deadlines
 from r1_rollout.vllm.servers.server import LocalServer
 from r1_rollout.vllm.servers.supervisor import ServersLost
-from r1_rollout.weight_source import LocalWeights
+from r1_rollout.weights import LocalWeights
 
 FAKE = Path(__file__).with_name("fake_vllm.py")
 SOURCES = str(Path(r1_rollout.__file__).parents[1])

@@ -25,13 +25,13 @@ from rollout_faults import (
 from rollout_models import TEXT, sharpen, vision_config
 from transformers import Qwen2_5_VLForConditionalGeneration, Qwen2Config, Qwen2ForCausalLM
 
-from r1_rollout.canary import TOLERANCE, Canary, widest_gap
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.errors import StaleWeights
 from r1_rollout.fault import find_fault, group_of
 from r1_rollout.lora import Adapter
 from r1_rollout.probes import RESPONSE, ProbePrompt, Probes, spread_tokens, text_probes
-from r1_rollout.weight_source import LocalWeights
+from r1_rollout.weight_checks import TOLERANCE, Canary, widest_gap
+from r1_rollout.weights import LocalWeights
 
 ALLOWED = range(60)
 IMAGE, START, END_OF_IMAGE = 60, 62, 63

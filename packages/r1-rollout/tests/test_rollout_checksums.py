@@ -7,9 +7,10 @@ import pytest
 import torch
 from embedded_cases import END
 
-from r1_rollout.checksums import ByteProof, Comparison, checksum, compare, expected_checksums, merged
 from r1_rollout.embedded import EmbeddedEngine
-from r1_rollout.weight_source import LocalWeights
+from r1_rollout.types import Comparison
+from r1_rollout.weight_checks import ByteProof, checksum, compare, expected_checksums, merged
+from r1_rollout.weights import LocalWeights
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool])
@@ -38,7 +39,7 @@ def test_changes_that_balance_each_other_change_the_sum() -> None:
 
 
 def test_blocks_of_a_large_tensor_cannot_change_places(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("r1_rollout.checksums._BLOCK", 64)
+    monkeypatch.setattr("r1_rollout.weight_checks._BLOCK", 64)
     tensor = torch.randn(1000, generator=torch.Generator().manual_seed(0))
     swapped = torch.cat([tensor[64:128], tensor[:64], tensor[128:]])
     assert checksum(tensor) == checksum(tensor.clone()) != checksum(swapped)

@@ -25,11 +25,11 @@ from embedded_cases import (
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from r1_rollout.embedded import EmbeddedEngine
+from r1_rollout.embedded.decoding import alike
 from r1_rollout.embedded.kv import GroupCache
-from r1_rollout.embedded.prefill import alike
 from r1_rollout.errors import WeightsError
 from r1_rollout.types import Drainable, Generator, SamplingParams
-from r1_rollout.weight_source import LocalWeights
+from r1_rollout.weights import LocalWeights
 
 
 @pytest.fixture(params=["text_model", "vision_model"])

@@ -16,7 +16,7 @@ from transformers import AutoModelForCausalLM, Qwen2Config
 from r1_rollout.embedded import decoding, kv
 from r1_rollout.embedded.graphs import PATIENCE, Graphs
 from r1_rollout.types import SamplingParams
-from r1_rollout.weight_source import LocalWeights
+from r1_rollout.weights import LocalWeights
 
 
 def frozen(cache: Any) -> Any:

@@ -15,7 +15,7 @@ from r1_rollout import LoadedEngine, SamplingParams, load
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.tokens import media_token_ids
 from r1_rollout.types import accept_old_names
-from r1_rollout.weight_source import LocalWeights
+from r1_rollout.weights import LocalWeights
 
 PARAMS = SamplingParams(max_tokens=6, n=2, seed=3)
 

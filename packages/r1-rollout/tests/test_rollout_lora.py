@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.errors import WeightsError
 from r1_rollout.lora import Adapter
-from r1_rollout.weight_source import LocalWeights
-from r1_rollout.weights import WeightStore
+from r1_rollout.weights import LocalWeights, WeightStore
 
 TARGETS = ("q_proj", "down_proj")
 

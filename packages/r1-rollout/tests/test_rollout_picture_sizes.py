@@ -9,7 +9,7 @@ from transformers import Mistral3Config, Mistral3ForConditionalGeneration
 
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.types import SamplingParams
-from r1_rollout.weight_source import LocalWeights
+from r1_rollout.weights import LocalWeights
 
 IMAGE, CELL = 60, 16 * 16  # pixels of a token
 SIZES = {"hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 2}

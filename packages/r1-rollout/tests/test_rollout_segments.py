@@ -10,11 +10,11 @@ from torch.nn import functional as F
 from transformers import DynamicCache
 
 from r1_rollout.embedded import segments
+from r1_rollout.embedded.decoding import prefill_batches
 from r1_rollout.embedded.kv import LOG2_E, GroupCache
-from r1_rollout.embedded.prefill import prefill_batches
 from r1_rollout.embedded.segments import close_gaps, cut
 from r1_rollout.types import SamplingParams
-from r1_rollout.weight_source import LocalWeights
+from r1_rollout.weights import LocalWeights
 
 HEADS, SIZE = 2, 8
 

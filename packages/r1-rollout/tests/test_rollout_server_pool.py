@@ -17,7 +17,7 @@ from r1_rollout.vllm.client import Endpoint, RequestRefused, ServerFault
 from r1_rollout.vllm.servers.pool import ServerPool
 from r1_rollout.vllm.servers.pooled_server import Deadlines
 from r1_rollout.vllm.servers.supervisor import ServersLost
-from r1_rollout.weight_source import LocalWeights
+from r1_rollout.weights import LocalWeights
 
 
 def test_thousands_of_samples_arrive_once_each_whatever_two_of_three_servers_do(pools: Pools) -> None:

@@ -23,7 +23,7 @@ from r1_rollout.vllm.servers.pool import ServerPool
 from r1_rollout.vllm.servers.pooled_server import Deadlines
 from r1_rollout.vllm.servers.server import LocalServer, ServerFailed, vllm_command
 from r1_rollout.vllm.servers.supervisor import ServersLost
-from r1_rollout.weight_source import LocalWeights
+from r1_rollout.weights import LocalWeights
 
 pytestmark = pytest.mark.slow
 

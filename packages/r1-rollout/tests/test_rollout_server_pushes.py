@@ -12,7 +12,7 @@ from r1_rollout.errors import WeightsError
 from r1_rollout.lora import Adapter
 from r1_rollout.vllm.servers.pooled_server import Deadlines
 from r1_rollout.vllm.servers.supervisor import ServersLost
-from r1_rollout.weight_source import LocalWeights
+from r1_rollout.weights import LocalWeights
 
 
 def test_every_server_holds_the_new_weights_before_it_serves(pools: Pools) -> None:

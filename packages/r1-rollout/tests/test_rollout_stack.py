@@ -11,7 +11,7 @@ from rollout_models import TEXT, sharpen
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.embedded.stack import Stack
 from r1_rollout.types import Completion, SamplingParams
-from r1_rollout.weight_source import LocalWeights
+from r1_rollout.weights import LocalWeights
 
 MIXTURE = {"num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_experts": 4, "head_dim": 12}
 YARN = {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}

@@ -19,8 +19,6 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from vllm_cases import adapted, adapter_bytes, bytes_in
 
 import r1_rollout
-from r1_rollout.canary import TOLERANCE, Canary
-from r1_rollout.checksums import expected_checksums
 from r1_rollout.errors import PromptError, WeightsError
 from r1_rollout.fault import find_fault
 from r1_rollout.lora import Adapter
@@ -31,7 +29,8 @@ from r1_rollout.vllm.servers.pool import ServerPool
 from r1_rollout.vllm.servers.pooled_server import Deadlines
 from r1_rollout.vllm.servers.protocol import generate_body
 from r1_rollout.vllm.servers.server import LocalServer, vllm_command
-from r1_rollout.weight_source import LocalWeights
+from r1_rollout.weight_checks import TOLERANCE, Canary, expected_checksums
+from r1_rollout.weights import LocalWeights
 
 pytestmark = [
     pytest.mark.vllm,

@@ -30,13 +30,13 @@ from vllm_cases import (
     start,
 )
 
-from r1_rollout.checksums import expected_checksums
 from r1_rollout.errors import EngineError, NonFiniteLogits, PromptError, WeightsError
 from r1_rollout.lora import Adapter
 from r1_rollout.transports.adapter import write_adapter
 from r1_rollout.types import Generator, SamplingParams
 from r1_rollout.vllm.engine import VllmEngine
-from r1_rollout.weight_source import LocalWeights
+from r1_rollout.weight_checks import expected_checksums
+from r1_rollout.weights import LocalWeights
 
 pytestmark = [
     pytest.mark.vllm,

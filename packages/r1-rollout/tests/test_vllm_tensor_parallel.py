@@ -28,7 +28,7 @@ import r1_rollout
 from r1_rollout.errors import EngineError, WeightsError
 from r1_rollout.types import SamplingParams
 from r1_rollout.vllm.compat import running_workers
-from r1_rollout.weight_source import LocalWeights
+from r1_rollout.weights import LocalWeights
 
 pytestmark = [
     pytest.mark.vllm,

@@ -14,7 +14,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCau
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Completion, SamplingParams
 from r1_rollout.vllm.engine import VllmEngine
-from r1_rollout.weight_source import LocalWeights
+from r1_rollout.weights import LocalWeights
 
 END, BANNED = 7, (60, 61)
 TOLERANCE = 1e-5

@@ -4,8 +4,6 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from r1_rollout.canary import TOLERANCE as TOLERANCE
-    from r1_rollout.canary import Canary as Canary
     from r1_rollout.embedded import EmbeddedEngine as EmbeddedEngine
     from r1_rollout.fault import find_fault as find_fault
     from r1_rollout.loading import LoadedEngine as LoadedEngine
@@ -19,21 +17,23 @@ if TYPE_CHECKING:
     from r1_rollout.vllm.servers.pooled_server import Deadlines as Deadlines
     from r1_rollout.vllm.servers.server import LocalServer as LocalServer
     from r1_rollout.vllm.servers.server import vllm_command as vllm_command
-    from r1_rollout.weight_source import LocalWeights as LocalWeights
+    from r1_rollout.weight_checks import TOLERANCE as TOLERANCE
+    from r1_rollout.weight_checks import Canary as Canary
+    from r1_rollout.weights import LocalWeights as LocalWeights
 
 # Public names, and the module that has each, imported at first use.
 PUBLIC = {
-    "Canary": "canary",
+    "Canary": "weight_checks",
     "Completion": "types",
     "Deadlines": "vllm.servers.pooled_server",
     "EmbeddedEngine": "embedded",
     "Endpoint": "vllm.client",
     "LoadedEngine": "loading",
-    "LocalWeights": "weight_source",
+    "LocalWeights": "weights",
     "LocalServer": "vllm.servers.server",
     "SamplingParams": "types",
     "ServerPool": "vllm.servers.pool",
-    "TOLERANCE": "canary",
+    "TOLERANCE": "weight_checks",
     "VllmEngine": "vllm.engine",
     "find_fault": "fault",
     "load": "loading",

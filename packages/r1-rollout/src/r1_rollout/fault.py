@@ -6,14 +6,13 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol, TypeAlias
 
-from r1_rollout.canary import Canary, probe_logprobs, widest_gap
 from r1_rollout.errors import StaleWeights
 from r1_rollout.lora import Adapter
 from r1_rollout.names import adapter_part, core
 from r1_rollout.probes import Probes
 from r1_rollout.types import Generator, PromptLike, Replaying
-from r1_rollout.weight_source import WeightSource
-from r1_rollout.weights import Weights
+from r1_rollout.weight_checks import Canary, probe_logprobs, widest_gap
+from r1_rollout.weights import Weights, WeightSource
 
 ParameterRows: TypeAlias = Mapping[str, Sequence[int] | None]  # by name of a tensor: its rows, None for all of them
 _VISION = re.compile(r"(^|\.)(visual|vision_tower|vision_model|vision_encoder|multi_modal_projector)\.")
@@ -24,7 +23,7 @@ EMBEDDING, HEAD, NORM, VISION, ADAPTER = "embedding", "head", "final norm", "vis
 _HIDING = {EMBEDDING, HEAD, NORM}  # without them all log-probs are alike, whatever else is wrong
 
 
-class Reference(Protocol):
+class ComparedLearner(Protocol):
     """The learner, for the search."""
 
     def weights(self, version: int) -> WeightSource: ...
@@ -48,7 +47,7 @@ class _Sight:
 
 
 def find_fault(
-    canary: Canary, engine: Engine, reference: Reference, version: int, gap: float, *, same_bytes: bool = False
+    canary: Canary, engine: Engine, reference: ComparedLearner, version: int, gap: float, *, same_bytes: bool = False
 ) -> StaleWeights:
     """Return the error for the gap that the canary has found, with the group of parameters at fault.
 
@@ -85,7 +84,7 @@ def name_differing(names: Sequence[str], version: int) -> StaleWeights:
 
 
 def _judge(
-    canary: Canary, engine: Engine, reference: Reference, version: int, whole: _Sight, *, same_bytes: bool
+    canary: Canary, engine: Engine, reference: ComparedLearner, version: int, whole: _Sight, *, same_bytes: bool
 ) -> tuple[str, str]:
     if canary.accepts(whole.gap):
         return "the sync", "a second sync of the same weights closed the gap"
@@ -119,7 +118,7 @@ def _judge(
     )
 
 
-def _look(canary: Canary, engine: Engine, reference: Reference, version: int, probes: Probes) -> _Sight:
+def _look(canary: Canary, engine: Engine, reference: ComparedLearner, version: int, probes: Probes) -> _Sight:
     with engine.active(reference.weights(version)):
         sampled = probe_logprobs(engine, probes, canary.temperature)
     return _Sight(sampled, reference.logprobs_of(probes.prompts, probes.responses))

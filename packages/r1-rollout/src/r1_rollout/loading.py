@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from r1_rollout.fault import Engine
     from r1_rollout.types import Tokens
-    from r1_rollout.weight_source import WeightSource
+    from r1_rollout.weights import WeightSource
 
 Prompt = str | Sequence[int] | Sequence[Mapping[str, Any]] | PromptLike
 _KINDS = "a prompt is a string, a list of chat messages or of token ids; `prompts` is a list of such"

@@ -12,14 +12,14 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
     from torch import Tensor
 
-    from r1_rollout.checksums import Comparison, Expected
-    from r1_rollout.weight_source import WeightSource
+    from r1_rollout.weights import WeightSource
 
     Tokens: TypeAlias = Sequence[int] | NDArray[np.int32]
 
 
 Json: TypeAlias = Any  # what JSON texts hold
 JsonObject: TypeAlias = dict[str, Any]
+Pairs: TypeAlias = frozenset[tuple[int, int]]  # what a tensor's copies must come to, and what they come to
 
 _COLDEST = 1e-5  # logits divided by less leave the range of float32
 
@@ -128,6 +128,21 @@ class Completion:
         return mine == others
 
 
+@dataclass(frozen=True, slots=True)
+class Expected:
+    rows: int  # of the tensor, which may be part of a fused one in the engine
+    sums: Mapping[str, int]  # by the precision of the copy, such as `bfloat16`
+    constant: bool = False  # its elements are all alike, so that a layout of the engine's own would not show
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Which of an engine's tensors differ from the learner's, by the learner's names."""
+
+    differing: Mapping[str, Pairs]  # those that are not the same bytes
+    unread: tuple[str, ...] = ()  # those that the engine has packed, sharded or keeps in a precision nobody asked about
+
+
 class Groups(Protocol):
     def __iter__(self) -> "Iterator[tuple[int, list[Completion]]]": ...
 
@@ -214,8 +229,8 @@ class Checksummed(Protocol):
     def keeps_layout(self) -> bool:
         """Whether it keeps every tensor, an adapter's factors too, in the learner's layout, so that none may differ."""
 
-    def compare(self, expected: "Mapping[str, Expected]") -> "Comparison":
-        """Compare its copies of these tensors with the learner's; see `r1_rollout.checksums`."""
+    def compare(self, expected: Mapping[str, Expected]) -> Comparison:
+        """Compare its copies of these tensors with the learner's; see `r1_rollout.weight_checks`."""
 
 
 @runtime_checkable

@@ -13,7 +13,7 @@ from r1_cli.models.load import ModelError
 from r1_core.learner import Learner
 from r1_core.learner.checkpoint import Adaptation
 from r1_rollout.lora import Adapter
-from r1_rollout.weight_source import LocalWeights
+from r1_rollout.weights import LocalWeights
 
 
 def open_adapters(config: RunConfig) -> Adapters | None:

@@ -17,9 +17,9 @@ from r1_cli.train.types import REFUSALS, Policy
 from r1_data.positions import count_tokens
 from r1_data.render import Renderer
 from r1_data.types import DataError, Example
-from r1_rollout.canary import TOLERANCE, Canary, learn_tolerance, widest_gap
 from r1_rollout.probes import OPENING, PROMPTS, RESPONSE, Probes, spread_tokens, text_probes
 from r1_rollout.tokens import media_token_ids
+from r1_rollout.weight_checks import TOLERANCE, Canary, learn_tolerance, widest_gap
 
 log = logging.getLogger("r1")
 

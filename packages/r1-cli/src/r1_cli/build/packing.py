@@ -21,9 +21,9 @@ from r1_cli.train.groups.group import extend_positions
 from r1_cli.train.types import REFUSALS, Policy, Trainable, ValueModel
 from r1_core.types import Sample
 from r1_data.render import Renderer
-from r1_rollout.canary import TOLERANCE, learn_tolerance, widest_gap
 from r1_rollout.probes import Probes
 from r1_rollout.types import PromptLike
+from r1_rollout.weight_checks import TOLERANCE, learn_tolerance, widest_gap
 
 log = logging.getLogger("r1")
 

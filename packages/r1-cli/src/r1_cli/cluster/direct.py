@@ -13,7 +13,7 @@ from r1_cli.config.rollout import engine_module
 from r1_cli.hardware import Hardware
 from r1_rollout.transports.direct import GroupSender, IpcSender, Pass
 from r1_rollout.transports.groups import Group, NcclGroup, TcpGroup
-from r1_rollout.weight_source import TransferCall
+from r1_rollout.weights import TransferCall
 
 JOINING = 600.0  # seconds for the workers to join a group
 

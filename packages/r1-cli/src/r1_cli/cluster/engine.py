@@ -16,11 +16,10 @@ from torch import Tensor
 
 from r1_cli.cluster.batch_transfer import to_tensor
 from r1_cli.cluster.worker_group import Reference
-from r1_rollout.checksums import Comparison, Expected
 from r1_rollout.fault import Engine
 from r1_rollout.lora import Adapter
-from r1_rollout.types import Checksummed, Completion, Groups, PromptLike, SamplingParams
-from r1_rollout.weight_source import DirectWeights, LocalWeights, TransferCall, WeightSource
+from r1_rollout.types import Checksummed, Comparison, Completion, Expected, Groups, PromptLike, SamplingParams
+from r1_rollout.weights import DirectWeights, LocalWeights, TransferCall, WeightSource
 
 if TYPE_CHECKING:
     from r1_rollout.types import Tokens

@@ -14,11 +14,10 @@ from r1_cli.cluster.direct import Ask, DirectBackend
 from r1_cli.cluster.engine import EngineInfo, Numbered
 from r1_cli.cluster.weights import RankedWeights, put_buckets
 from r1_cli.cluster.worker_group import ClusterError, Put, Reference, WorkerGroup
-from r1_rollout.checksums import Comparison, Expected
 from r1_rollout.pool.dispatch import Backlog, Dispatch, Fleet, MemberLost
 from r1_rollout.pool.pool import EnginePool
-from r1_rollout.types import PromptLike, SamplingParams
-from r1_rollout.weight_source import WeightSource
+from r1_rollout.types import Comparison, Expected, PromptLike, SamplingParams
+from r1_rollout.weights import WeightSource
 
 if TYPE_CHECKING:
     from torch import Tensor

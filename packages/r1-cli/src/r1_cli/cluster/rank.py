@@ -42,8 +42,7 @@ from r1_core.learner.trainable import LearnerInfo
 from r1_core.objective import Objective
 from r1_core.types import PER_TOKEN, Sample, tokens
 from r1_rollout.lora import Adapter
-from r1_rollout.weight_source import BucketWriter, Shapes
-from r1_rollout.weights import Weights, buckets
+from r1_rollout.weights import BucketWriter, Shapes, Weights, buckets
 
 Rows = NDArray[np.int32]  # which samples of the batch
 Packed = tuple[str, tuple[Array, str]]  # a tensor by name, as `batch_transfer.to_array` returns it

@@ -13,8 +13,7 @@ from r1_cli.cluster.direct import Ask, DirectBackend
 from r1_cli.cluster.worker_group import Put, Reference
 from r1_core.learner.parallel import Parallel, gather
 from r1_rollout.lora import Adapter
-from r1_rollout.weight_source import BucketWriter, Shapes, WeightSource
-from r1_rollout.weights import Cut, Weights, buckets
+from r1_rollout.weights import BucketWriter, Cut, Shapes, Weights, WeightSource, buckets
 
 Result = TypeVar("Result")
 

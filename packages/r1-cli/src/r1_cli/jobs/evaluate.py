@@ -23,7 +23,7 @@ from r1_cli.plan.announce import show_table
 from r1_cli.runs.track.console import ConsoleReporter, configure_logging
 from r1_cli.train.metrics.step import by_source, length_metrics, reward_metrics
 from r1_cli.train.metrics.validate import Validation, mean_score, summarise
-from r1_rollout.weight_source import LocalWeights
+from r1_rollout.weights import LocalWeights
 
 
 def evaluate_model(model: str, config: RunConfig, json_path: Path | None = None) -> dict[str, float]:

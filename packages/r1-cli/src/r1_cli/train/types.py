@@ -24,7 +24,7 @@ from r1_core.types import Sample
 from r1_data.types import Prompt
 from r1_rewards.types import Verifier
 from r1_rollout.types import Generator
-from r1_rollout.weight_source import LocalWeights, WeightSource
+from r1_rollout.weights import LocalWeights, WeightSource
 
 Item = TypeVar("Item")
 

@@ -6,16 +6,15 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from r1_rollout.canary import TOLERANCE, widest_gap
 from r1_rollout.embedded.architecture import Reach
-from r1_rollout.embedded.decoding import Decoding
+from r1_rollout.embedded.decoding import Decoding, rotary_axes, without_lone_axis
 from r1_rollout.embedded.kv import ATTENTION
-from r1_rollout.embedded.prefill import rotary_axes, without_lone_axis
+from r1_rollout.embedded.rows import forced_strategy
 from r1_rollout.embedded.stack import Stack, stack_of
-from r1_rollout.embedded.strategies import forced_strategy
 from r1_rollout.errors import RolloutError
 from r1_rollout.probes import ProbePrompt, spread_tokens
 from r1_rollout.tokens import setting
+from r1_rollout.weight_checks import TOLERANCE, widest_gap
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -7,17 +7,15 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from r1_rollout.checksums import Comparison, Expected, compare
 from r1_rollout.embedded.agreement import require_agreement
 from r1_rollout.embedded.architecture import Reach, prepare
-from r1_rollout.embedded.decoding import Decoding
-from r1_rollout.embedded.prefill import rotary_axes
-from r1_rollout.embedded.strategies import DecodingStrategy, forced_strategy, sampling_strategy
+from r1_rollout.embedded.decoding import Decoding, rotary_axes
+from r1_rollout.embedded.rows import DecodingStrategy, forced_strategy, sampling_strategy
 from r1_rollout.errors import PromptError
 from r1_rollout.sampling import banned_tokens
-from r1_rollout.types import OldEngineNames, PromptLike, SamplingParams
-from r1_rollout.weight_source import WeightSource
-from r1_rollout.weights import WeightStore
+from r1_rollout.types import Comparison, Expected, OldEngineNames, PromptLike, SamplingParams
+from r1_rollout.weight_checks import compare
+from r1_rollout.weights import WeightSource, WeightStore
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import TYPE_CHECKING, Protocol, Self
 
-from r1_rollout.checksums import Comparison, Expected
 from r1_rollout.errors import EngineError
-from r1_rollout.types import Completion, PromptLike, SamplingParams
+from r1_rollout.types import Comparison, Completion, Expected, PromptLike, SamplingParams
 
 if TYPE_CHECKING:
     from r1_rollout.types import Tokens

@@ -5,13 +5,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from r1_rollout.canary import TOLERANCE, widest_gap
-from r1_rollout.checksums import Comparison, Expected, merged
 from r1_rollout.errors import EngineError
 from r1_rollout.pool.dispatch import Dispatch, Fleet, Member
-from r1_rollout.types import OldEngineNames, PromptLike, SamplingParams
-from r1_rollout.weight_source import WeightSource
-from r1_rollout.weights import dtype_named
+from r1_rollout.types import Comparison, Expected, OldEngineNames, PromptLike, SamplingParams
+from r1_rollout.weight_checks import TOLERANCE, merged, widest_gap
+from r1_rollout.weights import WeightSource, dtype_named
 
 if TYPE_CHECKING:
     from r1_rollout.types import Tokens
@@ -154,7 +152,7 @@ def require_agreement(names: Sequence[str], logprobs: Sequence[list[list[float]]
     Args:
         names: of the members.
         logprobs: of each member, [members][responses][response_length].
-        tolerance: see `r1_rollout.canary.widest_gap`.
+        tolerance: see `r1_rollout.weight_checks.widest_gap`.
     """
     for name, own in zip(names[1:], logprobs[1:], strict=True):
         if not (gap := widest_gap(own, logprobs[0])) <= tolerance:

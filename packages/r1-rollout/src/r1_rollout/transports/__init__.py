@@ -2,7 +2,7 @@
 
 | transport | file | carries |
 |---|---|---|
-| in process | `r1_rollout.weight_source` | named tensors that the engine reads one by one |
+| in process | `r1_rollout.weights` | named tensors that the engine reads one by one |
 | folder | `folder.py` | safetensors files that ranks write and servers or workers read |
 | direct | `direct.py` | buckets from GPU to GPU, over NCCL or CUDA IPC; over TCP between CPUs |
 | adapter | `adapter.py` | LoRA factors alone, as files in PEFT's format |
@@ -12,7 +12,7 @@
 from collections.abc import Sequence
 from typing import Protocol, TypeVar
 
-from r1_rollout.weight_source import WeightSource
+from r1_rollout.weights import WeightSource
 
 M = TypeVar("M", contravariant=True)
 

@@ -14,8 +14,7 @@ from r1_rollout.lora import Adapter
 from r1_rollout.private_folder import PrivateFolder
 from r1_rollout.transports.folder import UNSEEN, new_folder
 from r1_rollout.types import JsonObject
-from r1_rollout.weight_source import Shapes, WeightSource
-from r1_rollout.weights import Weights
+from r1_rollout.weights import Shapes, Weights, WeightSource
 
 if TYPE_CHECKING:
     from vllm import LLM

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from r1_rollout.weight_source import LocalWeights, Shapes, WeightSource
+from r1_rollout.weights import LocalWeights, Shapes, WeightSource
 
 # Said of a folder by a process that has weights to write and does not find it.
 UNSEEN = "is not seen by the process that has the weights: give a folder that every machine sees"

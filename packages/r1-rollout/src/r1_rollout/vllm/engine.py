@@ -10,16 +10,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from r1_rollout import tokens
-from r1_rollout.checksums import Comparison, Expected, compare
 from r1_rollout.errors import EngineError, NonFiniteLogits, PromptError, WeightsError
 from r1_rollout.lora import Adapter
-from r1_rollout.types import Completion, Groups, OldEngineNames, PromptLike, SamplingParams
+from r1_rollout.types import Comparison, Completion, Expected, Groups, OldEngineNames, PromptLike, SamplingParams
 from r1_rollout.vllm.compat import end_workers, running_workers, silence_false_alarms, worker_threads
 from r1_rollout.vllm.limits import Limits, require_temperature
 from r1_rollout.vllm.options import EngineOptions, explain_failed_start
 from r1_rollout.vllm.thread import EngineThread, Running
-from r1_rollout.weight_source import DirectWeights, Shapes, WeightSource
-from r1_rollout.weights import Weights, require_newer
+from r1_rollout.weight_checks import compare
+from r1_rollout.weights import DirectWeights, Shapes, Weights, WeightSource, require_newer
 
 if TYPE_CHECKING:
     from vllm import LLM, RequestOutput

@@ -13,11 +13,11 @@ from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.distributed.weight_transfer.base import WeightTransferInitInfo
 from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngine
 
-from r1_rollout.checksums import Expected, compare
 from r1_rollout.transports.adapter import adapted_modules, check_bound, written_names
 from r1_rollout.transports.groups import TcpReceiver
-from r1_rollout.types import Json, JsonObject
+from r1_rollout.types import Expected, Json, JsonObject
 from r1_rollout.vllm.sync import drop_unfinished, load_folder, prepare_experts, repack_heads
+from r1_rollout.weight_checks import compare
 from r1_rollout.weights import dtype_named
 
 WeightTransferEngineFactory.register_engine("r1_tcp", "r1_rollout.vllm.receiver", "TcpTransferEngine")

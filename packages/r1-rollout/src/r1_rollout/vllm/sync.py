@@ -17,8 +17,7 @@ from r1_rollout.private_folder import PrivateFolder
 from r1_rollout.transports import direct
 from r1_rollout.transports.folder import read_shards, write_shards
 from r1_rollout.types import JsonObject
-from r1_rollout.weight_source import DirectWeights, Shapes, TransferCall, known, note, require_same
-from r1_rollout.weights import buckets
+from r1_rollout.weights import DirectWeights, Shapes, TransferCall, buckets, known, note, require_same
 
 if TYPE_CHECKING:
     from vllm import LLM
@@ -40,7 +39,7 @@ def bring(
     """Load all weights by the transport that suits. Raises WeightsError or ValueError if they are not the model's.
 
     Args:
-        came, first: see `weight_source.known`.
+        came, first: see `weights.known`.
         dtype: of weights that are sent to other processes.
     """
     llm.collective_rpc(prepare_experts)

@@ -20,8 +20,8 @@ from r1_core.learner.parallel import Parallel
 from r1_core.learner.passes import Passes
 from r1_core.learner.token_model import TokenModel
 from r1_core.types import Sample
-from r1_rollout.canary import learn_tolerance, widest_gap
 from r1_rollout.types import PromptLike
+from r1_rollout.weight_checks import learn_tolerance, widest_gap
 
 if TYPE_CHECKING:
     from r1_rollout.types import Tokens

@@ -21,7 +21,7 @@ from r1_cli.train.types import Collected, Collector, Position
 from r1_data.types import Prompt
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Generator
-from r1_rollout.weight_source import LocalWeights, WeightSource
+from r1_rollout.weights import LocalWeights, WeightSource
 
 STATE_FILE = "position.json"
 

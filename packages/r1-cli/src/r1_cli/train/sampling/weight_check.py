@@ -9,13 +9,12 @@ from typing import cast
 
 from r1_cli.train.groups.group import to_sample
 from r1_cli.train.types import Policy, Sampler, weights_of
-from r1_rollout.canary import Canary
-from r1_rollout.checksums import ByteProof, Expected, expected_checksums
 from r1_rollout.errors import EngineError, StaleWeights
 from r1_rollout.fault import Engine, ParameterRows, find_fault, name_differing
 from r1_rollout.pool.pool import EnginePool
-from r1_rollout.types import Checksummed, Drainable, Generator, Groups, PromptLike, Replaying, SamplingParams
-from r1_rollout.weight_source import WeightSource
+from r1_rollout.types import Checksummed, Drainable, Expected, Generator, Groups, PromptLike, Replaying, SamplingParams
+from r1_rollout.weight_checks import ByteProof, Canary, expected_checksums
+from r1_rollout.weights import WeightSource
 
 log = logging.getLogger("r1")
 _UNCOMPARED = (

@@ -24,8 +24,7 @@ from r1_rollout.transports.groups import Group, NcclGroup, TcpGroup
 from r1_rollout.types import Json, JsonObject
 from r1_rollout.vllm.client import Endpoint, ServerFault, ServerRejected, ServerStalled, ask
 from r1_rollout.vllm.servers.server import require_settings
-from r1_rollout.weight_source import Shapes, known, require_same
-from r1_rollout.weights import Weights, buckets
+from r1_rollout.weights import Shapes, Weights, buckets, known, require_same
 
 Backend: TypeAlias = Literal["nccl", "r1_tcp"]  # of vLLM's weight transfer: between GPUs, or between CPUs
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from r1_rollout.canary import TOLERANCE
 from r1_rollout.errors import WeightsError
 from r1_rollout.lora import Adapter
 from r1_rollout.pool.pool import EnginePool
@@ -24,8 +23,8 @@ from r1_rollout.vllm.servers.pooled_server import Deadlines, PooledServer
 from r1_rollout.vllm.servers.server import LocalServer
 from r1_rollout.vllm.servers.supervisor import Supervisor
 from r1_rollout.vllm.servers.transports import AdapterTransport, DirectTransport, FolderTransport
-from r1_rollout.weight_source import Shapes, WeightSource
-from r1_rollout.weights import require_newer
+from r1_rollout.weight_checks import TOLERANCE
+from r1_rollout.weights import Shapes, WeightSource, require_newer
 
 if TYPE_CHECKING:
     from r1_rollout.types import Tokens

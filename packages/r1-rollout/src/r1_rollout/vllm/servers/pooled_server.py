@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Literal
 
-from r1_rollout.checksums import Comparison, Expected, merged
 from r1_rollout.errors import EngineError
 from r1_rollout.pool.dispatch import Backlog, Dispatch
 from r1_rollout.transports.direct import Bucket
 from r1_rollout.transports.folder import PushedWeights
-from r1_rollout.types import Completion, Json, JsonObject, PromptLike, SamplingParams
+from r1_rollout.types import Comparison, Completion, Expected, Json, JsonObject, PromptLike, SamplingParams
 from r1_rollout.vllm.client import (
     Call,
     Endpoint,
@@ -30,6 +29,7 @@ from r1_rollout.vllm.limits import Limits
 from r1_rollout.vllm.servers.direct import Backend, ServerReceiver
 from r1_rollout.vllm.servers.protocol import GENERATE, generate_body, read_group, read_replay, replay_body
 from r1_rollout.vllm.servers.server import GUARD, LocalServer, require_settings
+from r1_rollout.weight_checks import merged
 
 if TYPE_CHECKING:
     from r1_rollout.types import Tokens

@@ -11,7 +11,7 @@ from r1_rollout.transports import adapter, folder
 from r1_rollout.transports.folder import PushedWeights
 from r1_rollout.vllm.servers.direct import push
 from r1_rollout.vllm.servers.pooled_server import PooledServer
-from r1_rollout.weight_source import Shapes, WeightSource, require_same
+from r1_rollout.weights import Shapes, WeightSource, require_same
 
 
 @dataclass(slots=True)
