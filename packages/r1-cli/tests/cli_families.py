@@ -8,7 +8,7 @@ import transformers as hf
 from torch import Tensor
 
 from r1_cli.models.attention import attend_packed
-from r1_cli.models.experts import configure_experts
+from r1_cli.models.families import configure_experts
 from r1_cli.train.groups.group import extend_positions
 from r1_core.types import Sample
 from r1_data.positions import position_ids_of

@@ -10,7 +10,7 @@ import torch
 from r1_cli.config import load_config
 from r1_cli.hardware import Hardware
 from r1_cli.jobs.learner import prepare_learner
-from r1_cli.models.experts import configure_experts, count_experts, describe_router, has_grouped_product
+from r1_cli.models.families import configure_experts, count_experts, describe_router, has_grouped_product
 from r1_cli.models.files import ModelFiles
 
 CPU = torch.device("cpu")

@@ -16,7 +16,8 @@ from transformers.models.qwen2_vl import modeling_qwen2_vl
 from transformers.models.qwen3_vl import modeling_qwen3_vl
 
 from r1_cli.models import shared_prompts
-from r1_cli.models.load import enable_gradient_checkpointing, is_vision_language
+from r1_cli.models.families import is_vision_language
+from r1_cli.models.load import enable_gradient_checkpointing
 from r1_core.advantages import GRPO, assign
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit

@@ -11,6 +11,7 @@ import torch
 
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware
+from r1_cli.models.families import find_value
 from r1_cli.models.files import ModelFiles
 from r1_cli.train.groups.group import to_sample
 from r1_cli.train.types import REFUSALS, Policy
@@ -88,7 +89,7 @@ def _find_reach(model: ModelFiles) -> int:
 
 
 def find_max_positions(model: ModelFiles) -> int | None:
-    found: int | None = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+    found: int | None = find_value(model.config.get_text_config(), "max_position_embeddings")
     return found
 
 

@@ -15,6 +15,7 @@ from r1_cli.build.learner import owner_settings
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.root import Owner
 from r1_cli.hardware import Hardware
+from r1_cli.models.families import find_value
 from r1_cli.models.files import ModelFiles
 from r1_cli.models.load import ModelError, find_rope_fault
 from r1_cli.train.groups.group import extend_positions
@@ -209,7 +210,7 @@ def examine_model(
             raise ModelError(
                 f"{model.path}: r1 cannot train {name}: with its own eager attention, too, it {faults.single}"
             )
-    if faults.packed is None and getattr(model.config.get_text_config(), "attention_chunk_size", None):
+    if faults.packed is None and find_value(model.config.get_text_config(), "attention_chunk_size"):
         chunks = "cuts attention into chunks of a row, wherever a sequence begins"
         faults = replace(faults, packed=chunks, shared=chunks)
     rope = find_rope_fault(

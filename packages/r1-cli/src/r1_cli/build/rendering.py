@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from r1_cli.config import RunConfig
+from r1_cli.models.families import find_value
 from r1_cli.models.files import ModelFiles
 from r1_data.media_cache import MediaCache
 from r1_data.positions import count_tokens, position_ids_of
@@ -60,14 +61,14 @@ def open_workers(config: RunConfig, target: object, ended: Ended | None = None) 
 
 def media_settings(config: RunConfig, processor: Any) -> dict[str, Any]:
     """Return how `Renderer` resizes media, chooses frames, and caches both."""
-    data, limits = config.data, getattr(processor, "video_processor", None)
+    data, limits = config.data, find_value(processor, "video_processor")
     settings: dict[str, Any] = {
         "min_pixels": data.min_pixels,
         "max_pixels": data.max_pixels,
         "video_min_pixels": data.video_min_pixels,
         "video_max_pixels": data.video_max_pixels,
     }
-    if limits is not None and hasattr(limits, "max_frames"):  # other families' videos are refused row by row
+    if find_value(limits, "max_frames") is not None:  # other families' videos are refused row by row
         most = data.video_max_frames or limits.max_frames
         settings["frames"] = FrameRules(data.video_fps, min_frames=min(limits.min_frames, most), max_frames=most)
     if data.media_cache_gb and data.cache_dir:

@@ -131,7 +131,7 @@ class ActorGroup:
             self.pids = self._start()
         except OSError as error:
             where = f"{os.getcwd()}, where the command was typed, and {self.places[0].log.parent}"
-            told = "; ".join([str(error), *getattr(error, "__notes__", ())])
+            told = "; ".join([str(error), *vars(error).get("__notes__", ())])
             raise ClusterError(f"every machine must see {where}: {told}") from error
 
     def _start(self) -> list[int]:

@@ -16,6 +16,7 @@ from torch import Tensor
 from r1_cli.cluster.worker_group import Put, Reference
 from r1_core.types import PER_TOKEN, Sample
 from r1_data.model_inputs import LazyInputs
+from r1_rollout.weights import dtype_named
 
 Array: TypeAlias = NDArray[Any]
 # A per-token field, rows of the batch, and their new values in a row, [tokens]; None: the field was removed.
@@ -117,8 +118,8 @@ def diff_fields(before: Sequence[Sample], after: Sequence[Sample], rows: Sequenc
     """Return the per-token fields that `after` and `before[rows]` do not share as objects."""
     changes: list[FieldUpdate] = []
     for name in PER_TOKEN:
-        pairs = [(row, getattr(sample, name)) for row, sample in zip(rows, after, strict=True)]
-        other = [(row, value) for row, value in pairs if value is not getattr(before[row], name)]
+        pairs = [(row, sample.get(name)) for row, sample in zip(rows, after, strict=True)]
+        other = [(row, value) for row, value in pairs if value is not before[row].get(name)]
         new = [row for row, value in other if value is not None]
         gone = [row for row, value in other if value is None]
         if new:
@@ -151,7 +152,7 @@ def to_array(tensor: Tensor) -> tuple[Array, str]:
 
 
 def to_tensor(array: Array, dtype: str) -> Tensor:
-    return view_as_tensor(array).view(getattr(torch, dtype))
+    return view_as_tensor(array).view(dtype_named(dtype))
 
 
 def view_as_tensor(array: Array) -> Tensor:

@@ -66,10 +66,6 @@ class NewFields:
     values: dict[str, Array]
 
 
-def _differ(name: str, one: Sample, other: Sample) -> bool:
-    return getattr(one, name) is not getattr(other, name)
-
-
 def build_policy(
     config: RunConfig, hardware: Hardware, schedule: Schedule, parallel: Parallel
 ) -> tuple[Learner, Objective]:
@@ -237,7 +233,8 @@ class Rank:
             return tuple(self._pack(rows, samples, part) for part in result)
         if not (isinstance(result, list) and result and isinstance(result[0], Sample)):
             return result
-        new = [name for name in PER_TOKEN if any(map(partial(_differ, name), samples, result))]
+        pairs = list(zip(samples, result, strict=True))
+        new = [name for name in PER_TOKEN if any(one.get(name) is not other.get(name) for one, other in pairs)]
         for row, sample in zip(rows, result, strict=True):
             self._batch[row] = sample
         return NewFields({name: tokens(result, name).numpy() for name in new})

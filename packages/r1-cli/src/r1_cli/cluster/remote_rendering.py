@@ -9,7 +9,7 @@ import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
@@ -159,5 +159,5 @@ class RenderPool:
 
 def _return_large_blocks() -> None:
     """Make malloc map each large block: otherwise holes between cached pictures took seven times their size."""
-    if mallopt := getattr(ctypes.CDLL(None), "mallopt", None):
-        mallopt(_M_MMAP_THRESHOLD, 1 << 16)
+    with suppress(AttributeError):  # only glibc has it
+        ctypes.CDLL(None).mallopt(_M_MMAP_THRESHOLD, 1 << 16)

@@ -47,7 +47,7 @@ def user_errors(*kinds: type[Exception]) -> Iterator[None]:
         yield
     except kinds as error:
         message = str(error) or type(error).__name__
-        raise UserError("\n".join([message, *getattr(error, "__notes__", ())])) from error
+        raise UserError("\n".join([message, *vars(error).get("__notes__", ())])) from error
 
 
 @contextmanager

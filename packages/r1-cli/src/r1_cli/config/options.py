@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_args, get_origin
 from pydantic import BaseModel, Field, create_model
 
 from r1_cli.config.problems import KeyProblem
-from r1_cli.config.section import Section, Tree
+from r1_cli.config.section import Section, Tree, lookup
 from r1_core import registry
 from r1_core.registry import Entry, Setting
 from r1_core.settings import fault
@@ -135,14 +135,14 @@ def refuse_clashes(section: type[BaseModel], options: Iterable[Option]) -> None:
 
 def settings_of(section: BaseModel, options: Iterable[Option], name: str) -> Tree:
     """Return the settings of `name` that the user gave and that are not null."""
-    given = {leaf: value for leaf in section.model_fields_set if (value := getattr(section, leaf)) is not None}
+    given = {leaf: value for leaf in section.model_fields_set if (value := lookup(section, leaf)) is not None}
     return {option.setting: given[option.leaf] for option in options if name in option.owners and option.leaf in given}
 
 
 def own_defaults(section: BaseModel, options: Iterable[Option], name: str) -> Iterator[tuple[str, Any]]:
     """Yield key and default of each null setting of `name`. Infinity (no bound) stays null."""
     for option in options:
-        if name in option.owners and getattr(section, option.leaf) is None:
+        if name in option.owners and lookup(section, option.leaf) is None:
             default = option.owners[name].default
             yield option.key, None if default == inf else default
 
@@ -160,7 +160,7 @@ def needs_of(entries: Mapping[str, Entry], name: str) -> tuple[str, ...]:
 def range_problems(section: BaseModel, options: Iterable[Option], name: str) -> Iterator[KeyProblem]:
     """Yield settings outside the range of `name`; or of other owners, if none of them accepts the value."""
     for option in options:
-        value = getattr(section, option.leaf)
+        value = lookup(section, option.leaf)
         owners = [option.owners[name]] if name in option.owners else option.owners.values()
         faults = [fault(owner.type, value) for owner in owners]
         if value is not None and all(faults):

@@ -13,7 +13,7 @@ from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, needs_of, own
 from r1_cli.config.problems import ConfigError, KeyRemark, Problem
 from r1_cli.config.reward import RewardConfig
 from r1_cli.config.rollout import RolloutConfig, engine_module
-from r1_cli.config.section import Section, Tree
+from r1_cli.config.section import Section, Tree, lookup
 from r1_cli.config.trainer import OWN_DEVICES, STALENESS, TrainerConfig
 from r1_core import registry
 
@@ -167,7 +167,7 @@ def printable(config: RunConfig) -> Tree:
     for _, holder, option in _open_mappings(values):
         holder[option] = masked(holder[option])
     for key in ("sources", "val_sources"):  # of which a null is an answer, and what is not there is as `data` has it
-        for shown, source in zip(values["data"][key] or [], getattr(config.data, key) or [], strict=True):
+        for shown, source in zip(values["data"][key] or [], lookup(config.data, key) or [], strict=True):
             for unset in shown.keys() - source.model_fields_set:
                 del shown[unset]
     return values

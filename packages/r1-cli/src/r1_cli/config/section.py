@@ -19,7 +19,7 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, protected_namespaces=(), allow_inf_nan=False)
 
 
-def lookup(section: Section, key: str) -> Any:
+def lookup(section: BaseModel, key: str) -> Any:
     """Return the value of a dotted key, e.g. `worker.rollout.n` of a `RunConfig`."""
     value: Any = section
     for name in key.split("."):

@@ -9,7 +9,7 @@ from typing import Any
 from r1_cli.config.data import DataConfig, SourceConfig
 from r1_cli.config.files import folder_problems, reward_problems, template_problems
 from r1_cli.config.problems import KeyProblem, KeyRemark
-from r1_cli.config.section import Tree
+from r1_cli.config.section import Tree, lookup
 from r1_data.tables.spec import answers_per_prompt, name_source
 from r1_data.types import DataError
 
@@ -126,11 +126,11 @@ def _listed(files: str | list[str]) -> tuple[str, ...]:
 
 
 def _names_columns(data: DataConfig) -> bool:
-    return any(getattr(data, name) != DataConfig.model_fields[name].default for name in COLUMNS)
+    return any(lookup(data, name) != DataConfig.model_fields[name].default for name in COLUMNS)
 
 
 def _own(section: SourceConfig, data: DataConfig, name: str) -> Any:
-    return getattr(section if name in section.model_fields_set else data, name)
+    return lookup(section if name in section.model_fields_set else data, name)
 
 
 def row_problems(data: DataConfig, command: str) -> Iterator[KeyProblem]:
@@ -155,7 +155,7 @@ def source_reward_problems(data: DataConfig, command: str) -> Iterator[KeyProble
 
 def source_problems(data: DataConfig) -> Iterator[KeyProblem]:
     for sections, files in (("sources", "train_files"), ("val_sources", "val_files")):
-        if getattr(data, sections) is not None and getattr(data, files) is not None:
+        if lookup(data, sections) is not None and lookup(data, files) is not None:
             yield f"data.{sections}", f"stands in place of data.{files}; set one of them"
     if data.train_probs is not None:
         entries = len(data.train_files) if isinstance(data.train_files, list) else int(data.train_files is not None)

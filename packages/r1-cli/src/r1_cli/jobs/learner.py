@@ -14,9 +14,9 @@ from r1_cli.build.critic import build_critic
 from r1_cli.build.learner import build_learner, single_rank
 from r1_cli.checkpoint.shared_filesystem import Proof, shown_folders
 from r1_cli.cluster.placement import Placement, RankPlacement, place_all
-from r1_cli.config import ConfigError, Problem, Provenance, RunConfig
+from r1_cli.config import ConfigError, Problem, Provenance, RunConfig, lookup
 from r1_cli.hardware import Hardware
-from r1_cli.models.experts import describe_router
+from r1_cli.models.families import describe_router
 from r1_cli.models.files import ModelFiles
 from r1_cli.models.load import ModelError
 from r1_cli.models.sharded_loading import ShardedLoadingError, require_sharded_loading
@@ -173,8 +173,8 @@ def _refuse_quantized(config: RunConfig) -> None:
 def require_shared_folders(config: RunConfig, ranks: Any, placements: Sequence[RankPlacement]) -> None:
     """Raise ConfigError if a node does not see the run's folders as this process does."""
     trainer, owners = config.trainer, ("actor", "critic") if config.has_critic else ("actor",)
-    models = {f"worker.{owner}.model.model_path": getattr(config.worker, owner).model.model_path for owner in owners}
-    read = {key: Path(path) for key, path in models.items() if path}
+    keys = [f"worker.{owner}.model.model_path" for owner in owners]
+    read = {key: Path(path) for key in keys if (path := lookup(config, key))}
     if trainer.load_checkpoint_path:
         read["trainer.load_checkpoint_path"] = Path(trainer.load_checkpoint_path) / "actor"
     with shown_folders(("trainer.save_checkpoint_path", Path(trainer.checkpoint_folder)), read) as proof:

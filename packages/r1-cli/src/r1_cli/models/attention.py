@@ -22,6 +22,7 @@ from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedC
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from r1_cli.models.families import find_value, is_vision_language
 from r1_cli.models.kernels import CAUSAL, EVERYTHING, Kernel, Pieces, find_kernel
 from r1_cli.models.shared_prompts import attend_to_prompts
 from r1_core.learner.pack import NO_PROMPT, Pack, cut_shared_rows
@@ -41,11 +42,11 @@ def attend_packed(model: PreTrainedModel) -> None:
         model.config._attn_implementation = "eager"
         model.reads_pack = False
         return
-    vision = getattr(model.config, "vision_config", None)
-    tower = model.get_encoder(modality="image") if vision is not None else model
+    vision = is_vision_language(model.config)
+    tower = model.get_encoder(modality="image") if vision else model
     cuts = any("cu_seqlens" in inspect.signature(module.forward).parameters for module in tower.modules())
     chosen = dict.fromkeys(("", *model.config.sub_configs), PACKED_ATTENTION)
-    if vision is not None and cuts and tower is not model:
+    if vision and cuts and tower is not model:
         chosen["vision_config"] = VISION_ATTENTION
     model.set_attn_implementation(chosen)
     model.reads_pack = bool(model._supports_attention_backend)  # read by `r1_core.learner.token_model`
@@ -129,7 +130,7 @@ def vision_attention(
 
 def _belongs(pack: Pack, module: nn.Module, query: Tensor) -> bool:
     ranks = 1 if pack.sequence is None else pack.sequence.size
-    return sum(pack.lengths) == query.shape[2] * ranks and getattr(module, "is_causal", True) is not False
+    return sum(pack.lengths) == query.shape[2] * ranks and find_value(module, "is_causal") is not False
 
 
 def _require_known(module: nn.Module, options: dict[str, Any]) -> None:
@@ -266,9 +267,9 @@ def _needs_no_mask(
     dtype: Any,
     **_: Any,
 ) -> bool:
-    if getattr(config, "sliding_window", None) != window or batch_size != 1 or q_length != kv_length:
+    if find_value(config, "sliding_window") != window or batch_size != 1 or q_length != kv_length:
         return False
-    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    head = find_value(config, "head_dim") or config.hidden_size // config.num_attention_heads
     device = torch.device(device)
     return device.type != "cuda" or find_kernel(device, dtype, head, windowed=True) is not None
 

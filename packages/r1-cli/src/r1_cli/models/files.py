@@ -16,6 +16,7 @@ from transformers.utils import cached_file
 from r1_cli.config import RunConfig
 from r1_cli.models import load as models
 from r1_cli.models.adapters import Adapters
+from r1_cli.models.families import is_vision_language
 from r1_core.learner.parallel import Parallel, Shard
 
 UNREAD = [
@@ -38,7 +39,7 @@ class ModelFiles:
 
     @property
     def vision_language(self) -> bool:
-        return models.is_vision_language(self.config)
+        return is_vision_language(self.config)
 
 
 def open_model(config: RunConfig, path: str | None = None) -> ModelFiles:
@@ -54,7 +55,7 @@ def open_model(config: RunConfig, path: str | None = None) -> ModelFiles:
     )
     tokenizer, processor = models.load_tokenizer(
         resolve_model_path(settings.tokenizer_path or path, "worker.actor.model.tokenizer_path"),
-        vision_language=models.is_vision_language(hf_config),
+        vision_language=is_vision_language(hf_config),
         trust_remote_code=settings.trust_remote_code,
     )
     return ModelFiles(path, hf_config, tokenizer, processor)

@@ -11,7 +11,9 @@ from typing import Any, Literal
 import torch
 
 from r1_cli.models.adapters import CONFIG_FILE, AdapterError
+from r1_cli.models.families import find_value
 from r1_core.learner.checkpoint import NUMBERS_FILE
+from r1_rollout.weights import dtype_named
 
 WHOLE_FILE = 64_000_000  # bytes up to which a file is read from beginning to end
 BLOCKS, BLOCK = 256, 1 << 16
@@ -40,8 +42,7 @@ class Base:
 
     @property
     def torch_dtype(self) -> torch.dtype:
-        found: torch.dtype = getattr(torch, self.dtype)
-        return found
+        return dtype_named(self.dtype)
 
     def as_dict(self) -> dict[str, str]:
         return {name: value for name, value in asdict(self).items() if value is not None}
@@ -143,13 +144,13 @@ def use_training_kernels(model: Any) -> None:
     Some processors repack weights for bfloat16 products, which not all shapes support.
     """
     for module in model.modules():
-        if hasattr(module, "support_avx512bf16_for_cpu"):
+        if find_value(module, "support_avx512bf16_for_cpu") is not None:
             module.support_avx512bf16_for_cpu = False
 
 
 def dequantize(model: Any, dtype: torch.dtype) -> Any:
     """Return the model with the values of its 4 bits as plain weights in `dtype`."""
     plain = model.dequantize(dtype)
-    if hasattr(plain.config, "quantization_config"):
+    if find_value(plain.config, "quantization_config") is not None:
         del plain.config.quantization_config  # it would be saved, and weights read for what they are not
     return plain

@@ -25,7 +25,7 @@ from transformers import (
 from r1_cli.checkpoint.folders import find_cut
 from r1_cli.models.adapters import AdapterError, Adapters, merge_adapter
 from r1_cli.models.attention import PACKED_ATTENTION, attend_packed
-from r1_cli.models.experts import configure_experts
+from r1_cli.models.families import configure_experts, find_value, is_vision_language
 from r1_cli.models.frozen_base import Base, dequantize, quantization_options, read_base, use_training_kernels
 from r1_cli.models.sharded_loading import ShardedLoadingError, load_sharded, move_to_device
 from r1_cli.models.value_head import initialize_value_head, quiet_loading, with_value_head
@@ -58,16 +58,12 @@ def load_config(
         raise ModelError(
             f"{key}={path}: no such folder in {Path.cwd()}, and the hub did not give it ({str(error).splitlines()[0]})"
         ) from error
-    if getattr(config.get_text_config(), "use_bidirectional_attention", None) in (True, "all"):
+    if find_value(config.get_text_config(), "use_bidirectional_attention") in (True, "all"):
         raise ModelError(
             f"{key}={path}: text of {config.model_type} attends in both directions "
             "(use_bidirectional_attention), r1 trains causal language models"
         )
     return config
-
-
-def is_vision_language(config: PreTrainedConfig) -> bool:
-    return hasattr(config, "vision_config")
 
 
 def model_family(config: PreTrainedConfig) -> Any:
@@ -229,7 +225,7 @@ def enable_gradient_checkpointing(model: transformers.PreTrainedModel, *, on_hos
     """
     model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
     for module in model.modules() if on_host else ():
-        if (checkpoint := getattr(module, "_gradient_checkpointing_func", None)) is not None:
+        if (checkpoint := find_value(module, "_gradient_checkpointing_func")) is not None:
             module._gradient_checkpointing_func = partial(_checkpoint_on_host, checkpoint, model.device.type == "cuda")
     model.train()
 
@@ -264,10 +260,10 @@ def find_rope_fault(path: str, text: PreTrainedConfig, longest: int) -> str | No
     Raises:
         ModelError: RoPE also depends on earlier forward passes.
     """
-    given: dict[str, Any] = getattr(text, "rope_parameters", None) or {}
+    given: dict[str, Any] = find_value(text, "rope_parameters") or {}
     for rope in given.values() if all(isinstance(one, dict) for one in given.values()) else [given]:
         kind, known = rope.get("rope_type"), rope.get("original_max_position_embeddings")
-        known = known or getattr(text, "max_position_embeddings", None)
+        known = known or find_value(text, "max_position_embeddings")
         if known is None or longest <= known:
             continue
         if kind == "longrope":

@@ -143,8 +143,8 @@ def _sharding(model_class: Any, parallel: Parallel, shard: Shard, adapters: Adap
             return parameter.to_local() if isinstance(parameter, DTensor) and parameter.ndim > 2 else parameter
 
     # The loader knows families by the names and modules of their classes.
-    for name in ("__name__", "__qualname__", "__module__"):
-        setattr(Sharding, name, getattr(model_class, name))
+    Sharding.__name__, Sharding.__qualname__ = model_class.__name__, model_class.__qualname__
+    Sharding.__module__ = model_class.__module__
     return Sharding
 
 

@@ -33,8 +33,7 @@ def with_value_head(family: Any, config: PreTrainedConfig, *, trust_remote_code:
             return cls._from_config(config)
 
     # The loader knows families by the names and modules of their classes.
-    for name in ("__name__", "__qualname__", "__module__"):
-        setattr(Critic, name, getattr(own, name))
+    Critic.__name__, Critic.__qualname__, Critic.__module__ = own.__name__, own.__qualname__, own.__module__
     return Critic, config
 
 

@@ -239,7 +239,7 @@ def find_peak(config: RunConfig, card: int | None, *, models: Models | None = No
 
 def with_value(section: Any, key: str, value: Any) -> Any:
     name, _, rest = key.partition(".")
-    return section.model_copy(update={name: with_value(getattr(section, name), rest, value) if rest else value})
+    return section.model_copy(update={name: with_value(lookup(section, name), rest, value) if rest else value})
 
 
 def _word(value: object) -> str:

@@ -170,7 +170,7 @@ def to_table(
 
 def _of_samples(samples: Sequence[Sample], name: str, lengths: Sequence[int]) -> pa.Array:
     """Return a field of the trained tokens as one list per sample; null if samples lack it."""
-    if not samples or any(getattr(sample, name) is None for sample in samples):
+    if not samples or any(sample.get(name) is None for sample in samples):
         return pa.nulls(len(lengths), SCHEMA.field(name).type)
     return _cut(tokens(samples, name).float().cpu().numpy(), lengths)
 

@@ -12,6 +12,7 @@ from r1_cli.build.rewards.own_models import to_read
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware
 from r1_cli.models import load as models
+from r1_cli.models.families import is_vision_language
 from r1_cli.models.files import ModelFiles
 from r1_core.learner.batching import Batching
 from r1_core.learner.logprobs import compute_eager_logprobs
@@ -105,7 +106,7 @@ def open_frozen(
     actor = config.worker.actor
     trusted = actor.model.trust_remote_code
     found = models.load_config(path, trust_remote_code=trusted, key=key)
-    vision_language = models.is_vision_language(found)
+    vision_language = is_vision_language(found)
     if (vision_language or policy.vision_language) and found.model_type != policy.config.model_type:
         raise models.ModelError(
             f"{key}={path}: its family is {found.model_type}, the policy's {policy.config.model_type}; it is given the "

@@ -7,7 +7,7 @@ from typing import Any
 from r1_cli.build.rewards.reference_verifier import ReferenceVerifier
 from r1_rewards.reference.options import read_options
 from r1_rewards.spec import MODEL_REWARDS
-from r1_rewards.types import RewardInput, Score, Verifier
+from r1_rewards.types import OpenVerifier, RewardInput, Score, Verifier
 from r1_rewards.verifiers.combine import Part, read_parts
 
 
@@ -20,7 +20,7 @@ class MixedVerifier:
 
     @property
     def per_sample(self) -> bool:
-        alone = self.others is None or bool(getattr(self.others, "per_sample", False))
+        alone = self.others is None or (isinstance(self.others, OpenVerifier) and self.others.per_sample)
         return alone and all(verifier.per_sample for _, verifier in self.asking.values())
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:

@@ -41,7 +41,7 @@ class LearnerReading:
         samples = [to_read(*one) for one in zip(prompts, responses, starts, strict=True)]
         found = self.learner.add_logprobs(samples, [field])
         self.learner.offload()
-        return [getattr(sample, field)[sample.loss_mask].tolist() for sample in found]
+        return [logprobs[sample.loss_mask].tolist() for sample in found if (logprobs := sample.get(field)) is not None]
 
 
 def to_read(prompt: PromptLike, response: "Tokens", start: int) -> Sample:

@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from r1_cli.checkpoint.folders import find_cut
+from r1_cli.models.families import find_value
 from r1_cli.plan.check.findings import Finding, Subject
 
 
@@ -36,14 +37,14 @@ def check_tokenizer(subject: Subject) -> Iterator[Finding]:
         message = f"the tokenizer has {len(tokenizer):,} tokens, the model {text.vocab_size:,}"
         yield Finding("model.tokenizer", "error", message, fix)
     for name in ("image_token_id", "video_token_id"):
-        token = getattr(model.config, name, None)
+        token = find_value(model.config, name)
         if token is not None and token >= len(tokenizer):
             yield Finding("model.tokenizer", "error", f"config.json says {name}={token}, which no token is", fix)
     if tokenizer.eos_token_id is None:
         yield Finding("model.eos", "error", "the tokenizer names no token that ends an answer", "set its eos_token")
     elif tokenizer.pad_token_id == tokenizer.eos_token_id:
         yield Finding("model.pad", "note", "padding and end of answers are one token; r1 masks padding by position")
-    own = getattr(model.processor, "chat_template", None) or tokenizer.chat_template
+    own = find_value(model.processor, "chat_template") or tokenizer.chat_template
     if not own and not subject.config.data.override_chat_template:
         yield Finding(
             "model.chat template", "error", "the tokenizer has no chat template", "set data.override_chat_template"
@@ -52,7 +53,7 @@ def check_tokenizer(subject: Subject) -> Iterator[Finding]:
 
 def check_lengths(subject: Subject) -> Iterator[Finding]:
     data, text = subject.config.data, subject.model.config.get_text_config()
-    longest, known = data.max_prompt_length + data.max_response_length, getattr(text, "max_position_embeddings", None)
+    longest, known = data.max_prompt_length + data.max_response_length, find_value(text, "max_position_embeddings")
     if known and longest > known:
         message = f"prompt and response may have {longest:,} tokens, the model knows {known:,} positions"
         yield Finding("model.lengths", "error", message, "lower data.max_prompt_length or data.max_response_length")

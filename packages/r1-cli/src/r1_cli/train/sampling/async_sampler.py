@@ -7,7 +7,7 @@ sampled.
 
 import json
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -101,7 +101,7 @@ def snapshot(source: WeightSource) -> LocalWeights:
     """Copy the weights to host memory: the learner changes its own before engines read them."""
     weights = source.tensors()
     named = weights.weights if isinstance(weights, Adapter) else weights
-    pairs = named.items() if hasattr(named, "items") else named
+    pairs = named.items() if isinstance(named, Mapping) else named
     copied = [(name, tensor.detach().to("cpu", copy=True)) for name, tensor in pairs]
     return LocalWeights(replace(weights, weights=copied) if isinstance(weights, Adapter) else copied, source.version)
 

@@ -1,6 +1,7 @@
-"""Mixtures of experts: how experts are computed, and the router's auxiliary loss, which is off."""
+"""What model families have and lack: values of configurations and processors, vision towers, mixtures of experts."""
 
 from contextlib import suppress
+from typing import Any
 
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
@@ -9,17 +10,29 @@ from transformers import PreTrainedConfig, PreTrainedModel
 COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
+def find_value(holder: Any, name: str) -> Any:
+    """Return an attribute of a configuration, processor or module of Hugging Face that not all families have, or None.
+
+    Aliases of a configuration, such as GPT-2's `n_positions`, are resolved.
+    """
+    return getattr(holder, name, None)
+
+
+def is_vision_language(config: PreTrainedConfig) -> bool:
+    return find_value(config, "vision_config") is not None
+
+
 def count_experts(config: PreTrainedConfig) -> int:
     """Return the number of routed experts of a layer, 0 without any."""
     text = config.get_text_config()
-    return max(getattr(text, name, None) or 0 for name in COUNTS)
+    return max(find_value(text, name) or 0 for name in COUNTS)
 
 
 def describe_router(config: PreTrainedConfig) -> str | None:
     """Return a note about the router's auxiliary loss, None without a router."""
     if not count_experts(config):
         return None
-    weight = getattr(config.get_text_config(), "router_aux_loss_coef", None)
+    weight = find_value(config.get_text_config(), "router_aux_loss_coef")
     named = "" if weight is None else f" (router_aux_loss_coef={weight:g} of its configuration)"
     return f"{config.model_type}: the policy's loss alone trains the router, its auxiliary loss{named} is off"
 
@@ -39,7 +52,7 @@ def configure_experts(model: PreTrainedModel, dtype: torch.dtype, device: torch.
 
 def has_grouped_product(dtype: torch.dtype, device: torch.device) -> bool:
     """Try whether torch has a grouped matrix product, forward and backward, for this dtype and device."""
-    product = getattr(torch.nn.functional, "grouped_mm", None)
+    product = find_value(torch.nn.functional, "grouped_mm")
     if product is None:
         return False
     rows, ends = torch.ones(16, 16, dtype=dtype, device=device), torch.tensor([8, 16], device=device)
