@@ -10,6 +10,8 @@ from torch.nn.functional import pad
 from r1_rollout.types import SamplingParams
 
 _BITS = 24  # what float32 holds exactly
+# Factors of SplitMix64, as signed 64-bit words.
+_WEYL, _FIRST, _SECOND = (word - (1 << 64) for word in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 _BLOCK = 128  # columns that are summed before one is sought among them
 _NUCLEUS = 512  # likeliest tokens among which a nucleus is sought before all are sorted
 SEED_BITS = 62  # what fits signed and unsigned words everywhere, with room for the samples of a group
@@ -41,14 +43,10 @@ def uniform(keys: Tensor, steps: Tensor) -> Tensor:
     Returns:
         float32 [rows] in [0, 1).
     """
-    word = keys + (steps + 1) * _signed(0x9E3779B97F4A7C15)
-    word = (word ^ _shift(word, 30)) * _signed(0xBF58476D1CE4E5B9)
-    word = (word ^ _shift(word, 27)) * _signed(0x94D049BB133111EB)
+    word = keys + (steps + 1) * _WEYL
+    word = (word ^ _shift(word, 30)) * _FIRST
+    word = (word ^ _shift(word, 27)) * _SECOND
     return _shift(word ^ _shift(word, 31), 64 - _BITS).float() / (1 << _BITS)
-
-
-def _signed(word: int) -> int:
-    return word - (1 << 64) if word >> 63 else word
 
 
 def _shift(words: Tensor, bits: int) -> Tensor:

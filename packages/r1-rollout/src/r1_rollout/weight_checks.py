@@ -126,7 +126,7 @@ def expected_checksums(weights: Weights, precisions: Iterable[str], *, factors: 
     """
     if isinstance(weights, Adapter):
         return expected_checksums(weights.weights, precisions) if factors else {}
-    kinds = [dtype_named(name) for name in precisions]
+    kinds = [*map(dtype_named, precisions)]
     found = {}
     for name, tensor in named_tensors(weights):
         dtypes = {tensor.dtype, *kinds} if tensor.is_floating_point() else {tensor.dtype}
@@ -137,7 +137,7 @@ def expected_checksums(weights: Weights, precisions: Iterable[str], *, factors: 
 
 def _is_constant(tensor: Tensor) -> bool:
     flat = tensor.detach().reshape(-1)
-    return len(flat) > 1 and all(bool((part == flat[0]).all()) for part in (flat[:64], flat))
+    return len(flat) > 1 and bool((flat[:64] == flat[0]).all()) and bool((flat == flat[0]).all())
 
 
 def compare(own: Mapping[str, Tensor], expected: Mapping[str, Expected]) -> Comparison:

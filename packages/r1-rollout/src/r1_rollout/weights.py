@@ -117,7 +117,7 @@ def load_weights(model: nn.Module, weights: Iterable[tuple[str, Tensor]]) -> Non
     """
     own = model.state_dict(keep_vars=True)
     directory = Directory(own)
-    missing = {id(tensor) for tensor in own.values()}
+    missing = {*map(id, own.values())}
     unknown = []
     parts: dict[int, tuple[Place, dict[str, int]]] = {}  # of fused tensors: rows of each part that came
     for name, tensor in named_tensors(weights):

@@ -29,7 +29,7 @@ def prepare(model: PreTrainedModel) -> Reach:
         ValueError: the engine cannot decode with its layers, its attention, latent keys (arXiv 2405.04434), or
             positions that it counts by itself.
     """
-    if not hasattr(model, "config") or not hasattr(model, "set_attn_implementation"):
+    if not isinstance(model, PreTrainedModel):
         raise ValueError(f"the embedded engine takes a transformers.PreTrainedModel, got a {type(model).__name__}")
     text = model.config.get_text_config()
     model.set_attn_implementation(ATTENTION)

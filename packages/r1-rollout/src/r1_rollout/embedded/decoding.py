@@ -2,6 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import TYPE_CHECKING, Literal
 
 import torch
@@ -26,7 +27,7 @@ _TOKENS = 16384  # per forward, padding included, unless one prompt alone has mo
 def prefill_batches(lengths: Sequence[int]) -> list[list[int]]:
     """Return batches of indices in which no prompt is more than twice as long as another."""
     batches: list[list[int]] = []
-    for index in sorted(range(len(lengths)), key=lambda index: -lengths[index]):
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
         batch = batches[-1] if batches else []
         longest = lengths[batch[0]] if batch else 0
         alike = longest <= max(2 * lengths[index], _SHORT)
@@ -43,7 +44,7 @@ def alike(inputs: Sequence[Mapping[str, Tensor]]) -> list[list[int]]:
     for index, one in enumerate(inputs):
         shapes = {name: tuple(tensor.shape[1:]) for name, tensor in one.items()}
         for indices, kind in parts:
-            if all(kind.get(name, shape) == shape for name, shape in shapes.items()):
+            if kind | shapes == shapes | kind:
                 indices.append(index)
                 kind.update(shapes)
                 break
@@ -72,19 +73,18 @@ def prefill(
         token_ids[row, : lengths[row]] = torch.tensor(prompt.token_ids)
         position_ids[:, row, : lengths[row]] = positions
     media = {
-        name: torch.cat([one[name] for one in inputs if name in one]).to(device)
-        for name in sorted({name for one in inputs for name in one})
+        name: torch.cat([one[name] for one in inputs if name in one]).to(device) for name in sorted({*chain(*inputs)})
     }
-    ends, cache = sorted({length - 1 for length in lengths}), DynamicCache()
+    ends, cache = sorted({*lengths}), DynamicCache()
     logits = model(
         input_ids=token_ids.to(device),
         position_ids=without_lone_axis(position_ids).to(device),
         past_key_values=cache,
         use_cache=True,
-        logits_to_keep=torch.tensor(ends, device=device),
+        logits_to_keep=torch.tensor(ends, device=device) - 1,
         **media,
     ).logits
-    return cache, logits[range(len(prompts)), [ends.index(length - 1) for length in lengths]]
+    return cache, logits[range(len(prompts)), [*map(ends.index, lengths)]]
 
 
 def rotary_axes(position_ids: Tensor) -> Tensor:

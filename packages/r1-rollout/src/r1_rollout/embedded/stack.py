@@ -120,7 +120,7 @@ def _is_known(layer: nn.Module) -> bool:
 
 
 def _is_norm(module: nn.Module) -> bool:
-    return hasattr(module, "variance_epsilon") and [name for name, _ in module.named_parameters()] == ["weight"]
+    return "variance_epsilon" in vars(module) and [name for name, _ in module.named_parameters()] == ["weight"]
 
 
 def _is_gated(module: nn.Module) -> bool:

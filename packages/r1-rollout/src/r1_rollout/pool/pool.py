@@ -31,7 +31,7 @@ class EnginePool(OldEngineNames, Generic[M]):
         *,
         max_sequences: int,
         precisions: Sequence[str],
-        keeps_layout: bool,
+        keeps_layout: bool = False,
         max_attempts: int = 1,
     ) -> None:
         """`max_sequences`: samples that decode at the same time in each; `max_attempts`: members a group is tried on.

@@ -58,7 +58,6 @@ class ServerPool(EnginePool[PooledServer]):
 
         Args:
             servers: those to start, and the addresses of those that run (see `server.REQUIRED` for their options).
-            banned_token_ids: tokens that are never sampled, such as the placeholders of pictures.
             max_sequences: samples that a server works on at the same time; its own `max_num_seqs`.
             max_attempts: servers that a group is tried on before the call fails.
             max_restarts: failed starts in a row after which a server is given up.
@@ -76,16 +75,12 @@ class ServerPool(EnginePool[PooledServer]):
             ValueError: there is no server, or an end token is banned.
         """
         deadlines = deadlines or Deadlines()
-        pooled = _pool_servers(servers, deadlines, end_token_ids, banned_token_ids, broadcast)
-        self._supervisor = Supervisor(pooled, deadlines, max_restarts)
+        options = deadlines, end_token_ids, banned_token_ids, broadcast
+        self._supervisor = Supervisor(_pool_servers(servers, *options), deadlines, max_restarts)
         # The servers keep weights in the precision that they were sent in, or in float32 where that is their own.
         precisions = sorted({str(dtype or torch.float32).removeprefix("torch."), "float32"})
         super().__init__(
-            self._supervisor,
-            max_sequences=max_sequences,
-            max_attempts=max_attempts,
-            precisions=precisions,
-            keeps_layout=False,  # as for `VllmEngine`
+            self._supervisor, max_sequences=max_sequences, max_attempts=max_attempts, precisions=precisions
         )
         if dtype is None:  # the servers' own, which is unknown here
             self.tolerance = TOLERANCE[torch.bfloat16]
@@ -94,9 +89,7 @@ class ServerPool(EnginePool[PooledServer]):
         self._root.mkdir()
         self._bucket_bytes, self._dtype, self._broadcast = bucket_bytes, dtype, broadcast
         self._shapes: Shapes = {}  # of the first full weights that were loaded
-        self._base: PushedWeights | None = None
-        if base is not None:
-            self._base = PushedWeights(base, f"base-{uuid.uuid4().hex[:12]}", -1, tensors=count_tensors(base))
+        self._base = _base_weights(base) if base else None
         self._version: int | None = None
         self._latest = -1  # the newest version that servers have had
 
@@ -165,6 +158,10 @@ class ServerPool(EnginePool[PooledServer]):
         for prompt, response in zip(prompts, responses, strict=True):
             for limits in found:
                 limits.require(prompt, max(len(response), max_tokens), response)
+
+
+def _base_weights(folder: Path) -> PushedWeights:
+    return PushedWeights(folder, f"base-{uuid.uuid4().hex[:12]}", -1, tensors=count_tensors(folder))
 
 
 def _pool_servers(
