@@ -2,14 +2,10 @@
 
 import contextlib
 import functools
-import importlib.util
 import inspect
 import sys
-import traceback
 from collections.abc import Callable, Coroutine, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal, ParamSpec, TypeVar
 
 from r1_rewards.spec import MODEL_REWARDS, SERVICES, RewardSpec, check_options, open_service, parse_spec
@@ -17,6 +13,7 @@ from r1_rewards.types import Cause, Failure, Outcome, RewardInput, RewardSpecErr
 from r1_rewards.verifiers import combine, find_verifier
 from r1_rewards.workers.arguments import make_call, read_signature
 from r1_rewards.workers.frames import WireSample
+from r1_rewards.workers.source import describe_exception, import_file
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -54,7 +51,7 @@ def load_function(spec: RewardSpec, kwargs: Mapping[str, object]) -> RewardFunct
         raise RewardSpecError(f"the reward {spec.function!r} asks the model that is trained, which no worker has")
     if spec.path is None:
         return _load_builtin(spec.function, kwargs)
-    module = _import_file(spec.path)
+    module = import_file(spec.path)
     names = vars(module)
     function = names.get(spec.function)
     if not callable(function):
@@ -87,7 +84,7 @@ def score_samples(function: RewardFunction, samples: Sequence[WireSample]) -> li
         scores = function.call(samples)
     except BaseException as error:  # SystemExit too, and the time limits of libraries: any of them fails the call only
         cause: Cause = "out_of_memory" if isinstance(error, MemoryError) else "exception"
-        return Failure(cause, _describe_exception(error, function.file))
+        return Failure(cause, describe_exception(error, function.file))
     if isinstance(scores, (str, bytes, Mapping)) or not (isinstance(scores, Sized) and isinstance(scores, Iterable)):
         return Failure("wrong_shape", f"returned {type(scores).__name__}, not a list of scores")
     if len(scores) != len(samples):
@@ -177,27 +174,6 @@ def _scores_of(name: str, function: RewardFunction, samples: Sequence[WireSample
     return scores
 
 
-def _import_file(path: Path) -> ModuleType:
-    module_spec = importlib.util.spec_from_file_location("r1_reward_file", path)
-    if module_spec is None or module_spec.loader is None:
-        raise RewardSpecError(f"reward file {path} is not a Python file")
-    module = importlib.util.module_from_spec(module_spec)
-    sys.modules[module_spec.name] = module  # dataclasses and typing look their module up here
-    # At the end, so that a neighbour called math.py cannot take the place of a standard module.
-    sys.path += [str(path.parent), str(Path.cwd())]
-    try:
-        module_spec.loader.exec_module(module)
-    except SyntaxError as error:
-        where = f", which {path} imports" if error.filename not in (None, str(path)) else ""
-        raise RewardSpecError(
-            f"reward file {error.filename or path}{where}, line {error.lineno}: {error.msg}; correct the file"
-        ) from error
-    except BaseException as error:  # a file that calls sys.exit() must say so here, not end the worker
-        reason = _describe_exception(error, str(path))
-        raise RewardSpecError(f"reward file {path} cannot be imported: {reason}") from error
-    return module
-
-
 def _warm_algebra() -> None:
     """Import SymPy and fill its caches before workers are forked.
 
@@ -219,9 +195,3 @@ def _to_plain(function: Callable[P, Coroutine[object, object, T]]) -> Callable[P
         return asyncio.run(function(*args, **kwargs))
 
     return wait
-
-
-def _describe_exception(error: BaseException, file: str | None) -> str:
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
-    where = f" (line {lines[-1]} of {Path(file).name})" if lines and file else ""
-    return f"{type(error).__name__}: {str(error)[:500]}{where}"

@@ -6,6 +6,7 @@ import os
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from r1_rewards.spec import parse_spec
 from r1_rewards.types import (
@@ -22,12 +23,20 @@ from r1_rewards.types import (
 )
 from r1_rewards.workers.batch import Batch, Durations, score_whole
 from r1_rewards.workers.frames import WireSample, encode_picture
-from r1_rewards.workers.process import ForkServer, Reward, Worker, WorkerClosed, WorkerCrash
+from r1_rewards.workers.process import GARBLED, ForkServer, Worker, WorkerClosed, WorkerCrash
 
 BATCH_SECONDS_PER_SAMPLE = 1.0  # what a batch call gets on top of the timeout
 MAX_CHARACTERS = 10_000_000  # of a response
 
 logger = logging.getLogger("r1_rewards")
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    name: str
+    batch: bool
+    shape: str = "builtin"  # how it is called, see arguments.py
+    wants: tuple[str, ...] = ()  # what it asks for by its parameters' names
 
 
 class PooledVerifier(OpenVerifier):
@@ -78,11 +87,16 @@ class PooledVerifier(OpenVerifier):
         self._warned: set[str] = set()
         self._idle: list[Worker] = []
         self._durations = Durations(timeout)
-        self._server = ForkServer(parsed, kwargs or {}, memory_mib)
+        setup = {"function": parsed.function, "path": str(parsed.path or ""), "kwargs": dict(kwargs or {})}
+        self._server = ForkServer("r1_rewards.workers.worker", "reward", {**setup, "memory_mib": memory_mib})
         try:
-            self.reward: Reward = self._server.load()
+            reply = self._server.load()
+            self.reward = Reward(reply["name"], reply["batch"], reply["shape"], tuple(reply["wants"]))
         except WorkerCrash as error:
             raise RewardSpecError(f"reward {spec!r}: {error}") from error
+        except KeyError as error:
+            self.close()
+            raise RewardSpecError(GARBLED.format("reward")) from error
 
     def __call__(
         self, inputs: Sequence[RewardInput], progress: Callable[[int, int], None] | None = None

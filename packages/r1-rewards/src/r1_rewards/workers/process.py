@@ -1,4 +1,4 @@
-"""Start, reap and kill worker processes, which are forked from a server that has loaded the reward."""
+"""Start, reap and kill worker processes, which are forked from a server that has loaded a user's code."""
 
 import contextlib
 import os
@@ -9,14 +9,14 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Any
 
-from r1_rewards.spec import RewardSpec
 from r1_rewards.types import Cause, RewardSpecError
 from r1_rewards.workers import frames
 from r1_rewards.workers.descendants import kill_tree
 
-START_TIMEOUT = 300.0  # seconds to import a reward file and what it imports
+START_TIMEOUT = 300.0  # seconds to import a user's file and what it imports
+GARBLED = "the worker's first message is garbled: does the {}'s file change json or sys?"
 SEND_TIMEOUT = 60.0  # seconds for an idle worker to read what it is sent
 
 
@@ -34,14 +34,6 @@ class WorkerCrash(Exception):
 
 class WorkerClosed(Exception):
     pass
-
-
-@dataclass(frozen=True, slots=True)
-class Reward:
-    name: str
-    batch: bool
-    shape: str = "builtin"  # how it is called, see arguments.py
-    wants: tuple[str, ...] = ()  # what it asks for by its parameters' names
 
 
 class Worker:
@@ -68,24 +60,24 @@ class Worker:
 
 
 class ForkServer:
-    """Starts and reaps workers for one reward.
+    """Starts and reaps workers that have loaded a user's code.
 
     Workers see no GPU (`CUDA_VISIBLE_DEVICES` is empty) and inherit the rest of the environment, with the API keys that
     a judge needs. They die with the caller's process. Only `close` is thread-safe.
     """
 
-    def __init__(self, spec: RewardSpec, kwargs: Mapping[str, object], memory_mib: int | None) -> None:
-        self._setup = {
-            "function": spec.function, "path": str(spec.path or ""), "kwargs": dict(kwargs), "memory_mib": memory_mib,
-        }  # fmt: skip
+    def __init__(self, module: str, kind: str, setup: Mapping[str, object]) -> None:
+        """`module` is what a worker runs, "reward" or another `kind` what it loads, `setup` its first message."""
+        self._module, self._kind, self._setup = module, kind, dict(setup)
         self._lock = threading.RLock()  # a signal handler may call `close` while the same thread is in it
         self._closed = False
         self._process: subprocess.Popen[bytes] | None = None  # that forks
         self._connection: socket.socket | None = None
-        self._unforked: Worker | None = None  # where the reward cannot be forked: loaded, and not yet in use
+        self._unforked: Worker | None = None  # where the code cannot be forked: loaded, and not yet in use
         self._living: set[Worker] = set()
 
-    def load(self) -> Reward:
+    def load(self) -> Mapping[str, Any]:
+        """Return the worker's description of what it loaded. Raises RewardSpecError, WorkerCrash, WorkerClosed."""
         try:
             process, connection = self._launch()
         except OSError as error:
@@ -95,23 +87,23 @@ class ForkServer:
             reply = frames.receive(connection, time.monotonic() + START_TIMEOUT)
         except TimeoutError as error:
             self._end_server()
-            raise WorkerCrash(f"loading the reward took longer than {START_TIMEOUT:g} s") from error
+            raise WorkerCrash(f"loading the {self._kind} took longer than {START_TIMEOUT:g} s") from error
         except (EOFError, OSError) as error:
             end = self._end_server()
-            message = f"while loading the reward, the worker {end}"
+            message = f"while loading the {self._kind}, the worker {end}"
             raise WorkerCrash(message, end.cause, from_outside=end.from_outside) from error
+        if not isinstance(reply, Mapping) or not reply.keys() & {"error", "forks"}:
+            self._end_server()
+            raise RewardSpecError(GARBLED.format(self._kind))
         if "error" in reply:
             self._end_server()
             raise RewardSpecError(reply["error"])
-        if not {"forks", "name", "batch", "shape", "wants"} <= reply.keys():
-            self._end_server()
-            raise RewardSpecError("the worker's first message is garbled: does the reward's file change json or sys?")
         if not reply["forks"]:
             with self._lock:
                 self._unforked = Worker(process.pid, connection, process)
                 self._living.add(self._unforked)
                 self._process = self._connection = None
-        return Reward(reply["name"], reply["batch"], reply["shape"], tuple(reply["wants"]))
+        return reply
 
     def start(self) -> Worker:
         """Raises WorkerClosed, and RewardSpecError or WorkerCrash if loading fails."""
@@ -210,7 +202,7 @@ class ForkServer:
                 raise WorkerClosed
             process = subprocess.Popen(
                 # -P keeps the working directory, and a file called math.py in it, off the front of the module path.
-                [sys.executable, "-P", "-m", "r1_rewards.workers.worker", str(theirs.fileno())],
+                [sys.executable, "-P", "-m", self._module, str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=2,

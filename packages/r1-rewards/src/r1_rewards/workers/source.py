@@ -1,11 +1,14 @@
-"""Write a function of a notebook cell or a script to a file that worker processes can import.
+"""Import a user's file, and write a function of a notebook cell or a script to a file that workers can import.
 
 Importing a running script would run it again, so the function's source is copied with everything it uses.
 """
 
 import ast
+import importlib.util
 import inspect
+import sys
 import textwrap
+import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -14,6 +17,34 @@ from typing import Any
 from r1_rewards.types import RewardSpecError
 
 _SETTINGS = ("REWARD_TYPE", "REWARD_NAME", "COMPLETIONS")  # of a reward file, see `functions`
+
+
+def import_file(path: Path, kind: str = "reward", name: str = "r1_reward_file") -> ModuleType:
+    """Import a user's file as the module `name`. Raises RewardSpecError, with the line, if that fails."""
+    module_spec = importlib.util.spec_from_file_location(name, path)
+    if module_spec is None or module_spec.loader is None:
+        raise RewardSpecError(f"{kind} file {path} is not a Python file")
+    module = importlib.util.module_from_spec(module_spec)
+    sys.modules[module_spec.name] = module  # dataclasses and typing look their module up here
+    # At the end, so that a neighbour called math.py cannot take the place of a standard module.
+    sys.path += [str(path.parent), str(Path.cwd())]
+    try:
+        module_spec.loader.exec_module(module)
+    except SyntaxError as error:
+        where = f", which {path} imports" if error.filename not in (None, str(path)) else ""
+        raise RewardSpecError(
+            f"{kind} file {error.filename or path}{where}, line {error.lineno}: {error.msg}; correct the file"
+        ) from error
+    except BaseException as error:  # a file that calls sys.exit() must say so here, not end the worker
+        reason = describe_exception(error, str(path))
+        raise RewardSpecError(f"{kind} file {path} cannot be imported: {reason}") from error
+    return module
+
+
+def describe_exception(error: BaseException, file: str | None) -> str:
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename == file]
+    where = f" (line {lines[-1]} of {Path(file).name})" if lines and file else ""
+    return f"{type(error).__name__}: {str(error)[:500]}{where}"
 
 
 def write_function(function: Callable[..., object], folder: Path) -> str:
