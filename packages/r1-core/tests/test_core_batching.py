@@ -293,7 +293,7 @@ def test_what_is_computed_is_each_prompt_once_and_every_answer():
     samples = groups_of(2, 1)
     work = SharedPrompts.find(samples)
     assert (work.own, work.prompt, work.lengths) == ([3, 4, 3], [0, 0, 1], [20, 20])
-    assert (work.tokens([0, 1]), work.tokens([0, 2]), sum(work.in_order())) == (27, 46, 50)
+    assert (work.tokens([0, 1]), work.tokens([0, 2]), sum(work.in_order([0, 1, 2]))) == (27, 46, 50)
     batch = collate(samples, padding_free=True, share_prompts=True)
     assert batch.forward["input_ids"].shape == (1, 50)
     assert batch.predictors.tolist() == [19, 20, 21, 19, 23, 24, 25, 46, 47, 48]

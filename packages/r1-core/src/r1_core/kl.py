@@ -71,8 +71,7 @@ def reward_penalties(name: str, logprobs: Tensor, ref_logprobs: Tensor, mask: Te
     arXiv 2203.02155 (InstructGPT). Pass it as `AdvantageInputs.token_penalties`. `name` is an estimator of this module;
     `logprobs` and `ref_logprobs` [N, R] are those of the sampling policy and the reference.
     """
-    check_tensors("reward_penalties", "[N, R]", mask=mask)
-    check_tensors("reward_penalties", "[N, R]", mask.shape, logprobs=logprobs, ref_logprobs=ref_logprobs)
+    check_tensors("reward_penalties", "[N, R]", mask=mask, logprobs=logprobs, ref_logprobs=ref_logprobs)
     mask = mask.bool()
     policy = torch.where(mask, logprobs.detach(), 0.0)
     return coef * get(name)(policy, torch.where(mask, ref_logprobs.detach(), 0.0))
@@ -83,8 +82,7 @@ def sequence_mean(divergence: Tensor, mask: Tensor) -> float:
 
     Sequences without trained tokens do not count; 0 if there are none.
     """
-    check_tensors("sequence_mean", "[N, R]", mask=mask)
-    check_tensors("sequence_mean", "[N, R]", mask.shape, divergence=divergence)
+    check_tensors("sequence_mean", "[N, R]", mask=mask, divergence=divergence)
     mask = mask.bool()
     counts = mask.sum(-1)
     sums = torch.where(mask, divergence, 0.0).double().sum(-1)
@@ -92,7 +90,7 @@ def sequence_mean(divergence: Tensor, mask: Tensor) -> float:
 
 
 def _gap(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
-    check_tensors("KL", "[...]", getattr(logprobs, "shape", ()), logprobs=logprobs, ref_logprobs=ref_logprobs)
+    check_tensors("KL", "[...]", logprobs=logprobs, ref_logprobs=ref_logprobs)
     return logprobs - ref_logprobs
 
 

@@ -26,14 +26,16 @@ def check_tensors(owner: str, axes: str, sizes: Sequence[int] | None = None, /, 
 
     Args:
         owner: the class or function, for the message.
-        axes: the expected axes, such as "[N, R]".
-        sizes: their lengths; None checks the number of axes only.
+        axes: the expected axes, such as "[N, R]"; "[...]": any.
+        sizes: their lengths; None: those of the first tensor.
         tensors: the arguments by name.
     """
     for name, value in tensors.items():
         if not isinstance(value, Tensor):
             raise TypeError(f"{owner}: {name} is of type {type(value).__name__}, expected a tensor {axes}")
-        fits = value.ndim == axes.count(",") + 1 if sizes is None else value.shape == tuple(sizes)
+        if sizes is None and (axes == "[...]" or value.ndim == axes.count(",") + 1):
+            sizes = value.shape
+        fits = sizes is not None and value.shape == tuple(sizes)
         if not fits:
             expected = axes if sizes is None else f"{axes} = {list(sizes)}"
             raise ValueError(f"{owner}: {name} has shape {list(value.shape)}, expected {expected}")
@@ -146,8 +148,7 @@ class LossInputs:
     def __post_init__(self) -> None:
         given = {name: getattr(self, name) for name in self.__slots__ if name != "totals"}
         given = {name: value for name, value in given.items() if value is not None or name in REQUIRED}
-        check_tensors("LossInputs", "[B, R]", logprobs=self.logprobs)
-        check_tensors("LossInputs", "[B, R]", self.logprobs.shape, **given)
+        check_tensors("LossInputs", "[B, R]", **given)
         check_mask("LossInputs", self.loss_mask)
 
 
@@ -195,13 +196,14 @@ def rows(samples: Sequence[Sample], name: str) -> Tensor:
 
 def tokens(samples: Sequence[Sample], name: str) -> Tensor:
     """Return a per-token field flat [T], in its own dtype. Raises ValueError if a sample lacks it."""
-    columns = []
+    columns, masks = list[Tensor](), list[Tensor]()
     for i, sample in enumerate(samples):
         column = sample.get(name)
         if column is None:
             raise ValueError(f"sample {i} (group {sample.group_id}) has no {name}, which is needed of all samples")
         columns.append(column)
-    return flatten(columns, samples)
+        masks.append(sample.loss_mask)
+    return torch.cat(columns).masked_select(torch.cat(masks))
 
 
 def not_finite(samples: Sequence[Sample], name: str) -> list[int]:
@@ -211,11 +213,6 @@ def not_finite(samples: Sequence[Sample], name: str) -> list[int]:
     return places
 
 
-def flatten(columns: Sequence[Tensor], samples: Sequence[Sample]) -> Tensor:
-    """Return per-token values, one [L] for each sample, flat [T]."""
-    return torch.cat(list(columns)).masked_select(torch.cat([sample.loss_mask for sample in samples]))
-
-
 def with_tokens(samples: Sequence[Sample], **flat: Tensor) -> list[Sample]:
     """Return the samples with per-token fields set from flat values [T]; 0 or false on untrained tokens."""
     if not samples or not flat:
@@ -223,10 +220,9 @@ def with_tokens(samples: Sequence[Sample], **flat: Tensor) -> list[Sample]:
     mask = torch.cat([sample.loss_mask for sample in samples])
     check_tensors("with_tokens", "[T]", (int(mask.sum()),), **flat)
     lengths = [len(sample.token_ids) for sample in samples]
-    columns = {name: to_rows(values, mask).split(lengths) for name, values in flat.items()}
-    return [
-        replace(sample, **{name: column[i] for name, column in columns.items()}) for i, sample in enumerate(samples)
-    ]
+    columns = [to_rows(values, mask).split(lengths) for values in flat.values()]
+    fields_of_samples = zip(samples, zip(*columns, strict=True), strict=True)
+    return [replace(sample, **dict(zip(flat, own, strict=True))) for sample, own in fields_of_samples]
 
 
 class TokenTable:

@@ -34,7 +34,6 @@ from r1_cli.models.files import open_model
 from r1_cli.train.types import Schedule
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, rounds
-from r1_core.learner.checkpoint import synced_tensors
 from r1_core.learner.critic import Critic
 from r1_core.learner.pack import SharedPrompts
 from r1_core.learner.parallel import Parallel
@@ -272,13 +271,12 @@ class Rank:
         return self.learner.form if isinstance(self.learner, AdaptedLearner) else None
 
     def weight_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
-        weights = synced_tensors(self.learner.model, self.learner.adaptation)
-        return [(name, tuple(tensor.shape)) for name, tensor in weights]
+        return [(name, tuple(tensor.shape)) for name, tensor in self.learner.synced_tensors()]
 
     def send_weights(self, backend: DirectBackend, engines: Sequence[Ask], dtype: torch.dtype | None) -> None:
         """Send the whole weights, cast to `dtype`, to the engines' processes, and offload."""
         if self._sender is None:
-            state = synced_tensors(self.learner.model, self.learner.adaptation)
+            state = self.learner.synced_tensors()
             largest = max(tensor.numel() * (dtype or tensor.dtype).itemsize for _, tensor in state)
             self._sender = open_sender(backend, engines, self._rank, partial(self.learner.weights, dtype), largest)
         try:

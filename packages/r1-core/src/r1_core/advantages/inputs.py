@@ -1,7 +1,6 @@
 """The base class of advantage estimators, its input, and `assign`, which fills in the advantages of samples."""
 
 import logging
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import ClassVar, Protocol, runtime_checkable
@@ -45,13 +44,12 @@ class AdvantageInputs:
     def __post_init__(self) -> None:
         check_tensors("AdvantageInputs", "[N, R]", token_rewards=self.token_rewards)
         number, width = self.token_rewards.shape
-        given = {name: value for name in self.__slots__ if (value := getattr(self, name)) is not None}
-        names, parts, baselines = (given.pop(name, None) for name in ("part_names", "parts", "baselines"))
-        group_ids, loss_mask = given.pop("group_ids", None), given.pop("loss_mask", None)
-        check_tensors("AdvantageInputs", "[N, R]", (number, width), loss_mask=loss_mask, **given)
-        check_tensors("AdvantageInputs", "[N]", (number,), group_ids=group_ids)
-        if baselines is not None:
-            check_tensors("AdvantageInputs", "[N]", (number,), baselines=baselines)
+        given = {name: getattr(self, name) for name in self.__slots__}
+        given = {name: value for name, value in given.items() if value is not None or name in REQUIRED}
+        names, parts = given.pop("part_names", None), given.pop("parts", None)
+        per_sample = {name: given.pop(name) for name in ("group_ids", "baselines") if name in given}
+        check_tensors("AdvantageInputs", "[N, R]", (number, width), **given)
+        check_tensors("AdvantageInputs", "[N]", (number,), **per_sample)
         if parts is not None:
             check_tensors("AdvantageInputs", "[N, K]", parts=parts)
             kinds = parts.shape[1] if names is None else len(names)
@@ -126,6 +124,8 @@ class Forecasting(Protocol):
 
 logger = logging.getLogger(__name__)
 
+REQUIRED = ("token_rewards", "group_ids", "loss_mask")  # fields of `AdvantageInputs`
+
 # The per-token fields of a sample that an estimator may need.
 ESTIMATOR_FIELDS = [each.name for each in fields(AdvantageInputs) if each.name in PER_TOKEN]
 
@@ -161,25 +161,18 @@ def assign(
     """
     if not samples:
         return []
-    _require_finite_rewards(samples)
     mask = trained(samples)
-    rewards = torch.tensor([sample.reward for sample in samples], dtype=torch.float64)
-    last = (mask.sum(-1) - 1).clamp(min=0)
-    part_names = tuple(parts[0]) if parts is not None else None
+    needed = [name for name in ESTIMATOR_FIELDS if name in estimator.needs and known(samples, name)]
     inputs = AdvantageInputs(
-        torch.zeros(mask.shape, dtype=torch.float64).scatter(1, last[:, None], rewards[:, None]),
+        _outcome_rewards(samples, mask),
         torch.tensor([sample.group_id for sample in samples]),
         mask,
-        token_penalties=_penalties(samples, mask, kl_penalty, kl_coef) if kl_penalty is not None else None,
-        baselines=torch.tensor(baselines, dtype=torch.float64) if baselines is not None else None,
-        parts=_table(parts, part_names) if parts is not None and part_names is not None else None,
-        part_names=part_names,
-        correction_weights=_weights(samples, correction, mask) if correction is not None else None,
-        **{
-            need: rows(samples, need).double()
-            for need in ESTIMATOR_FIELDS
-            if need in estimator.needs and known(samples, need)
-        },
+        token_penalties=None if kl_penalty is None else _penalties(samples, mask, kl_penalty, kl_coef),
+        baselines=None if baselines is None else torch.tensor(baselines, dtype=torch.float64),
+        parts=None if parts is None else _table(parts),
+        part_names=None if parts is None else tuple(parts[0]),
+        correction_weights=None if correction is None else _weights(samples, correction, mask),
+        **{name: rows(samples, name).double() for name in needed},
     )
     found = _estimate(estimator, inputs)
     flat = {name: table.masked_select(mask).float() for name, table in found.items()}
@@ -200,12 +193,14 @@ def _estimate(estimator: Estimator, inputs: AdvantageInputs) -> dict[str, Tensor
     return found
 
 
-def _require_finite_rewards(samples: Sequence[Sample]) -> None:
-    for i, sample in enumerate(samples):
-        if not math.isfinite(sample.reward):
-            raise ValueError(
-                f"sample {i} (group {sample.group_id}) has reward {sample.reward}; give failed rewards a number first"
-            )
+def _outcome_rewards(samples: Sequence[Sample], mask: Tensor) -> Tensor:
+    """Return each sample's reward on its last trained token, float64 [N, R]."""
+    rewards = torch.tensor([sample.reward for sample in samples], dtype=torch.float64)
+    for i in (~rewards.isfinite()).nonzero().flatten().tolist():
+        where = f"sample {i} (group {samples[i].group_id})"
+        raise ValueError(f"{where} has reward {samples[i].reward}; give failed rewards a number first")
+    last = (mask.sum(-1) - 1).clamp(min=0)
+    return torch.zeros(mask.shape, dtype=torch.float64).scatter(1, last[:, None], rewards[:, None])
 
 
 def _warn_of_what_is_not_finite(samples: Sequence[Sample], advantages: Tensor, estimator: str) -> None:
@@ -217,7 +212,8 @@ def _warn_of_what_is_not_finite(samples: Sequence[Sample], advantages: Tensor, e
     )  # fmt: skip
 
 
-def _table(parts: Sequence[Mapping[str, float]], names: Sequence[str]) -> Tensor:
+def _table(parts: Sequence[Mapping[str, float]]) -> Tensor:
+    names = list(parts[0])
     for i, part in enumerate(parts):
         if set(part) != set(names):
             raise ValueError(f"sample {i} has the parts {sorted(part)}; sample 0 has {sorted(names)}")

@@ -32,8 +32,7 @@ class GroupStatistics:
 
 
 def check_group(rewards: Tensor, group_ids: Tensor) -> None:
-    check_tensors("rewards of groups", "[N]", rewards=rewards)
-    check_tensors("rewards of groups", "[N]", rewards.shape, group_ids=group_ids)
+    check_tensors("rewards of groups", "[N]", rewards=rewards, group_ids=group_ids)
 
 
 def group_statistics(rewards: Tensor, group_ids: Tensor) -> GroupStatistics:
@@ -64,7 +63,8 @@ BLOCK_SIZE = 1 << 17
 def row_blocks(shape: torch.Size) -> Iterator[slice]:
     """Split the rows of a shape [N, ...] into slices that fit the cache."""
     rows = max(1, BLOCK_SIZE // max(math.prod(shape[1:]), 1))
-    return (slice(start, start + rows) for start in range(0, shape[0], rows))
+    for start in range(0, shape[0], rows):
+        yield slice(start, start + rows)
 
 
 def row_sums(values: Tensor, mask: Tensor | None = None) -> Tensor:
@@ -84,8 +84,7 @@ def discounted_sums(values: Tensor, mask: Tensor, decay: float) -> Tensor:
     `values` [N, R] count 0 where `mask` bool [N, R] is false. Such tokens are skipped without discount, so a turn
     before an observation gets full credit for later rewards. Raises ValueError if decay is outside [0, 1].
     """
-    check_tensors("discounted_sums", "[N, R]", values=values)
-    check_tensors("discounted_sums", "[N, R]", values.shape, mask=mask)
+    check_tensors("discounted_sums", "[N, R]", values=values, mask=mask)
     sums = torch.empty(values.shape, dtype=torch.float64, device=values.device)
     if sums.numel():
         for rows in row_blocks(values.shape):
@@ -158,14 +157,14 @@ Blocks = Callable[[slice], Tensor]  # gives some rows of the values, float64; ar
 
 def masked_mean(values: Tensor, mask: Tensor) -> Tensor:
     """Return the mean of values [...] where mask [...] is true: a float64 scalar, 0 if there are none."""
-    _check(values, mask)
+    check_tensors("whitening", "[...]", values=values, mask=mask)
     pivot, distances = _distances(values.double(), mask.bool())
     return pivot + distances.sum() / mask.bool().sum().clamp(min=1)
 
 
 def masked_variance(values: Tensor, mask: Tensor, unbiased: bool = True) -> Tensor:
     """Return the variance of values [...] where mask [...] is true, over n − 1 or n: float64, 0 for fewer than two."""
-    _check(values, mask)
+    check_tensors("whitening", "[...]", values=values, mask=mask)
     _, distances = _distances(values.double(), mask.bool())
     return _moments(distances.sum(), distances.square().sum(), mask.bool().sum(), unbiased)[1]
 
@@ -182,7 +181,7 @@ def whiten(
 
     `unbiased=False` uses max(variance over n, eps), as OpenRLHF and LMM-R1 do; `norm_by_std=False` keeps the variance.
     """
-    _check(values, mask)
+    check_tensors("whitening", "[...]", values=values, mask=mask)
     row, trained = values.double().reshape(1, -1), mask.bool().reshape(1, -1)
     whitened = whiten_blocks(lambda rows: row[rows], trained, torch.float64, eps, shift_mean, unbiased, norm_by_std)
     return whitened.reshape(values.shape)
@@ -227,10 +226,6 @@ def whiten_rows(
     total, squares = (lengths * distances).sum(), (lengths * distances.square()).sum()
     offset, variance = _moments(total, squares, lengths.sum(), unbiased)
     return (distances - offset) * _scale(variance, eps, unbiased, norm_by_std)
-
-
-def _check(values: Tensor, mask: Tensor) -> None:
-    check_tensors("whitening", "[...]", getattr(values, "shape", ()), values=values, mask=mask)
 
 
 def _distances(values: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

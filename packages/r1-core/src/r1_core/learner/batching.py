@@ -2,19 +2,21 @@
 
 import heapq
 from bisect import bisect_left, insort
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from itertools import chain
+from typing import Any, Literal, TypeVar
 
 import torch
 
 from r1_core.learner.pack import SharedPrompts
 from r1_core.types import PER_TOKEN, Sample, Totals
 
+T = TypeVar("T")
+
 # A bin of `balance`: its load, an index that no other bin has (breaks ties), and all indices.
 Bin = tuple[int, int, list[int]]
-
 
 Layout = Literal["packed", "padded", "single"]  # of a micro-batch's samples
 
@@ -51,7 +53,20 @@ class Batching:
 
 def count(samples: Sequence[Sample]) -> Totals:
     lengths = [sample.response_length for sample in samples]
-    return Totals(sum(lengths), sequences=sum(length > 0 for length in lengths), length=max(lengths, default=1))
+    return Totals(sum(lengths), sequences=len(lengths) - lengths.count(0), length=max(lengths, default=1))
+
+
+def _longest_first(lengths: Sequence[int]) -> list[int]:
+    return sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True)
+
+
+def _total(lengths: Sequence[int], indices: Sequence[int]) -> int:
+    return sum(lengths[i] for i in indices)
+
+
+def _pick(items: Sequence[T], parts: Iterable[Sequence[int]]) -> list[list[T]]:
+    """Replace indices in parts by the items."""
+    return [[items[i] for i in part] for part in parts]
 
 
 def balance(lengths: Sequence[int], bins: int, equal_size: bool = False) -> list[list[int]]:
@@ -61,13 +76,13 @@ def balance(lengths: Sequence[int], bins: int, equal_size: bool = False) -> list
     spread, the fullest bins of one with the emptiest of the other, until one is left. With `equal_size` the bins'
     counts differ by at most one.
     """
-    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    order = _longest_first(lengths)
     width = bins if equal_size else 1
-    # A partial solution is the list of its non-empty bins, lightest first.
-    solutions: list[list[Bin]] = [
-        [(lengths[i], i, [i]) for i in reversed(order[start : start + width])] for start in range(0, len(order), width)
-    ]
-    heap = [(*_urgency(solution, bins), i, solution) for i, solution in enumerate(solutions)]
+    heap: list[tuple[int, int, int, list[Bin]]] = []
+    for start in range(0, len(order), width):
+        # A partial solution is the list of its non-empty bins, lightest first.
+        solution = [(lengths[i], i, [i]) for i in reversed(order[start : start + width])]
+        heap.append((*_urgency(solution, bins), len(heap), solution))
     heapq.heapify(heap)
     widest: tuple[int, int, int, list[Bin]] = heapq.heappop(heap) if heap else (0, 0, 0, [])
     while heap:
@@ -110,13 +125,15 @@ def split(lengths: Sequence[int], limit: MicroLimit, ranks: int = 1, *, padded: 
         return _alike(lengths, limit, ranks)
     if limit.tokens is None:
         rounds = -(-len(lengths) // (limit.samples * ranks))
-        return _heaviest_first(balance(lengths, rounds * ranks, equal_size=True), lengths)
-    parts = _heaviest_first(fill(lengths, limit.tokens), lengths)
+        parts = balance(lengths, rounds * ranks, equal_size=True)
+        return sorted(parts, key=partial(_total, lengths), reverse=True)
+    heaviness = partial(_total, lengths)
+    parts = sorted(fill(lengths, limit.tokens), key=heaviness, reverse=True)
     parts += [[] for _ in range(-len(parts) % ranks)]
-    last = [i for part in parts[-ranks:] for i in part]
-    even = [[last[j] for j in part] for part in balance([lengths[i] for i in last], ranks)]
-    if all(len(part) <= 1 or sum(lengths[i] for i in part) <= limit.tokens for part in even):
-        parts[-ranks:] = _heaviest_first(even, lengths)
+    last = list(chain(*parts[-ranks:]))
+    even = _pick(last, balance([lengths[i] for i in last], ranks))
+    if all(len(part) <= 1 or heaviness(part) <= limit.tokens for part in even):
+        parts[-ranks:] = sorted(even, key=heaviness, reverse=True)
     return [sorted(part) for part in parts]
 
 
@@ -126,23 +143,20 @@ def split_groups(work: SharedPrompts, limit: MicroLimit, ranks: int = 1) -> list
     The unit is a prompt with all its answers, or as many as `limit` allows: a split group computes its prompt twice. In
     the last round, groups are split further if that makes the slowest rank faster.
     """
+    size: Callable[[list[int]], int] = len if limit.tokens is None else work.tokens
     room = limit.samples if limit.tokens is None else limit.tokens
-
-    def size(indices: Sequence[int]) -> int:
-        return len(indices) if limit.tokens is None else work.tokens(indices)
-
-    def cut(group: list[int]) -> list[list[int]]:
+    units: list[list[int]] = []
+    for group in work.groups(range(len(work.own))):
         if limit.tokens is None:
-            return [group[start : start + room] for start in range(0, len(group), room)]
-        own = [work.own[i] for i in group]
-        return [[group[j] for j in part] for part in fill(own, max(room - work.lengths[work.prompt[group[0]]], 1))]
-
-    units = [unit for group in work.groups(range(len(work.own))) for unit in cut(group)]
-    parts = [[i for unit in part for i in units[unit]] for part in fill([size(unit) for unit in units], room)]
-    parts.sort(key=lambda part: -work.tokens(part))
+            units += [group[start : start + room] for start in range(0, len(group), room)]
+        else:
+            left = max(room - work.lengths[work.prompt[group[0]]], 1)
+            units += _pick(group, fill([work.own[i] for i in group], left))
+    parts = [list(chain(*part)) for part in _pick(units, fill([size(unit) for unit in units], room))]
+    parts.sort(key=work.tokens, reverse=True)
     parts += [[] for _ in range(-len(parts) % ranks)]
     if ranks > 1:
-        spread = _spread_groups(work, [i for part in parts[-ranks:] for i in part], ranks)
+        spread = _spread_groups(work, list(chain(*parts[-ranks:])), ranks)
         fitting = [even for even in spread if all(len(part) <= 1 or size(part) <= room for part in even)]
         parts[-ranks:] = min([parts[-ranks:], *fitting], key=partial(_fullest, work))
     return [sorted(part) for part in parts]
@@ -156,13 +170,11 @@ def _spread_groups(work: SharedPrompts, indices: Sequence[int], ranks: int) -> I
     """Yield ways to spread samples evenly over ranks, the fullest first: whole groups, halves, quarters, …"""
     groups, pieces = work.groups(sorted(indices)), 1
     while pieces < 2 * max(map(len, groups)):
-        units = [
-            [group[j] for j in part]
-            for group in groups
-            for part in balance([work.own[i] for i in group], min(pieces, len(group)))
-        ]
-        even = [[i for j in part for i in units[j]] for part in balance([work.tokens(unit) for unit in units], ranks)]
-        yield sorted(even, key=lambda part: -work.tokens(part))
+        units: list[list[int]] = []
+        for group in groups:
+            units += _pick(group, balance([work.own[i] for i in group], min(pieces, len(group))))
+        even = [list(chain(*part)) for part in _pick(units, balance([work.tokens(unit) for unit in units], ranks))]
+        yield sorted(even, key=work.tokens, reverse=True)
         pieces *= 2
 
 
@@ -173,7 +185,7 @@ def fill(lengths: Sequence[int], tokens: int) -> list[list[int]]:
     """
     bins: list[list[int]] = []
     free: list[tuple[int, int]] = []  # (free tokens of a bin, its index), fewest first
-    for i in sorted(range(len(lengths)), key=lambda i: (-lengths[i], i)):
+    for i in _longest_first(lengths):
         best = bisect_left(free, (lengths[i],))
         if best == len(free):
             free.append((tokens, len(bins)))
@@ -185,7 +197,7 @@ def fill(lengths: Sequence[int], tokens: int) -> list[list[int]]:
 
 
 def _alike(lengths: Sequence[int], limit: MicroLimit, ranks: int) -> list[list[int]]:
-    order = sorted(range(len(lengths)), key=lambda i: (-lengths[i], i))
+    order = _longest_first(lengths)
     parts, start = [], 0
     while start < len(order):
         fit = limit.samples if limit.tokens is None else max(limit.tokens // lengths[order[start]], 1)
@@ -193,10 +205,6 @@ def _alike(lengths: Sequence[int], limit: MicroLimit, ranks: int) -> list[list[i
         parts += [sorted(taken[rank::ranks]) for rank in range(ranks)]
         start += len(taken)
     return parts
-
-
-def _heaviest_first(parts: list[list[int]], lengths: Sequence[int]) -> list[list[int]]:
-    return sorted(parts, key=lambda part: -sum(lengths[i] for i in part))
 
 
 def rounds(

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from r1_core.disk import write_text
-from r1_core.learner.parallel import Parallel
+from r1_core.learner.parallel import Parallel, named_state
 from r1_core.learner.tensor_files import (
     ADAPTER,
     cut,
@@ -146,11 +146,6 @@ def load_model(folder: Path, model: nn.Module, adaptation: Adaptation | None = N
     read_tensors(find_tensors(folder, stem), tensors, folder)
 
 
-def synced_tensors(model: nn.Module, adaptation: Adaptation | None) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors that engines receive, by state-dict name: the adapter's if there is one, else all."""
-    return named_state(model) if adaptation is None else adaptation.state(model)
-
-
 def saved_tensors(model: nn.Module, adaptation: Adaptation | None) -> tuple[str, dict[str, Tensor]]:
     if adaptation is None:
         return "model", dict(named_state(model))
@@ -190,15 +185,6 @@ def _read_numbers(folder: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{path} is truncated or not JSON ({error}); use another checkpoint") from error
     return state
-
-
-def named_state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield parameters and persistent buffers by state-dict name, tied ones once."""
-    yield from model.named_parameters()
-    parameters = {name for name, _ in model.named_parameters(remove_duplicate=False)}
-    for name, value in model.state_dict().items():
-        if name not in parameters:
-            yield name, value
 
 
 def optimizer_state(model: nn.Module, optimizer: Optimizer) -> tuple[dict[str, Tensor], dict[str, dict[str, float]]]:

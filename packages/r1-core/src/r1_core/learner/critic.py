@@ -4,20 +4,19 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from r1_core.learner.batching import Batching, MicroLimit, count
+from r1_core.learner.batching import MicroLimit, count
 from r1_core.learner.microbatch import MicroBatch
-from r1_core.learner.offload import Offload
-from r1_core.learner.parallel import Parallel, reshard
+from r1_core.learner.parallel import reshard
 from r1_core.learner.passes import invalidate_if_not_finite
 from r1_core.learner.profiling import PassProfile
 from r1_core.learner.token_model import TokenModel
-from r1_core.learner.trainable import TrainableModel
+from r1_core.learner.trainable import TrainableModel, TrainingOptions
 from r1_core.losses.policy import AGGREGATIONS, aggregate
 from r1_core.losses.value import ValueLoss
 from r1_core.types import LossOutput, Sample, Totals, with_tokens
@@ -49,18 +48,10 @@ class Critic(TrainableModel):
         loss: ValueLoss | None = None,
         aggregation: str = "token",
         length: int | None = None,
-        batching: Batching | None = None,
-        max_grad_norm: float = 1.0,
-        parallel: Parallel | None = None,
-        fillers: Sequence[Sample] = (),
-        device: torch.device | None = None,
-        offload: Offload | None = None,
+        **options: Unpack[TrainingOptions],
     ) -> None:
         AGGREGATIONS.get(aggregation)
-        super().__init__(
-            model, optimizer, learning_rate, batching=batching, max_grad_norm=max_grad_norm,
-            parallel=parallel, fillers=fillers, device=device, offload=offload,
-        )  # fmt: skip
+        super().__init__(model, optimizer, learning_rate, **options)
         self.loss = loss or ValueLoss()
         self.aggregation = aggregation
         self.length = length

@@ -4,23 +4,21 @@ import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from r1_core.learner import checkpoint
-from r1_core.learner.batching import Batching, MicroLimit, count
-from r1_core.learner.checkpoint import Adaptation, named_state
+from r1_core.learner.batching import MicroLimit, count
+from r1_core.learner.checkpoint import Adaptation
 from r1_core.learner.logprobs import compute_eager_logprobs
 from r1_core.learner.microbatch import MicroBatch, collate
-from r1_core.learner.offload import Offload
-from r1_core.learner.parallel import Parallel, full_tensor, place_like, reshard
+from r1_core.learner.parallel import full_tensor, named_state, place_like, reshard
 from r1_core.learner.passes import invalidate_if_not_finite
 from r1_core.learner.profiling import PassProfile
 from r1_core.learner.token_model import LazyLogits, TokenModel, TokenStats
-from r1_core.learner.trainable import LearnerInfo, TrainableModel, describe
+from r1_core.learner.trainable import LearnerInfo, TrainableModel, TrainingOptions, describe
 from r1_core.needs import OF_POLICY, OF_REFERENCE, Needs
 from r1_core.types import LOSS_FIELDS, LossInputs, LossOutput, Sample, TokenTable, Totals, with_tokens
 
@@ -55,6 +53,11 @@ class Loss(Protocol):
 
     A subclass with default properties needs `__call__` only.
     """
+
+    @property
+    def needs(self) -> Needs:
+        """The per-token fields of samples that the loss reads, beyond advantages, old log-probs and weights."""
+        return LOSS_FIELDS
 
     @property
     def token_wise(self) -> bool:
@@ -108,20 +111,12 @@ class Learner(TrainableModel):
         learning_rate: Callable[[int], float],
         *,
         reference: nn.Module | None = None,
-        batching: Batching | None = None,
         temperature: float = 1.0,
-        max_grad_norm: float = 1.0,
-        parallel: Parallel | None = None,
-        fillers: Sequence[Sample] = (),
-        device: torch.device | None = None,
-        offload: Offload | None = None,
         adaptation: Adaptation | None = None,
+        **options: Unpack[TrainingOptions],
     ) -> None:
-        super().__init__(
-            model, optimizer, learning_rate,
-            reference=None if reference is model else reference, batching=batching, max_grad_norm=max_grad_norm,
-            parallel=parallel, fillers=fillers, device=device, offload=offload, adaptation=adaptation,
-        )  # fmt: skip
+        separate = None if reference is model else reference
+        super().__init__(model, optimizer, learning_rate, reference=separate, adaptation=adaptation, **options)
         self.reference = reference
         self.temperature = temperature
         self._zeroed: dict[str, Tensor] | None = None  # copies of what `zero_weights` zeroed
@@ -235,7 +230,7 @@ class Learner(TrainableModel):
             # How the head is computed must not depend on where a run was started or resumed.
             self.compute_logprobs(samples[:1], ["old_logprobs"])
         samples, prepared = objective.prepare(samples)
-        reads = {"old_logprobs", "weights", *getattr(objective, "needs", LOSS_FIELDS)} & {*LOSS_FIELDS} - {"advantages"}
+        reads = {"old_logprobs", "weights", *objective.needs} & {*LOSS_FIELDS} - {"advantages"}
         samples = invalidate_if_not_finite(samples, sorted(reads), "advantages", self.step)
         self._offloads.load(self.model)
         self.model.train()
@@ -302,9 +297,13 @@ class Learner(TrainableModel):
         """`weights` without gathering: DTensors if sharded."""
         self._offloads.offload(self.optimizer)
         self._offloads.load(self.model)
-        for name, tensor in checkpoint.synced_tensors(self.model, self.adaptation):
+        for name, tensor in self.synced_tensors():
             own = tensor.detach()
             yield name, own if dtype is None or not own.is_floating_point() else own.to(dtype)
+
+    def synced_tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield the tensors that engines receive, by state-dict name: the adapter's if there is one, else all."""
+        return named_state(self.model) if self.adaptation is None else self.adaptation.state(self.model)
 
     def zero_weights(self, rows: Mapping[str, Sequence[int] | None]) -> None:
         """Zero rows of weights (None: all) until `restore_weights`.

@@ -73,7 +73,8 @@ def collate(
             raise ValueError(f"sample of group {sample.group_id}: its first token is trained, but nothing predicts it")
     if padding_free:
         row = lay_out(samples, share=share_prompts)
-        arguments, places, lengths, behind = pack(samples, row), row.places, row.lengths, row.behind
+        arguments, places, behind = pack(samples, row), row.places, row.behind
+        lengths = [end - start for _, start, end in row.segments]
     else:
         arguments, lengths, behind = pad(samples), [], []
         width = arguments["input_ids"].shape[1]
@@ -164,5 +165,8 @@ def pad(samples: Sequence[Sample]) -> dict[str, Tensor]:
 
 
 def _model_inputs(samples: Sequence[Sample]) -> dict[str, Tensor]:
-    names = sorted({name for sample in samples for name in sample.model_inputs})
-    return {name: torch.cat([s.model_inputs[name] for s in samples if name in s.model_inputs]) for name in names}
+    parts: dict[str, list[Tensor]] = {}
+    for sample in samples:
+        for name, value in sample.model_inputs.items():
+            parts.setdefault(name, []).append(value)
+    return {name: torch.cat(parts[name]) for name in sorted(parts)}

@@ -7,6 +7,7 @@ attention, the ranks exchange tokens for heads: each attends over all tokens wit
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -51,15 +52,15 @@ class SharedPrompts:
 
     def tokens(self, indices: Sequence[int]) -> int:
         """Count the tokens that these samples compute together."""
-        prompts = {self.prompt[i] for i in indices}
-        return sum(self.own[i] for i in indices) + sum(self.lengths[prompt] for prompt in prompts)
+        return sum(self.in_order(indices))
 
-    def in_order(self) -> list[int]:
-        """Return the tokens that each sample adds to those before it, [N]: its own, and its prompt if that is new."""
+    def in_order(self, indices: Sequence[int]) -> list[int]:
+        """Return the tokens that each sample adds to those before it: its own, and its prompt if that is new."""
         seen: set[int] = set()
         added = []
-        for own, prompt in zip(self.own, self.prompt, strict=True):
-            added.append(own if prompt in seen else own + self.lengths[prompt])
+        for i in indices:
+            prompt = self.prompt[i]
+            added.append(self.own[i] if prompt in seen else self.own[i] + self.lengths[prompt])
             seen.add(prompt)
         return added
 
@@ -230,15 +231,11 @@ class Pack:
 
     @cached_property
     def shared(self) -> bool:
-        return any(segment != NO_PROMPT for segment in self.behind)
+        return self.behind.count(NO_PROMPT) < len(self.behind)
 
     @cached_property
     def starts(self) -> list[int]:
-        starts, start = [], 0
-        for length in self.lengths:
-            starts.append(start)
-            start += length
-        return starts
+        return [0, *accumulate(self.lengths[:-1])]
 
     @cached_property
     def keys(self) -> Keys:
@@ -266,10 +263,6 @@ class Row(NamedTuple):
     segments: list[tuple[int, int, int]]  # (sample, first token, last token + 1)
     behind: list[int]  # as in `Pack`
     places: list[Tensor]  # per sample int64 [L], positions of its tokens in the row
-
-    @property
-    def lengths(self) -> list[int]:
-        return [end - start for _, start, end in self.segments]
 
 
 def lay_out(samples: Sequence[Sample], *, share: bool) -> Row:

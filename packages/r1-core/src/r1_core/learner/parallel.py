@@ -1,6 +1,6 @@
 """Data parallelism with FSDP2: ranks, meshes, sharding and gathering."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import timedelta
 
@@ -196,6 +196,15 @@ def reshard(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+def named_state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
+    """Yield parameters and persistent buffers by state-dict name, tied ones once; sharded ones as DTensors."""
+    yield from model.named_parameters()
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    for name, value in model.state_dict().items():
+        if name not in parameters:
+            yield name, value
 
 
 def full_tensor(tensor: Tensor) -> Tensor:

@@ -193,7 +193,8 @@ def _linear(
 ) -> Tensor:
     weight, bias = head.weight, head.bias
     # An existing gradient accumulates in place. FSDP2 has none: it removes that of each backward pass.
-    store = weight.grad if torch.is_grad_enabled() and _has_plain_gradient(weight) else None
+    plain = weight.is_leaf and not weight._backward_hooks and not weight._post_accumulate_grad_hooks
+    store = weight.grad if torch.is_grad_enabled() and plain else None
     settings = replace(settings, dtype=weight.dtype)
     return linear_head.token_stats(hidden, weight, bias, targets, settings, loss_gradient=loss_gradient, store=store)
 
@@ -241,10 +242,6 @@ def _stats_of(logits: Tensor, targets: Tensor, settings: Settings, ref_logits: T
 
 def _is_linear(head: nn.Module) -> TypeGuard[nn.Linear]:
     return isinstance(head, nn.Linear) and type(head).forward is nn.Linear.forward and "forward" not in vars(head)
-
-
-def _has_plain_gradient(weight: Tensor) -> bool:
-    return weight.is_leaf and not weight._backward_hooks and not weight._post_accumulate_grad_hooks
 
 
 @contextmanager

@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypedDict
 
 import torch
 from torch import nn
@@ -62,9 +62,22 @@ def flops_per_token(model: nn.Module) -> float:
 
     A lower bound: embedding lookups and the products inside attention are not counted.
     """
-    looked_up = {id(p) for m in model.modules() if isinstance(m, nn.Embedding) for p in m.parameters()}
-    multiplied = [p for p in model.parameters() if id(p) not in looked_up]
-    return float(sum((6 if p.requires_grad else 4) * p.numel() for p in multiplied))
+    looked_up = set[nn.Parameter]()
+    for module in model.modules():
+        if isinstance(module, nn.Embedding):
+            looked_up.update(module.parameters())
+    return float(sum((6 if p.requires_grad else 4) * p.numel() for p in {*model.parameters()} - looked_up))
+
+
+class TrainingOptions(TypedDict, total=False):
+    """Arguments that `Learner` and `Critic` pass on to `TrainableModel`."""
+
+    batching: Batching | None
+    max_grad_norm: float
+    parallel: Parallel | None
+    fillers: Sequence[Sample]  # tiny samples, one per kind of media; see `batching.fillers`
+    device: torch.device | None  # by default that of the model's first parameter
+    offload: Offload | None  # the states to move to host memory while they are not needed
 
 
 class TrainableModel:
@@ -77,10 +90,9 @@ class TrainableModel:
             `attention_mask=`; returns an object with `.logits`, as in Hugging Face.
         learning_rate: the factor on the optimizer's base learning rate at optimizer step 0, 1, 2, …
         reference: a separate frozen model.
-        fillers: tiny samples, one per kind of media; see `batching.fillers`.
-        device: by default that of the model's first parameter.
-        offload: the states to move to host memory while they are not needed.
         adaptation: the adapter, if only an adapter is trained, synced and saved.
+
+    All others are in `TrainingOptions`.
     """
 
     name = "policy"

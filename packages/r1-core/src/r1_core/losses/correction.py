@@ -44,9 +44,9 @@ class Rejection:
     lower: float = 0.0
 
     def __post_init__(self) -> None:
-        for name, kinds in (("measure", get_args(Measure)), ("span", get_args(Span))):
-            if getattr(self, name) not in kinds:
-                raise ValueError(f"{name} is {getattr(self, name)!r}; it must be one of {', '.join(kinds)}")
+        for name, value, kinds in (("measure", self.measure, get_args(Measure)), ("span", self.span, get_args(Span))):
+            if value not in kinds:
+                raise ValueError(f"{name} is {value!r}; it must be one of {', '.join(kinds)}")
         _check_bounds(self.lower, self.upper)
 
     def keep(self, gap: Tensor, mask: Tensor) -> Tensor:
@@ -118,14 +118,12 @@ class Correction:
 
 def log_gap(old_logprobs: Tensor, rollout_logprobs: Tensor, mask: Tensor) -> Tensor:
     """Return log(pi_old / mu) of each token [B, R], 0 outside the mask."""
-    check_tensors("log_gap", "[B, R]", mask=mask)
-    check_tensors("log_gap", "[B, R]", mask.shape, old_logprobs=old_logprobs, rollout_logprobs=rollout_logprobs)
+    check_tensors("log_gap", "[B, R]", mask=mask, old_logprobs=old_logprobs, rollout_logprobs=rollout_logprobs)
     return torch.where(mask, old_logprobs - rollout_logprobs, 0.0).detach()
 
 
 def check_gap(gap: Tensor, mask: Tensor) -> None:
-    check_tensors("correction", "[B, R]", mask=mask)
-    check_tensors("correction", "[B, R]", mask.shape, gap=gap)
+    check_tensors("correction", "[B, R]", mask=mask, gap=gap)
 
 
 def importance_weights(gap: Tensor, mask: Tensor, level: Level | None) -> Tensor:

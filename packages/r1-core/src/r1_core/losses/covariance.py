@@ -101,8 +101,7 @@ class KLCov(PolicyLoss):
 
 def token_covariance(advantages: Tensor, logprobs: Tensor) -> Tensor:
     """Return (A − mean A)·(log pi − mean log pi) of each of M tokens, float64 [M]."""
-    check_tensors("token_covariance", "[M]", advantages=advantages)
-    check_tensors("token_covariance", "[M]", advantages.shape, logprobs=logprobs)
+    check_tensors("token_covariance", "[M]", advantages=advantages, logprobs=logprobs)
     advantages, logprobs = advantages.detach().double(), logprobs.detach().double()
     return (advantages - advantages.mean()) * (logprobs - logprobs.mean())
 

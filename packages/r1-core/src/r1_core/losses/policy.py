@@ -167,7 +167,6 @@ def aggregate(values: Tensor, mask: Tensor, mode: str, totals: Totals) -> Tensor
 
     `mode` is a name of AGGREGATIONS; another one raises ValueError. Values outside the mask are ignored.
     """
-    check_tensors("aggregate", "[B, R]", values=values)
-    check_tensors("aggregate", "[B, R]", values.shape, mask=mask)
+    check_tensors("aggregate", "[B, R]", values=values, mask=mask)
     check_mask("aggregate", mask)
     return AGGREGATIONS.get(mode)(torch.where(mask, values, 0.0), mask, totals)

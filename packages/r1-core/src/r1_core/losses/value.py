@@ -26,9 +26,8 @@ class ValueLoss:
         self, values: Tensor, old_values: Tensor, returns: Tensor, loss_mask: Tensor
     ) -> tuple[Tensor, dict[str, Tensor]]:
         """Return losses and the metrics `vf_clipfrac` and `vpred_mean`; all tensors are [B, R]."""
-        check_tensors("ValueLoss", "[B, R]", values=values)
-        given = {"old_values": old_values, "returns": returns, "loss_mask": loss_mask}
-        check_tensors("ValueLoss", "[B, R]", values.shape, **given)
+        given = {"values": values, "old_values": old_values, "returns": returns, "loss_mask": loss_mask}
+        check_tensors("ValueLoss", "[B, R]", **given)
         check_mask("ValueLoss", loss_mask)
         values, old_values, returns = (torch.where(loss_mask, x, 0.0) for x in (values, old_values, returns))
         losses = (values - returns).square()

@@ -209,7 +209,7 @@ def performance(
     samples: Sequence[Sample], seconds: Mapping[str, float], info: LearnerInfo, ppo_epochs: int
 ) -> dict[str, float]:
     """Return times, throughput and memory; MFU for devices with a known peak. A shared prompt is counted once."""
-    lengths = SharedPrompts.find(samples, info.share_prompts).in_order()
+    lengths = SharedPrompts.find(samples, info.share_prompts).in_order(range(len(samples)))
     total = sum(lengths)
     sampled = sum(sample.response_length for sample in samples)
     tokens_of = {"gen": sampled, "reward": sampled, **dict.fromkeys(OF_ALL_TOKENS, total)}
