@@ -24,12 +24,13 @@ PACKAGES = ("r1_core", "r1_rollout", "r1_rewards", "r1_data", "r1_cli")
 LEAVES = PACKAGES[:-1]
 SHORT_FILE = 30  # lines of code, without blank lines, comments and docstrings
 LONG_FUNCTION = 50  # lines; longer functions are printed
+NAMELESS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<lambda>")  # how Python ends their names
 LEARNER_METHOD = "set_micro_batch_limits"  # of the policy and of the critic; how many places a method takes
 TOKEN_FIELD = "full_kl"  # a number per token that goes from the policy to the loss; how many places a field takes
 TRANSPORT = "Transport"  # the protocol of r1_rollout.transports for what carries weights to an engine
 # Measured on 2026-11-24, with about a tenth of room. What has to stay at its figure has the figure.
 LIMITS: dict[str, float] = {
-    "% of files under 30 lines of code": 21,
+    "% of files under 30 lines of code, without __init__.py": 11,
     "lines of the longest file": 430,
     "modules of the fullest folder": 26,
     "lines of the longest function": 78,
@@ -366,6 +367,8 @@ def table(found: list[tuple[int, str]], rows: int) -> tuple[str, ...]:
 def measures() -> list[Measure]:
     files, functions, folders, short = file_lengths(), function_lengths(), folder_sizes(), short_files()
     lines = sum(length for length, _ in files)
+    named = [name for name, path in all_modules().items() if path.name != "__init__.py"]
+    short_modules = {name for _, name in short} & {*named}
     long = [pair for pair in functions if pair[0] > LONG_FUNCTION]
     found_cycles, found_imports, repeated = all_cycles(), leaf_imports(), repeated_class_names()
     cli = package_imports(module_imports(modules("r1_cli")), "r1_cli")
@@ -373,12 +376,16 @@ def measures() -> list[Measure]:
     # Across a cycle there are no levels; the measure of cycles fails then.
     cli_levels = 0 if cycles(cli) else len(levels({name: cli[name] for name in cli if name != "r1_cli"}))
     step, transports = one_step(), implementations(TRANSPORT)
+    nameless = [name for name in step["functions"] if name.endswith(NAMELESS)]
     places, field_places = definitions(LEARNER_METHOD), declarations(TOKEN_FIELD)
     return [
         Measure("files", len(files)),
         Measure("lines", lines),
         Measure("lines a file, on average", lines / len(files)),
         Measure(f"% of files under {SHORT_FILE} lines of code", 100 * len(short) / len(files)),
+        Measure(
+            f"% of files under {SHORT_FILE} lines of code, without __init__.py", 100 * len(short_modules) / len(named)
+        ),
         Measure("lines of the longest file", files[0][0], table(files, 3)),
         Measure("modules of the fullest folder", folders[0][0], table(folders, 3)),
         Measure("lines of the longest function", functions[0][0]),
@@ -388,7 +395,11 @@ def measures() -> list[Measure]:
         Measure("packages of r1_cli", len(cli_packages)),
         Measure("import levels of r1_cli", cli_levels),
         Measure("modules that a training step enters", len(step["modules"]), per_package(step["modules"])),
-        Measure("functions that a training step enters", len(step["functions"]), per_package(step["functions"])),
+        Measure(
+            "functions that a training step enters",
+            len(step["functions"]),
+            (*per_package(step["functions"]), f"{len(nameless)} comprehensions, generator expressions and lambdas"),
+        ),
         Measure("dataclasses that a training step makes", len(step["dataclasses"])),
         Measure("protocols", len(protocols())),
         Measure("class names used twice", len(repeated), tuple(repeated)),

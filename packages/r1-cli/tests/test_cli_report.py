@@ -13,8 +13,7 @@ from click.testing import CliRunner
 from r1_cli.main import main
 from r1_cli.runs.reader import RunReader
 from r1_cli.runs.report.chart import MOST_POINTS, draw, thin
-from r1_cli.runs.report.examples import choose, pictures_of
-from r1_cli.runs.report.page import write_report
+from r1_cli.runs.report.page import choose, pictures_of, write_report
 from r1_cli.runs.report.validation import interval, measure
 
 VOID = {"meta", "img", "br", "polyline", "path", "circle", "line"}

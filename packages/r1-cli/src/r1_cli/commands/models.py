@@ -49,8 +49,9 @@ def evaluate(model: str, settings: tuple[str, ...], json_path: Path | None) -> N
 def own_configuration(model: str, settings: tuple[str, ...]) -> list[str]:
     """Return the word that names the configuration of a checkpoint's run, if no configuration is named."""
     from r1_cli.config.load import split_words
+    from r1_cli.runs.reader import CONFIG_FILE
 
-    file = Path(model).parent / "experiment_config.json"
+    file = Path(model).parent / CONFIG_FILE
     named, _ = split_words(settings)
     return [f"config={file}"] if named is None and (Path(model) / "actor").is_dir() and file.is_file() else []
 

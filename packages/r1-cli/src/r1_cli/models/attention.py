@@ -130,7 +130,7 @@ def vision_attention(
 
 def _belongs(pack: Pack, module: nn.Module, query: Tensor) -> bool:
     ranks = 1 if pack.sequence is None else pack.sequence.size
-    return sum(pack.lengths) == query.shape[2] * ranks and find_value(module, "is_causal") is not False
+    return sum(pack.lengths) == query.shape[2] * ranks and getattr(module, "is_causal", True) is not False
 
 
 def _require_known(module: nn.Module, options: dict[str, Any]) -> None:

@@ -29,10 +29,10 @@ from r1_cli.train.metrics.step import (
 from r1_cli.train.metrics.validate import Validation
 from r1_cli.train.recorder import Recorder, to_generations
 from r1_cli.train.sampling.async_sampler import AsyncSampler, save_pending_steps
+from r1_cli.train.sampling.collect import DynamicSampling
 from r1_cli.train.sampling.weight_check import canary_metrics
 from r1_cli.train.types import (
     Collected,
-    Collector,
     ModelSnapshot,
     Policy,
     Position,
@@ -66,7 +66,7 @@ class BrokenStepError(Exception):
 class Run:
     learner: Policy
     engine: Generator
-    collector: Collector
+    collector: DynamicSampling
     update: Update
     schedule: Schedule
     validation: Validation | None

@@ -3,14 +3,13 @@
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import torch
 from torch import Tensor
 
-from r1_cli.runs.track.timing import Stopwatch
 from r1_cli.train.groups.advantages import AdvantageComputer
-from r1_cli.train.groups.group import Decoder, Group
+from r1_cli.train.groups.group import Group
 from r1_cli.train.groups.stream_position import StreamPosition, resume_stream_position
 from r1_core.filtering import GroupFilter
 from r1_core.kl_control import KLController
@@ -25,6 +24,9 @@ from r1_data.types import Prompt
 from r1_rewards.types import Verifier
 from r1_rollout.types import Generator
 from r1_rollout.weights import LocalWeights, WeightSource
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 Item = TypeVar("Item")
 
@@ -59,7 +61,7 @@ class PromptStream(Protocol):
 class Sampler:
     generator: Generator
     verifier: Verifier
-    tokenizer: Decoder
+    tokenizer: "PreTrainedTokenizerBase"
     per_sample: Callable[[str], bool]  # whether a source's responses may be scored one by one; see `OpenVerifier`
     skip_special_tokens: bool = True
     # (source, ground truth, columns) -> why no response can be correct; None if one can
@@ -146,11 +148,6 @@ class Position:
 
 # The groups that a step trains on, the position after they were sampled (the step is not taken yet), and metrics.
 Collected = tuple[list[Group], Position, dict[str, float]]
-
-
-class Collector(Protocol):
-    def collect(self, at: Position, watch: Stopwatch) -> Collected:
-        """Return the scored groups of the step that begins at `at`. The engine is active."""
 
 
 @dataclass(frozen=True, slots=True)

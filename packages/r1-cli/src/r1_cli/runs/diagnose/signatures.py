@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 
 from r1_cli.runs.diagnose.findings import Diagnosis
 from r1_cli.runs.history import History, WindowMean
@@ -10,20 +11,43 @@ SURE = 3.0  # standard errors by which means must lie apart to count as differen
 LEAST = 8  # steps of a run below which nothing is said of how numbers went,
 SHORTEST = 4  # but that all is lost
 
-
-Signature = Callable[[History], Diagnosis | None]
+Found = tuple[str, str, str]  # what is wrong, the numbers that show it, advice
+Signature = Callable[[str, History], Diagnosis | None]  # called with its name
 SIGNATURES: dict[str, Signature] = {}
 
 
-def signature(of: Signature) -> Signature:
-    """Register a function that is applied to every run."""
-    SIGNATURES[of.__name__] = of
-    return of
+def signature(of: Callable[[History], Found | None]) -> Signature:
+    """Register a function that looks for one problem in a run's numbers."""
+
+    def find(name: str, history: History) -> Diagnosis | None:
+        found = of(history)
+        return None if found is None else Diagnosis(name, *found)
+
+    SIGNATURES[of.__name__] = find
+    return find
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """A problem that one number shows: its mean over the last quarter of the run is above `bound`."""
+
+    metric: str
+    bound: float
+    form: str  # of the mean, with its unit
+    what: str
+    advice: str
+
+    def __call__(self, name: str, history: History) -> Diagnosis | None:
+        late = history.late(self.metric)
+        if late is None or late.mean <= self.bound:
+            return None
+        evidence = f"{self.metric} is {self.form.format(late.mean)} in {_span(late)}"
+        return Diagnosis(name, self.what, evidence, self.advice)
 
 
 def diagnose(history: History) -> Iterator[Diagnosis]:
-    for of in SIGNATURES.values():
-        if (found := of(history)) is not None:
+    for name, find in SIGNATURES.items():
+        if (found := find(name, history)) is not None:
             yield found
 
 
@@ -58,15 +82,14 @@ def _from_to(history: History, name: str) -> str:
 
 
 @signature
-def failing_rewards(history: History) -> Diagnosis | None:
+def failing_rewards(history: History) -> Found | None:
     """Answers that could not be scored."""
     failed = history.series("reward/failures")
     steps = [step for step, value in failed if value > 0]
     if len(steps) <= max(1, len(failed) // 20):
         return None
     causes = [name.rpartition("/")[2] for name in history.names("reward/failures/") if any(history.series(name))]
-    return Diagnosis(
-        "failing_rewards",
+    return (
         "rewards fail",
         f"{sum(value for _, value in failed):.0f} answers in {len(steps)} of {len(failed)} steps, the first in step "
         f"{steps[0]}" + (f"; by cause: {', '.join(causes)}" if causes else ""),
@@ -75,13 +98,12 @@ def failing_rewards(history: History) -> Diagnosis | None:
 
 
 @signature
-def constant_reward(history: History) -> Diagnosis | None:
+def constant_reward(history: History) -> Found | None:
     """All answers of all steps have the same reward."""
     rewards, idle = history.series("reward/overall"), history.series("reward/groups_without_variance")
     if len(rewards) < 3 or len({value for _, value in rewards}) > 1 or not idle or min(idle, key=_value)[1] < 1:
         return None
-    return Diagnosis(
-        "constant_reward",
+    return (
         "no answer earns more than another: is the reward constant?",
         f"reward/overall is {rewards[0][1]:.3g} in each of {len(rewards)} steps, and no group differs",
         "r1 reward test your_reward.py:f shows whether it tells right from wrong; if it does, read the record: the "
@@ -94,7 +116,7 @@ def _value(entry: tuple[int, float]) -> float:
 
 
 @signature
-def no_variance(history: History) -> Diagnosis | None:
+def no_variance(history: History) -> Found | None:
     """The answers of most groups have the same reward, so their advantages are 0."""
     late = history.late("reward/groups_without_variance")
     reward = history.late("reward/accuracy") or history.late("reward/overall")
@@ -104,8 +126,7 @@ def no_variance(history: History) -> Diagnosis | None:
     tip = "easier rows, a part of the reward for what is nearly right, more answers (worker.rollout.n)"
     if right:
         tip = "harder rows: nearly all answers are right"
-    return Diagnosis(
-        "no_variance",
+    return (
         "groups teach nothing: all answers of a prompt earn the same",
         f"reward/groups_without_variance is {late.mean:.0%} in {_span(late)}",
         f"{tip}; algorithm.online_filtering=true fills steps with groups that differ",
@@ -113,15 +134,14 @@ def no_variance(history: History) -> Diagnosis | None:
 
 
 @signature
-def format_gamed(history: History) -> Diagnosis | None:
+def format_gamed(history: History) -> Found | None:
     """The format is learned, the answer is not."""
     form, right = history.late("reward/format"), history.late("reward/accuracy")
     if form is None or right is None or not _rises(history, "reward/format") or _rises(history, "reward/accuracy"):
         return None
     if form.mean < 0.8 or right.mean > 0.5:
         return None
-    return Diagnosis(
-        "format_gamed",
+    return (
         "the form is learned, the answer is not",
         f"{_from_to(history, 'reward/format')}; {_from_to(history, 'reward/accuracy')}",
         "give the form a smaller weight, or only with a right answer",
@@ -129,7 +149,7 @@ def format_gamed(history: History) -> Diagnosis | None:
 
 
 @signature
-def part_falls(history: History) -> Diagnosis | None:
+def part_falls(history: History) -> Found | None:
     """A part of the reward falls while the sum rises."""
     if not _rises(history, "reward/overall"):
         return None
@@ -138,8 +158,7 @@ def part_falls(history: History) -> Diagnosis | None:
         early, late = history.early(name), history.late(name)
         if early is None or late is None or not _falls(history, name) or late.mean > early.mean - 0.05:
             continue
-        return Diagnosis(
-            "part_falls",
+        return (
             f"the reward rises at the cost of {name.removeprefix('reward/')}",
             f"{_from_to(history, name)}; {_from_to(history, 'reward/overall')}",
             "is the sign of its weight right? else weigh the parts anew, or give the others only where this one is met",
@@ -151,13 +170,12 @@ NOT_PARTS = {"reward/overall", "reward/failures", "reward/groups_without_varianc
 
 
 @signature
-def slow_rewards(history: History) -> Diagnosis | None:
+def slow_rewards(history: History) -> Found | None:
     """Steps wait for scores."""
     reward, step = history.late("timing_s/reward"), history.late("timing_s/step")
     if reward is None or step is None or reward.mean < 0.2 * step.mean or reward.mean < 0.05:
         return None
-    return Diagnosis(
-        "slow_rewards",
+    return (
         "steps wait for rewards",
         f"timing_s/reward is {reward.mean:.3g} s of {step.mean:.3g} s in {_span(step)}",
         "more reward processes, a shorter deadline, a faster judge; trainer.max_staleness=1 samples meanwhile",
@@ -165,7 +183,7 @@ def slow_rewards(history: History) -> Diagnosis | None:
 
 
 @signature
-def validation_below(history: History) -> Diagnosis | None:
+def validation_below(history: History) -> Found | None:
     """Training improves, validation does not."""
     train, val = history.late("reward/overall"), history.series("val/reward_score")
     if train is None or len(val) < 2 or not _rises(history, "reward/overall"):
@@ -173,8 +191,7 @@ def validation_below(history: History) -> Diagnosis | None:
     first, last = val[0][1], val[-1][1]
     if last > train.mean - 0.1 or last - first > 0.5 * (train.mean - first):
         return None
-    return Diagnosis(
-        "validation_below",
+    return (
         "training improves and validation does not",
         f"val/reward_score is {last:.3g} at step {val[-1][0]} ({first:.3g} at step {val[0][0]}); "
         + _from_to(history, "reward/overall"),
@@ -185,28 +202,23 @@ def validation_below(history: History) -> Diagnosis | None:
 # --- answers ----------------------------------------------------------------------------------------------------------
 
 
-@signature
-def truncation(history: History) -> Diagnosis | None:
-    """Answers are truncated."""
-    late = history.late("response_length/clip_ratio")
-    if late is None or late.mean < 0.1:
-        return None
-    return Diagnosis(
-        "truncation",
-        "answers are cut off",
-        f"response_length/clip_ratio is {late.mean:.0%} in {_span(late)}",
-        "raise data.max_response_length, or punish length softly (worker.reward.overlong_buffer)",
-    )
+# Answers are truncated.
+SIGNATURES["truncation"] = Threshold(
+    "response_length/clip_ratio",
+    0.1,
+    "{:.0%}",
+    "answers are cut off",
+    "raise data.max_response_length, or punish length softly (worker.reward.overlong_buffer)",
+)
 
 
 @signature
-def length_explosion(history: History) -> Diagnosis | None:
+def length_explosion(history: History) -> Found | None:
     """Answers grow longer without a higher reward."""
     early, late = history.early("response_length/mean"), history.late("response_length/mean")
     if early is None or late is None or late.mean < 2 * early.mean or _rises(history, "reward/overall"):
         return None
-    return Diagnosis(
-        "length_explosion",
+    return (
         "answers grow longer and earn no more",
         _from_to(history, "response_length/mean"),
         "worker.reward.overlong_buffer, a loss that averages over tokens (worker.actor.loss_avg_mode=token), more KL",
@@ -214,7 +226,7 @@ def length_explosion(history: History) -> Diagnosis | None:
 
 
 @signature
-def entropy_collapse(history: History) -> Diagnosis | None:
+def entropy_collapse(history: History) -> Found | None:
     """The policy stops exploring before its reward is high."""
     early, late = history.early("actor/entropy_loss"), history.late("actor/entropy_loss")
     reward = history.late("reward/overall")
@@ -222,8 +234,7 @@ def entropy_collapse(history: History) -> Diagnosis | None:
         return None
     if reward is not None and reward.mean > 0.9:
         return None
-    return Diagnosis(
-        "entropy_collapse",
+    return (
         "the policy has stopped trying anything new",
         _from_to(history, "actor/entropy_loss"),
         "a wider upper clip (worker.actor.clip_ratio_high), a lower learning rate, worker.actor.entropy_coef",
@@ -234,14 +245,13 @@ def entropy_collapse(history: History) -> Diagnosis | None:
 
 
 @signature
-def skipped_steps(history: History) -> Diagnosis | None:
+def skipped_steps(history: History) -> Found | None:
     """Gradients are not finite."""
     skipped = history.series("actor/skipped_steps")
     if not skipped or skipped[-1][1] == 0:
         return None
     first = next(step for step, value in skipped if value > 0)
-    return Diagnosis(
-        "skipped_steps",
+    return (
         "optimizer steps are skipped: gradients are not finite",
         f"{skipped[-1][1]:.0f} by step {skipped[-1][0]}, the first in step {first}",
         "a lower learning rate, bf16 in place of fp16, a look at rewards that are not numbers",
@@ -249,13 +259,12 @@ def skipped_steps(history: History) -> Diagnosis | None:
 
 
 @signature
-def kl_runaway(history: History) -> Diagnosis | None:
+def kl_runaway(history: History) -> Found | None:
     """The policy diverges from the reference."""
     early, late = history.early("actor/kl_loss"), history.late("actor/kl_loss")
     if early is None or late is None or late.mean < 0.5:
         return None
-    return Diagnosis(
-        "kl_runaway",
+    return (
         "the policy runs away from the reference",
         _from_to(history, "actor/kl_loss") + " nats a token",
         "a lower learning rate, a larger algorithm.kl_coef; is the reward gamed?",
@@ -263,13 +272,12 @@ def kl_runaway(history: History) -> Diagnosis | None:
 
 
 @signature
-def rate_too_high(history: History) -> Diagnosis | None:
+def rate_too_high(history: History) -> Found | None:
     """Updates destroy what was learned."""
     if not (fall := _collapse(history) or _fall(history)):
         return None
     rates = [value for _, value in history.series("actor/lr")]
-    return Diagnosis(
-        "rate_too_high",
+    return (
         "the reward falls: updates are too large",
         f"reward/overall {fall}; actor/lr " + (f"went up to {max(rates):.3g}" if rates else "is not known"),
         "a tenth of worker.actor.optim.lr, some lr_warmup_steps, max_grad_norm=1; if the reward falls then as well: is "
@@ -306,7 +314,7 @@ def _collapse(history: History) -> str:
 
 
 @signature
-def rate_too_low(history: History) -> Diagnosis | None:
+def rate_too_low(history: History) -> Found | None:
     """Groups differ, and nothing changes."""
     late, early = history.late("actor/entropy_loss"), history.early("actor/entropy_loss")
     lr, idle = history.late("actor/lr"), history.late("reward/groups_without_variance")
@@ -320,61 +328,48 @@ def rate_too_low(history: History) -> Diagnosis | None:
     kl = history.late("actor/kl_loss")
     if not still or (kl is not None and kl.mean > 1e-4):
         return None
-    return Diagnosis(
-        "rate_too_low",
+    return (
         "nothing moves, although groups differ",
         f"{_from_to(history, 'actor/entropy_loss')}, and the reward stands still; actor/lr is {lr.mean:.3g}",
         "ten times worker.actor.optim.lr: small models want more than 1e-6",
     )
 
 
-@signature
-def clipped_often(history: History) -> Diagnosis | None:
-    """The clip range stops most of the update."""
-    late = history.late("actor/pg_clipfrac_higher")
-    if late is None or late.mean < 0.2:
-        return None
-    return Diagnosis(
-        "clipped_often",
-        "the clip range holds many tokens back",
-        f"actor/pg_clipfrac_higher is {late.mean:.0%} in {_span(late)}",
-        "fewer optimizer steps a step (worker.actor.global_batch_size, ppo_epochs), a lower learning rate",
-    )
+# The clip range stops most of the update.
+SIGNATURES["clipped_often"] = Threshold(
+    "actor/pg_clipfrac_higher",
+    0.2,
+    "{:.0%}",
+    "the clip range holds many tokens back",
+    "fewer optimizer steps a step (worker.actor.global_batch_size, ppo_epochs), a lower learning rate",
+)
 
 
 # --- engine and time --------------------------------------------------------------------------------------------------
 
 
-@signature
-def engine_gap(history: History) -> Diagnosis | None:
-    """Engine and learner compute different log-probs."""
-    late = history.late("rollout/logprob_gap_mean")
-    if late is None or late.mean < 0.05:
-        return None
-    return Diagnosis(
-        "engine_gap",
-        "engine and learner do not agree on log-probs",
-        f"rollout/logprob_gap_mean is {late.mean:.3g} nats in {_span(late)}",
-        "algorithm.rollout_correction.rollout_is=token; a finer worker.rollout.dtype; the canary names stale weights",
-    )
+# Engine and learner compute different log-probs.
+SIGNATURES["engine_gap"] = Threshold(
+    "rollout/logprob_gap_mean",
+    0.05,
+    "{:.3g} nats",
+    "engine and learner do not agree on log-probs",
+    "algorithm.rollout_correction.rollout_is=token; a finer worker.rollout.dtype; the canary names stale weights",
+)
+
+
+# Answers are old when they are trained on.
+SIGNATURES["stale_samples"] = Threshold(
+    "staleness/mean",
+    2,
+    "{:.2g} weight versions",
+    "answers are old when they are learned from",
+    "a smaller trainer.max_staleness or algorithm.surplus_max_age; algorithm.rollout_correction.rollout_is=token",
+)
 
 
 @signature
-def stale_samples(history: History) -> Diagnosis | None:
-    """Answers are old when they are trained on."""
-    late = history.late("staleness/mean")
-    if late is None or late.mean <= 2:
-        return None
-    return Diagnosis(
-        "stale_samples",
-        "answers are old when they are learned from",
-        f"staleness/mean is {late.mean:.2g} weight versions in {_span(late)}",
-        "a smaller trainer.max_staleness or algorithm.surplus_max_age; algorithm.rollout_correction.rollout_is=token",
-    )
-
-
-@signature
-def padding_waste(history: History) -> Diagnosis | None:
+def padding_waste(history: History) -> Found | None:
     """Most of the computation is padding."""
     packed = history.setting("worker.actor.padding_free")
     if packed is True or (packed is None and history.writer != "trl"):
@@ -386,8 +381,7 @@ def padding_waste(history: History) -> Diagnosis | None:
     filled = sum(one.mean for one in means if one) / max(sum(one.mean for one in most if one), 1e-9)
     if filled > 0.5:
         return None
-    return Diagnosis(
-        "padding_waste",
+    return (
         "much of the update is padding",
         f"sequences are {filled:.0%} as long as the longest of their step ({_span(means[1])})",
         "worker.actor.padding_free=true packs them",

@@ -1,4 +1,4 @@
-"""The HTML page of a report. All text of models, rows and file names is escaped."""
+"""The HTML page of a report: numbers, findings, answers. All text of models, rows and file names is escaped."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -8,9 +8,8 @@ from pathlib import Path
 from r1_cli.runs.diagnose.answers import diagnose_run
 from r1_cli.runs.history import History, JsonObject
 from r1_cli.runs.html import render_page, table
-from r1_cli.runs.reader import RunReader
+from r1_cli.runs.reader import Row, RunReader
 from r1_cli.runs.report.chart import draw, number
-from r1_cli.runs.report.examples import choose, pictures_of
 from r1_cli.runs.report.validation import Measured, measure
 
 CURVES = (
@@ -26,6 +25,10 @@ SETTINGS = (
     "worker.rollout.temperature", "algorithm.kl_coef", "worker.reward.reward_function", "trainer.max_staleness",
 )  # fmt: skip
 LONGEST = 4_000  # characters of a text
+EACH = 3  # best, typical and worst answers
+MOST_BYTES = 400_000  # of a picture
+MOST_PICTURES = 6  # of an answer
+COLUMNS = ["group", "sample", "prompt", "answer", "ground_truth", "media", "score", "parts", "reason", "failure"]
 
 
 def write_report(path: Path) -> str:
@@ -151,3 +154,34 @@ def samples(run: RunReader) -> Iterator[str]:
                 f"{escape(row['answer'][:LONGEST])}</pre><p>{escape(' · '.join(filter(None, said)))}</p></article>"
             )
         yield "</div>"
+
+
+def choose(run: RunReader) -> tuple[int | None, dict[str, list[Row]]]:
+    """Return the last recorded step and its best, median and worst answers, one per prompt."""
+    for step in reversed(run.recorded_steps()):
+        if rows := run.readable_samples(step, "train", COLUMNS):
+            break
+    else:
+        return None, {}
+    rows.sort(key=lambda row: row["score"] if math.isfinite(row["score"]) else -math.inf, reverse=True)
+    places = sorted(range(len(rows)), key=lambda place: abs(place - len(rows) // 2))
+    middle = [rows[place] for place in places]
+    return step, {
+        "best": _of_different_prompts(rows),
+        "typical": _of_different_prompts(middle),
+        "worst": _of_different_prompts(rows[::-1]),
+    }
+
+
+def _of_different_prompts(rows: list[Row]) -> list[Row]:
+    chosen: dict[int, Row] = {}
+    for row in rows:
+        chosen.setdefault(row["group"], row)
+        if len(chosen) == EACH:
+            break
+    return [*chosen.values()]
+
+
+def pictures_of(run: RunReader, row: Row) -> list[str]:
+    names = (row["media"] or ())[:MOST_PICTURES]
+    return [found for name in names if (found := run.embed_media(name, MOST_BYTES))]

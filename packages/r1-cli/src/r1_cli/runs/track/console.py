@@ -98,6 +98,7 @@ class ConsoleReporter:
             self._view.stage, self._view.within = name, ""
 
     def show(self, generations: Sequence[Generation]) -> None:
+        """Show some answers of the step that is logged next."""
         self._answers = generations
 
     def log(self, step: int, record: dict[str, float]) -> None:

@@ -6,11 +6,15 @@ import logging
 from collections.abc import Sequence
 from dataclasses import asdict
 from functools import partial
+from typing import TYPE_CHECKING
 
 from r1_cli.checkpoint.background import Background
 from r1_cli.runs.history import JsonObject
 from r1_cli.runs.track.files import FileLogger
-from r1_cli.runs.track.types import Console, Generation, Logger, Record, RunInfo
+from r1_cli.runs.track.types import Generation, Logger, Record, RunInfo
+
+if TYPE_CHECKING:
+    from r1_cli.runs.track.console import ConsoleReporter
 
 BEHIND = 64  # records that may wait to be written; a service that takes longer than a step holds the run up then
 
@@ -23,7 +27,7 @@ class Tracker:
     The console shows a record at once. A thread writes records in order, to the run's own files before services.
     """
 
-    def __init__(self, names: Sequence[str], info: RunInfo, console: Console) -> None:
+    def __init__(self, names: Sequence[str], info: RunInfo, console: "ConsoleReporter") -> None:
         # These two are always there: resuming without gap or repeat is decided by what the files hold, and the console
         # knows by itself what to show where it was not asked for.
         self.files = FileLogger(info)

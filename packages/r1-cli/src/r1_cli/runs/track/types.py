@@ -1,6 +1,6 @@
 """Records, generations and run information for loggers."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
@@ -49,10 +49,3 @@ class Logger(Protocol):
     def log(self, step: int, record: Record) -> None: ...
     def log_generations(self, step: int, rows: list[JsonObject]) -> None: ...
     def close(self) -> None: ...
-
-
-class Console(Logger, Protocol):
-    def stage(self, name: str) -> None: ...
-
-    def show(self, generations: Sequence[Generation]) -> None:
-        """Show some answers of the step that is logged next."""

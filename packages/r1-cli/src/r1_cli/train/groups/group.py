@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -15,9 +15,8 @@ from r1_data.types import Prompt, is_json, json_columns
 from r1_rewards.types import RewardInput, Score
 from r1_rollout.types import Completion, PromptLike
 
-
-class Decoder(Protocol):
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +81,11 @@ class SampledInput(RewardInput):
 
 
 def to_reward_inputs(
-    prompt: Prompt, completions: Sequence[Completion], tokenizer: Decoder, *, skip_special_tokens: bool = True
+    prompt: Prompt,
+    completions: Sequence[Completion],
+    tokenizer: "PreTrainedTokenizerBase",
+    *,
+    skip_special_tokens: bool = True,
 ) -> list[RewardInput]:
     """Return the verifier's input for each completion, without columns that JSON cannot hold."""
     metadata = json_columns(prompt.metadata)

@@ -16,8 +16,9 @@ from pathlib import Path
 
 from r1_cli.runs.track.timing import Record, Stopwatch
 from r1_cli.train.groups.stream_position import load_groups, save_groups
+from r1_cli.train.sampling.collect import DynamicSampling
 from r1_cli.train.sampling.weight_check import CheckedGenerator, canary_metrics
-from r1_cli.train.types import Collected, Collector, Position
+from r1_cli.train.types import Collected, Position
 from r1_data.types import Prompt
 from r1_rollout.lora import Adapter
 from r1_rollout.types import Generator
@@ -33,7 +34,7 @@ class AsyncSampler:
 
     def __init__(
         self,
-        collector: Collector,
+        collector: DynamicSampling,
         engine: Generator,
         *,
         staleness: int,

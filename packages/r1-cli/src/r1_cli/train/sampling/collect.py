@@ -61,7 +61,7 @@ class DynamicSampling:
     progress: Progress
 
     def collect(self, at: Position, watch: Stopwatch) -> Collected:
-        """Sample until `groups` groups pass the filter; further groups are carried over to the next step.
+        """Sample and score until `groups` groups pass the filter; further groups are carried over to the next step.
 
         Unreadable prompts make a step smaller; unscored ones are replaced. After `max_batches` batches the step keeps
         what passed, with a warning, or trains on the last round if nothing did: only a KL term acts then.

@@ -104,7 +104,6 @@ def sample_groups(
         index: to_group(sampler, prompts[index], completions[index], inputs[index], scores[index]) for index in order
     }
     report_failures([(inputs[index], scores[index]) for index in order], sampler.failures_shown)
-    report_unusable_ground_truths(groups.values(), sampler.failures_shown)
     return groups
 
 
@@ -115,10 +114,17 @@ def to_group(
     inputs: Sequence[RewardInput],
     scores: Sequence[Score],
 ) -> Group:
-    """Return a prompt's group, with the reason if its ground truth is unusable and no response is correct."""
+    """Return a prompt's group, with a warning at the first ground truth that no response can match."""
     problem = None
     if not any(score.parts.get("accuracy", score.value) > 0 for score in scores if not score.error):
         problem = sampler.truth_problem(prompt.source, prompt.ground_truth, prompt.metadata)
+    if problem and "truth" not in sampler.failures_shown:
+        sampler.failures_shown.add("truth")
+        log.warning(
+            "no response to %s can be correct: %s\n  `r1 data check` names all such rows; later ones "
+            "are only counted, in reward/unusable_truths",
+            prompt.id, problem,
+        )  # fmt: skip
     responses = [
         Response(completion, given.response, score, score.value)
         for completion, given, score in zip(completions, inputs, scores, strict=True)
@@ -164,18 +170,6 @@ def report_failures(scored: Iterable[tuple[Sequence[RewardInput], Sequence[Score
                 "  such responses %s; later ones are only counted, in reward/failures",
                 len(responses), total, cause, error.message, item.response, item.ground_truth,
                 "get worker.reward.failure_score" if score.keep else "leave their groups",
-            )  # fmt: skip
-
-
-def report_unusable_ground_truths(groups: Iterable[Group], shown: set[str]) -> None:
-    """Warn once of a prompt whose ground truth no response can match."""
-    for group in groups:
-        if group.truth_problem and "truth" not in shown:
-            shown.add("truth")
-            log.warning(
-                "no response to %s can be correct: %s\n  `r1 data check` names all such rows; later ones "
-                "are only counted, in reward/unusable_truths",
-                group.prompt.id, group.truth_problem,
             )  # fmt: skip
 
 
