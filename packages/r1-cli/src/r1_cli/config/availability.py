@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from r1_cli.config import actor, algorithm, reward, rollout, root, sources, trainer
+from r1_cli.config import actor, algorithm, multi_turn, reward, rollout, root, sources, trainer
 from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, Option
 from r1_cli.config.problems import ConfigError, KeyRemark, Problem, Provenance
 from r1_cli.config.rollout import engine_module
@@ -12,13 +12,14 @@ from r1_cli.config.root import RunConfig
 from r1_cli.config.schema import schema
 from r1_cli.config.section import lookup
 
-UNSUPPORTED = (*actor.UNSUPPORTED, *rollout.UNSUPPORTED)
+UNSUPPORTED = (*actor.UNSUPPORTED, *rollout.UNSUPPORTED, *multi_turn.UNSUPPORTED)
 REMARKS = (
     *root.REMARKS,
     *sources.REMARKS,
     *algorithm.REMARKS,
     *actor.REMARKS,
     *rollout.REMARKS,
+    *multi_turn.REMARKS,
     *reward.REMARKS,
     *trainer.REMARKS,
 )

@@ -27,11 +27,9 @@ def template_problems(key: str, name: str | None) -> Iterator[KeyProblem]:
         yield key, f"no such file{where_or_near(name)}"
 
 
-def function_problems(key: str, name: str) -> Iterator[KeyProblem]:
-    """Check a user's `file.py:function`; other names are ours."""
-    path, colon, function = name.rpartition(":")
-    if not colon:
-        return
+def definition_problems(key: str, name: str) -> Iterator[KeyProblem]:
+    """Check that a user's `file.py:name` is defined there."""
+    path, _, defined = name.rpartition(":")
     if not Path(path).is_file():
         yield key, f"no such file{where_or_near(path)}"
         return
@@ -41,10 +39,20 @@ def function_problems(key: str, name: str) -> Iterator[KeyProblem]:
         yield key, str(error)
         return
     names, is_complete = _top_level_names(tree)
-    if function not in names and is_complete:
-        yield key, f"{path} defines no {function}" + suggest(function, _functions(tree))
+    if defined not in names and is_complete:
+        yield key, f"{path} defines no {defined}" + suggest(defined, _definitions(tree))
+
+
+def function_problems(key: str, name: str) -> Iterator[KeyProblem]:
+    """Check a user's `file.py:function`; other names are ours."""
+    path, colon, function = name.rpartition(":")
+    if not colon:
+        return
+    found = list(definition_problems(key, name))
+    yield from found
     try:
-        own_needs(Path(path), function)
+        if not found:
+            own_needs(Path(path), function)
     except ValueError as error:
         yield key, str(error)
 
@@ -83,6 +91,11 @@ def _parse(path: Path) -> ast.Module:
         raise ValueError(f"{where}: {error.msg}; correct the file") from error
     except ValueError as error:
         raise ValueError(f"{path} cannot be read as Python: {error}") from error
+
+
+def _definitions(tree: ast.Module) -> list[str]:
+    kinds = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
+    return sorted({node.name for node in tree.body if isinstance(node, kinds) and not node.name.startswith("_")})
 
 
 def _functions(tree: ast.Module) -> list[str]:

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, Protocol, cast
 
 from pydantic import Field
 
+from r1_cli.config.multi_turn import MultiTurnSettings
 from r1_cli.config.problems import KeyProblem, KeyRemark, Provenance
 from r1_cli.config.section import Count, NonNegative, Positive, Precision, Section, UserPath, one_of
 from r1_rollout.vllm.limits import COLDEST, HOTTEST
@@ -113,6 +114,7 @@ class RolloutConfig(Section):
     disable_log_stats: bool = True  # without vLLM's own statistics
     canary: bool = True  # compare log-probs with the learner's after every sync, and stop at a mismatch
     val_override_config: ValOverrideConfig = ValOverrideConfig()
+    multi_turn: MultiTurnSettings = MultiTurnSettings()
     servers: ServersConfig = ServersConfig()
     engines: EnginesConfig = EnginesConfig()
 
@@ -139,6 +141,8 @@ class RolloutConfig(Section):
                 yield f"{where}.temperature", f"must be at least {COLDEST}, or 0 for greedy answers"
             if temperature is not None and temperature > HOTTEST and engine_module(self.engine) is not embedded:
                 yield f"{where}.temperature", f"must be at most {HOTTEST:g} with vLLM; the embedded engine takes more"
+        if self.multi_turn.enable and self.ignore_eos:
+            yield f"{key}.ignore_eos", "cannot be used with multi_turn: turns would not end"
         if validation.max_tokens is not None and validation.max_tokens > max_response_length:
             yield (
                 f"{key}.val_override_config.max_tokens",

@@ -183,6 +183,8 @@ def masked_keys(config: RunConfig) -> list[str]:
 
 def _open_mappings(values: Tree) -> Iterator[tuple[str, Tree, str]]:
     yield "worker.reward.reward_function_kwargs", values["worker"]["reward"], "reward_function_kwargs"
+    for name in ("tool_kwargs", "environment_kwargs"):
+        yield f"worker.rollout.multi_turn.{name}", values["worker"]["rollout"]["multi_turn"], name
     for owner in ("actor", "critic"):
         yield f"worker.{owner}.model.override_config", values["worker"][owner]["model"], "override_config"
     for key in ("sources", "val_sources"):

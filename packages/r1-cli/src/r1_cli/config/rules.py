@@ -41,10 +41,13 @@ def _input_problems(config: RunConfig, command: Command) -> Iterator[KeyProblem]
         yield from source_reward_problems(data, command)
     yield from source_problems(data)
     yield from rollout.sampling_problems(data.max_response_length)
+    sources = [*training_sources(data), *validation_sources(data)] if command != "eval" else validation_sources(data)
+    rewards = [reward.reward_function, *(source.reward_function for source in sources)]
+    yield from rollout.multi_turn.problems(data.max_response_length, rewards)
     yield from rollout.server_problems(need_token=command != "data")
     yield from data.pixel_problems()
     yield from data.file_problems()
-    for source in [*([] if command == "eval" else training_sources(data)), *validation_sources(data)]:
+    for source in sources:
         yield from source.file_problems(data)
     yield from model.file_problems("worker.actor.model")
     yield from config.trainer.file_problems(saves=command == "train")

@@ -1,0 +1,163 @@
+"""Configuration section `worker.rollout.multi_turn`: episodes, in which tools or an environment answer the policy."""
+
+from collections.abc import Iterable, Iterator
+from inspect import Parameter, Signature
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import Field
+
+from r1_cli.config.files import definition_problems, where_or_near
+from r1_cli.config.problems import KeyProblem, KeyRemark
+from r1_cli.config.section import Count, OneOrMore, Positive, Section, Tree, UserPath
+from r1_rewards.spec import MODEL_REWARDS
+from r1_rewards.types import suggest
+
+BUILTIN_TOOLS = ("calculator", "crop", "python", "search")
+KEY = "worker.rollout.multi_turn"
+# Tools that come with veRL, by the last part of their class names, and what they are here.
+VERL_TOOLS = {"ImageZoomInTool": "crop", "SandboxFusionTool": "python", "SearchTool": "search"}
+
+
+class MultiTurnSettings(Section):
+    """Episodes: turns of the policy, and after each the answer of tools, an environment or an agent's program.
+
+    Set exactly one of `tools` (or veRL's two paths), `environment` and `agent`.
+    """
+
+    enable: bool = False  # sample episodes instead of single answers
+    # built-in names (calculator, crop, python, search), file.py:function, or file.py for all its public functions
+    tools: Annotated[list[UserPath], OneOrMore] = Field(default_factory=list)
+    tool_kwargs: Tree = Field(default_factory=dict)  # keyword-only arguments of tools, by the tool's name
+    function_tool_path: UserPath | None = None  # file.py, whose public functions are all tools
+    tool_config_path: UserPath | None = None  # YAML with a list `tools`, of which each has `function: file.py:name`
+    environment: UserPath | None = None  # file.py:Class with reset and step, or whose public methods are tools
+    environment_kwargs: Tree = Field(default_factory=dict)  # of its constructor
+    agent: UserPath | None = None  # file.py:function, or a command, that talks to the policy as to a server
+    max_assistant_turns: Count | None = None  # turns of the policy; null: as many as max_response_length allows
+    max_user_turns: Count | None = None  # answers of tools or the environment; null: no limit
+    max_turn_tokens: Count | None = None  # tokens of one turn; null: what data.max_response_length leaves
+    max_parallel_calls: Count = 8  # calls of a turn that are executed; the others get an error text
+    max_malformed_calls: Count = 3  # turns in a row without a valid call that end the episode
+    max_tool_response_length: Count = 4096  # characters, not tokens, of an answer's text
+    tool_response_truncate_side: Literal["left", "middle", "right"] = "middle"  # left: keep the beginning, as veRL does
+    max_images: Annotated[int, Field(ge=0)] = 8  # pictures that tools or the environment add to an episode
+    # how the policy writes calls; auto: as the chat template does
+    format: Literal["auto", "hermes", "llama3_json", "pythonic", "qwen3_coder"] = "auto"
+    history: Literal["sampled", "template"] = "sampled"  # earlier turns as sampled, or as the chat template shows them
+    scheduling: Literal["arrival", "rounds"] = (
+        "arrival"  # go on when an answer arrives; rounds: all at once, bit for bit
+    )
+    tool_timeout: Positive = 30.0  # seconds of one call
+    episode_timeout: Positive = 600.0  # seconds of an episode, the policy's turns included
+    num_workers: Count = 8  # processes that run tools; an environment has one of its own for each episode
+    max_concurrent: Count | None = None  # episodes at a time; null: all of a sampling round
+
+    def tool_specs(self) -> list[str]:
+        """Return all tools as `tools` has them. Raises ValueError if `tool_config_path` cannot be used."""
+        own = [self.function_tool_path] if self.function_tool_path else []
+        return [*self.tools, *own, *(_read_tools(Path(self.tool_config_path)) if self.tool_config_path else ())]
+
+    def problems(self, max_response_length: int, rewards: Iterable[str | None]) -> Iterator[KeyProblem]:
+        """Yield what does not fit together. `rewards` are the run's reward functions."""
+        if not self.enable:
+            return
+        given = [key for key, value in self._actors() if value]
+        if not given:
+            yield f"{KEY}.enable", "needs tools, an environment or an agent to answer the policy"
+        for key in given[1:]:
+            yield f"{KEY}.{key}", f"cannot be used with {given[0]}: set one of tools, environment and agent"
+        for key, value, owner in (
+            ("tool_kwargs", self.tool_kwargs, "tools"),
+            ("environment_kwargs", self.environment_kwargs, "environment"),
+        ):
+            if value and owner not in given:
+                yield f"{KEY}.{key}", f"needs {owner}"
+        if (self.max_turn_tokens or 0) > max_response_length:
+            yield f"{KEY}.max_turn_tokens", f"must be at most data.max_response_length ({max_response_length})"
+        if self.tool_timeout > self.episode_timeout:
+            yield f"{KEY}.tool_timeout", f"must be at most episode_timeout ({self.episode_timeout:g} s)"
+        for reward in sorted({name for name in rewards if name in MODEL_REWARDS}):
+            message = f"cannot be used with the reward {reward}, which needs the whole response to be the policy's"
+            yield f"{KEY}.enable", message
+        yield from self._tool_problems()
+        if (environment := self.environment) and not _is_defined_name(environment):
+            yield f"{KEY}.environment", "must be file.py:Class"
+        elif environment:
+            yield from definition_problems(f"{KEY}.environment", environment)
+
+    def _actors(self) -> Iterator[tuple[str, object]]:
+        """Yield what may answer the policy, of which one is set."""
+        yield "tools", self.tools or self.function_tool_path or self.tool_config_path
+        yield "environment", self.environment
+        yield "agent", self.agent
+
+    def _tool_problems(self) -> Iterator[KeyProblem]:
+        for spec in self.tools:
+            yield from _spec_problems(f"{KEY}.tools", spec)
+        if path := self.function_tool_path:
+            yield from _spec_problems(f"{KEY}.function_tool_path", path)
+        try:
+            names = [spec.rpartition(":")[2] for spec in self.tool_specs() if not spec.endswith(".py")]
+        except ValueError as error:
+            yield f"{KEY}.tool_config_path", str(error)
+            return
+        for name in sorted({name for name in names if names.count(name) > 1}):
+            yield f"{KEY}.tools", f"names {name!r} twice: the policy calls tools by their names"
+
+
+def _spec_problems(key: str, spec: str) -> Iterator[KeyProblem]:
+    if spec in BUILTIN_TOOLS:
+        return
+    if _is_defined_name(spec):
+        yield from definition_problems(key, spec)
+    elif not spec.endswith(".py"):
+        yield key, f"{spec!r} is neither file.py:function, nor file.py, nor built in" + suggest(spec, BUILTIN_TOOLS)
+    elif not Path(spec).is_file():
+        yield key, f"no such file{where_or_near(spec)}"
+
+
+def _is_defined_name(text: str) -> bool:
+    """Whether a text has the form file.py:name."""
+    path, _, name = text.rpartition(":")
+    return path.endswith(".py") and name.isidentifier()
+
+
+def _read_tools(path: Path) -> list[str]:
+    """Return the functions that a YAML file of tools names.
+
+    Raises ValueError: not such a file, or tools that are classes of veRL, with the functions to write in their place.
+    """
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"{path} cannot be read: {' '.join(str(error).split())}") from error
+    entries = found.get("tools") if isinstance(found, dict) else None
+    if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
+        raise ValueError(f"{path} must have a list `tools`, of which each entry has `function: file.py:name`")
+    for number, entry in enumerate(entries, 1):
+        if "class_name" in entry:
+            raise ValueError(f"{path}, tool {number}: {_replacement(entry)}")
+        if not isinstance(entry.get("function"), str):
+            raise ValueError(f"{path}, tool {number}: needs `function: file.py:name`, found {', '.join(entry)}")
+    return [entry["function"] for entry in entries]
+
+
+def _replacement(entry: Tree) -> str:
+    """Return what to write in the place of a tool class of veRL."""
+    kind = str(entry["class_name"])
+    if builtin := VERL_TOOLS.get(kind.rpartition(".")[2]):
+        return f"{kind} is built in here: write {builtin} into {KEY}.tools"
+    function: Any = (entry.get("tool_schema") or {}).get("function") or {}
+    name = function.get("name") or kind.rpartition(".")[2]
+    words = [word for word in (function.get("parameters") or {}).get("properties") or {} if str(word).isidentifier()]
+    signature = Signature([Parameter(word, Parameter.POSITIONAL_OR_KEYWORD) for word in words])
+    return f"{kind} is a class: write a function {name}{signature} into a file, and file.py:{name} into {KEY}.tools"
+
+
+UNSUPPORTED = (
+    KeyRemark(f"{KEY}.enable", "runs sample single answers", lambda v, c: v),
+    KeyRemark(f"{KEY}.agent", "there is no gateway for agents", lambda v, c: v and c.worker.rollout.multi_turn.enable),
+)
+REMARKS = (KeyRemark(KEY, "set its enable to true", lambda v, c: not c.worker.rollout.multi_turn.enable),)
