@@ -8,7 +8,7 @@ than products.
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -31,6 +31,10 @@ def attend_to_prompts(query: Tensor, key: Tensor, value: Tensor, pack: Pack, sca
 
 
 # --- plan ------------------------------------------------------------------------------------------------------------
+
+
+# The tokens and the segments of a prompt with all its answers, or of one segment.
+_Member: TypeAlias = tuple[int, list[int]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,22 +87,22 @@ class Plan:
 def make_plan(pack: Pack) -> Plan:
     """Return the plan of a row, cached for all layers of a pass."""
     spans = [(start, start + length) for start, length in zip(pack.starts, pack.lengths, strict=True)]
-    small, alone, short, across = list[list[int]](), list[tuple[int, int]](), list[list[int]](), list[list[int]]()
+    small, short = list[_Member](), list[_Member]()
+    alone, across = list[tuple[int, int]](), list[tuple[int, int, int]]()
     for segments in _prompt_groups(pack):
-        if len(segments) > 1 and spans[segments[-1]][1] - spans[segments[0]][0] <= SMALL_GROUP_TOKENS:
-            small.append(segments)
+        begin, end = spans[segments[0]][0], spans[segments[-1]][1]
+        if len(segments) > 1 and end - begin <= SMALL_GROUP_TOKENS:
+            small.append((end - begin, segments))
             continue
         for segment in segments:
             if pack.lengths[segment] > SINGLE_TOKENS:
                 alone.append(spans[segment])
             else:
-                short.append([segment])
+                short.append((pack.lengths[segment], [segment]))
         if len(segments) > 1:
-            across.append(segments)
+            across.append((begin, spans[segments[1]][0], end))
     return Plan(
-        alone,
-        [_make_batch(pack, group) for segments in (short, small) for group in _group_by_length(segments, pack)],
-        [(spans[segments[0]][0], spans[segments[1]][0], spans[segments[-1]][1]) for segments in across],
+        alone, [_make_batch(pack, batch) for members in (short, small) for batch in _group_by_length(members)], across
     )
 
 
@@ -113,32 +117,27 @@ def _prompt_groups(pack: Pack) -> list[list[int]]:
     return found
 
 
-def _group_by_length(members: list[list[int]], pack: Pack) -> list[list[list[int]]]:
-    found: list[list[list[int]]] = []
-    for segments in sorted(members, key=lambda segments: (-_tokens(segments, pack), segments)):
-        if found and _tokens(segments, pack) >= MIN_LENGTH_RATIO * _tokens(found[-1][0], pack):
-            found[-1].append(segments)
+def _group_by_length(members: list[_Member]) -> list[list[_Member]]:
+    found: list[list[_Member]] = []
+    for member in sorted(members, key=lambda one: (-one[0], one[1])):
+        if found and member[0] >= MIN_LENGTH_RATIO * found[-1][0][0]:
+            found[-1].append(member)
         else:
-            found.append([segments])
+            found.append([member])
     return found
 
 
-def _tokens(segments: list[int], pack: Pack) -> int:
-    first, last = segments[0], segments[-1]  # a prompt's answers follow it
-    return pack.starts[last] + pack.lengths[last] - pack.starts[first]
-
-
-def _make_batch(pack: Pack, members: list[list[int]]) -> SegmentBatch:
-    starts = torch.tensor([pack.starts[segments[0]] for segments in members])
-    lengths = torch.tensor([_tokens(segments, pack) for segments in members])
+def _make_batch(pack: Pack, members: list[_Member]) -> SegmentBatch:
+    starts = torch.tensor([pack.starts[segments[0]] for _, segments in members])
+    lengths = torch.tensor([tokens for tokens, _ in members])
     own = torch.arange(int(lengths[0])) < lengths[:, None]
     inside = torch.minimum(torch.arange(int(lengths[0])), lengths[:, None] - 1)
     kept = None if bool(own.all()) else own.flatten().nonzero().squeeze(-1)
     positions = (starts[:, None] + inside).flatten()
-    if all(len(segments) == 1 for segments in members):
+    if all(len(segments) == 1 for _, segments in members):
         return SegmentBatch(positions, kept, len(members))
     mask = torch.full((len(members), 1, own.shape[1], own.shape[1]), -torch.inf)
-    for group, segments in enumerate(members):
+    for group, (_, segments) in enumerate(members):
         answers = len(segments) - 1
         seen = Pack.of(
             [pack.lengths[segment] for segment in segments], "cpu", behind=[NO_PROMPT, *[0] * answers]

@@ -6,6 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -75,28 +76,26 @@ class Timeline:
         self._events = []
 
 
+@dataclass(slots=True)
 class Stopwatch:
-    """Sums wall time by stage. Example: `with watch("gen"): …`, then `watch.lap() == {"gen": 1.9}`.
+    """Sums wall time by stage. Example: `with watch("gen"): …`, then `watch.lap() == {"gen": 1.9}`."""
 
-    `begun(stage)` is called when a stage begins, `ended` with its times at its end.
-    """
-
-    def __init__(self, begun: Callable[[str], None] | None = None, ended: Record | None = None) -> None:
-        self._seconds: dict[str, float] = {}
-        self._begun, self._ended = begun, ended
+    begun: Callable[[str], None] | None = None  # called with a stage when it begins
+    ended: Record | None = None  # called with a stage's times at its end
+    _seconds: dict[str, float] = field(default_factory=dict, init=False)
 
     @contextmanager
     def __call__(self, stage: str) -> Iterator[None]:
         start = time.perf_counter()
-        if self._begun is not None:
-            self._begun(stage)
+        if self.begun is not None:
+            self.begun(stage)
         try:
             yield
         finally:
             end = time.perf_counter()
             self._seconds[stage] = self._seconds.get(stage, 0.0) + end - start
-            if self._ended is not None:
-                self._ended(stage, start, end)
+            if self.ended is not None:
+                self.ended(stage, start, end)
 
     @contextmanager
     def background(self, what: str) -> Iterator[None]:
@@ -105,8 +104,8 @@ class Stopwatch:
         try:
             yield
         finally:
-            if self._ended is not None:
-                self._ended(what, start, time.perf_counter())
+            if self.ended is not None:
+                self.ended(what, start, time.perf_counter())
 
     def each(self, stage: str, items: Iterable[Item]) -> Iterator[Item]:
         """Yield `items` and count the time to produce them, without the loop's body."""

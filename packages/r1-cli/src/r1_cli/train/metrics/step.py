@@ -30,7 +30,7 @@ def step_metrics(step: int, groups: Sequence[Group], samples: Sequence[Sample]) 
     return {
         **reward_metrics(groups),
         **source_metrics(groups, "reward/"),
-        "reward/groups_without_variance": fmean(len(set(group.rewards)) <= 1 for group in groups),
+        "reward/groups_without_variance": fmean([len(set(group.rewards)) <= 1 for group in groups]),
         **spread("critic/score", [score.value for group in groups for score in group.scores]),
         **spread("critic/rewards", [sample.reward for sample in samples]),
         **advantage_metrics(samples),
@@ -107,7 +107,7 @@ def length_metrics(groups: Sequence[Group]) -> dict[str, float]:
     completions = [completion for group in groups for completion in group.completions]
     return {
         **spread("response_length", [len(c.token_ids) for c in completions]),
-        "response_length/clip_ratio": fmean(c.finish_reason == "length" for c in completions),
+        "response_length/clip_ratio": fmean([c.finish_reason == "length" for c in completions]),
         **spread("prompt_length", [len(group.prompt.token_ids) for group in groups]),
     }
 

@@ -112,8 +112,8 @@ class DynamicSampling:
                 groups.append(replace(judged, row=readable[index][0]))
         values = filter_values(groups, self.filter_key)
         kept = [group for group, keep in zip(groups, passes(at.filter, values), strict=True) if keep]
-        not_begun = tuple(row for index, (row, _) in enumerate(readable) if index not in sampled)
-        state.stream = replace(position, rounds=position.rounds + 1, unfinished=not_begun + position.unfinished)
+        not_begun = [row for index, (row, _) in enumerate(readable) if index not in sampled]
+        state.stream = replace(position, rounds=position.rounds + 1, unfinished=(*not_begun, *position.unfinished))
         state.kept += kept
         state.groups += groups
         state.latest = groups or state.latest
@@ -121,7 +121,8 @@ class DynamicSampling:
         state.passed += len(kept)
         state.unscored += len(sampled) - len(groups)
         state.unreadable += len(rows) - len(readable)
-        state.tokens += sum(len(completion.token_ids) for group in sampled.values() for completion in group.completions)
+        for group in sampled.values():
+            state.tokens += sum([len(completion.token_ids) for completion in group.completions])
 
     def _choose_rows(self, state: SamplingState, at: Position) -> tuple[list[int], StreamPosition]:
         """Return the rows to sample next and the position after them; group filters get whole batches."""
