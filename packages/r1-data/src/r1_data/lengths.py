@@ -46,6 +46,8 @@ class KnownLengths:
         """Return the cache key of an example; None if a medium may change unnoticed."""
         digest = hashlib.blake2b(self._fingerprint, digest_size=16)
         digest.update(json.dumps(example.messages, sort_keys=True, default=str).encode())
+        if example.tools:  # in the order of their fields, in which templates write them
+            digest.update(json.dumps(example.tools, default=str).encode())
         for reference in example.media:
             identity = _identity(reference)
             if identity is None:

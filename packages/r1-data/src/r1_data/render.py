@@ -8,7 +8,7 @@ from r1_data.media_cache import MediaCache
 from r1_data.positions import PositionIds, count_tokens, find_rule
 from r1_data.references import Video
 from r1_data.tokens import count_beyond, encode_all
-from r1_data.types import DataError, Example, MediaError, Overlong, Prompt
+from r1_data.types import DataError, Example, JsonObject, MediaError, Message, Overlong, Prompt
 from r1_data.videos import FrameRules
 from r1_data.vision import Pixels, Vision, unsupported_reason
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 _RULES = "2"  # increment when the same example gets another length
 # Outputs of the processor per token; a forward pass with position ids needs none of them.
-_PER_TOKEN = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
+PER_TOKEN = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 
 
 class Renderer:
@@ -164,6 +164,17 @@ class Renderer:
             raise MediaError(f"{example.id}: {error}") from error
 
     @property
+    def vision(self) -> Vision | None:
+        """Resizes and processes media as for prompts; None if the model's media cannot be used."""
+        return self._vision
+
+    def require_vision(self) -> Vision:
+        """Return `vision`. Raises MediaError that says why there is none."""
+        if self._vision is None:
+            raise MediaError(self._refusal)
+        return self._vision
+
+    @property
     def position_ids(self) -> PositionIds:
         """The rule of position ids. Raises DataError if the processor's model is unknown."""
         if self._position_ids is None:  # found late: lengths do not need it
@@ -197,26 +208,40 @@ class Renderer:
             ground_truth=example.ground_truth,
             images=tuple(map(to_pil, pixels.images)),
             videos=tuple(pixels.videos),
-            model_inputs={name: value for name, value in inputs.items() if name not in _PER_TOKEN},
+            model_inputs={name: value for name, value in inputs.items() if name not in PER_TOKEN},
             metadata=example.metadata,
             messages=example.messages,
             source=example.source,
         )
 
+    def write_chat(
+        self, messages: Sequence[Message], *, tools: Sequence[JsonObject] = (), generation_prompt: bool = True
+    ) -> str:
+        """Render messages to text with the chat template. Raises DataError if the template refuses them.
+
+        `tools` are OpenAI schemas, passed to the template. With `generation_prompt`, the text ends where the model is
+        to begin its turn.
+        """
+        arguments = {**self._template_kwargs, "tools": list(tools)} if tools else self._template_kwargs
+        try:
+            text: str = self.tokenizer.apply_chat_template(
+                list(messages),
+                chat_template=self._template,
+                tokenize=False,
+                add_generation_prompt=generation_prompt,
+                **arguments,
+            )
+        except Exception as error:  # a template may call any method of the row's values
+            raise DataError(f"the chat template refuses these messages ({error})") from error
+        return text
+
     def _write(self, example: Example) -> str:
         if example.media and self._refusal:
             raise DataError(f"{example.id}: {self._refusal}")
         try:
-            text: str = self.tokenizer.apply_chat_template(
-                example.messages,
-                chat_template=self._template,
-                tokenize=False,
-                add_generation_prompt=True,
-                **self._template_kwargs,
-            )
-        except Exception as error:  # a template may call any method of the row's values
-            raise DataError(f"{example.id}: the chat template refuses these messages ({error})") from error
-        return text
+            return self.write_chat(example.messages, tools=example.tools)
+        except DataError as error:
+            raise DataError(f"{example.id}: {error}") from error
 
     def _tokenize(self, example: Example, text: str) -> list[int]:
         try:

@@ -11,6 +11,7 @@ if TYPE_CHECKING:
 
 Row: TypeAlias = dict[str, object]  # of a dataset: column -> cell
 Message: TypeAlias = dict[str, Any]  # "role", "content", and other fields that a chat template reads
+JsonObject: TypeAlias = dict[str, Any]  # e.g. the OpenAI schema of a tool
 PictureReference: TypeAlias = "bytes | Path | Url | Image"
 MediaReference: TypeAlias = "PictureReference | Video"
 
@@ -95,14 +96,16 @@ class Example:
     ground_truth: str
     metadata: Mapping[str, object] = field(default_factory=dict)  # the row's other columns, and its data_source
     source: str = ""  # which of several sources the row is from
+    tools: tuple[JsonObject, ...] = ()  # OpenAI schemas that the chat template shows
 
     def as_asked(self) -> "Example":
-        """Return the example with its messages and media only, which are all that the model gets."""
-        return Example(self.id, self.messages, self.media, "")
+        """Return the example with its messages, media and tools only, which are all that the model gets."""
+        return Example(self.id, self.messages, self.media, "", tools=self.tools)
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle in a third of the time of a dataclass with slots."""
-        return Example, (self.id, self.messages, self.media, self.ground_truth, self.metadata, self.source)
+        fields = (self.id, self.messages, self.media, self.ground_truth, self.metadata, self.source, self.tools)
+        return Example, fields
 
 
 @dataclass(frozen=True, slots=True)

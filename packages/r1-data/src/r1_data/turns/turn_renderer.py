@@ -1,0 +1,281 @@
+"""Render what follows a sampled turn: only what is new is rendered and tokenized, and never what was sampled."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import TYPE_CHECKING, Literal
+
+from r1_data.render import PER_TOKEN, to_pil
+from r1_data.turns.calls import FORMATS, named_format
+from r1_data.turns.calls.parse import parse_calls
+from r1_data.turns.calls.types import ParsedCall, signatures
+from r1_data.turns.continuation import Continuation
+from r1_data.turns.conversation import Writer, as_user_messages
+from r1_data.turns.encoding import SafeEncoder
+from r1_data.turns.info import TemplateInfo
+from r1_data.turns.observations import read_messages
+from r1_data.types import DataError, Example, JsonObject, MediaError, Message, PictureReference, Prompt, Video
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+    from torch import Tensor
+
+    from r1_data.render import Renderer
+
+History = Literal["sampled", "template"]
+
+
+class TurnRenderer:
+    """Appends turns to prompts of one renderer: tools' schemas, calls, and what an environment answers."""
+
+    def __init__(
+        self,
+        renderer: "Renderer",
+        info: TemplateInfo,
+        *,
+        tools: Sequence[JsonObject] = (),
+        tool_format: str = "auto",
+        history: History = "sampled",
+        max_parallel_calls: int = 1,
+    ) -> None:
+        """Raises DataError: an unknown format, or with `auto`, a template whose calls no format reads.
+
+        Args:
+            info: of the renderer's chat template, by `probe_template`.
+            tools: OpenAI schemas of the tools.
+            tool_format: a format of `r1_data.turns.calls`; auto: the one in which the template writes calls, and
+                hermes with a template that writes none.
+            history: sampled: the policy sees its turns as it sampled them. template: as the chat template shows them
+                later, see `fork`.
+            max_parallel_calls: with one call a turn, sampling stops behind it (`stop_strings`).
+        """
+        self.renderer, self.info, self.tools, self.history = renderer, info, tuple(tools), history
+        self.tool_format = named_format(_choose(tool_format, info, bool(tools)))
+        stops = bool(tools) and max_parallel_calls == 1
+        self.stop_strings: tuple[str, ...] = self.tool_format.stop_strings if stops else ()
+        if history == "template" and info.results == "call":
+            raise DataError(
+                "multi_turn.history=template cannot be used: the template writes results behind parsed calls"
+            )
+        self._signatures = signatures(tools)
+        self._template_shows = info.shows_tools and self.tool_format.name == info.call_format
+        self._later_tools = self.tools if self._template_shows and info.reads_tools_later else ()
+        self._writer = Writer(renderer, content_parts=info.content_parts)
+        self._encoder = SafeEncoder(renderer.tokenizer)
+        self._text_axes: int | None = None
+
+    # --- the first prompt and the calls -------------------------------------------------------------------------------
+
+    def with_tools(self, example: Example) -> Example:
+        """Return an example whose prompt shows the schemas of the tools.
+
+        Where the template does not write schemas, or another format of calls was chosen, they are written into the
+        system message, or into the first user message with a template without system messages.
+        """
+        if not self.tools:
+            return example
+        if self._template_shows:
+            return replace(example, tools=self.tools)
+        text, (first, *rest) = self.tool_format.describe(self.tools), example.messages
+        if not self.info.reads_system:
+            index = next((i for i, one in enumerate(example.messages) if one["role"] == "user"), 0)
+            shown = list(example.messages)
+            shown[index] = _prepended(shown[index], f"{text}\n\n")
+            return replace(example, messages=shown)
+        if first["role"] == "system":
+            return replace(example, messages=[_appended(first, f"\n\n{text}"), *rest])
+        return replace(example, messages=[{"role": "system", "content": text}, first, *rest])
+
+    def parse_calls(self, text: str) -> list[ParsedCall]:
+        """Return the calls of a turn; without tools there are none. Those that cannot be executed have an error.
+
+        `text` is the turn as sampled, decoded with special tokens or without. Do not execute calls of a turn that was
+        cut by a limit of tokens.
+        """
+        if not self.tools:
+            return []
+        return parse_calls(self.tool_format, text, self._signatures, thinking=self.info.prefill.rstrip() == "<think>")
+
+    # --- what an environment answers ----------------------------------------------------------------------------------
+
+    def continuation(
+        self, turn_token_ids: Sequence[int], new_messages: Sequence[Mapping[str, object]], *, closed: bool
+    ) -> Continuation:
+        """Render what stands behind a turn: its end, the new messages, and the beginning of the policy's next turn.
+
+        The cost depends on the new messages only: a short conversation stands in the place of the history.
+
+        Args:
+            turn_token_ids: the turn as sampled; it is not tokenized again.
+            new_messages: see `r1_data.turns.observations.read_messages`.
+            closed: the policy ended the turn with an end token. Otherwise, after a limit or a stop string, the end
+                token is part of the continuation.
+
+        Raises:
+            DataError: messages of another kind, or such as the template refuses.
+            MediaError: a picture that cannot be used.
+        """
+        messages, pictures = read_messages(new_messages)
+        if not messages:
+            raise DataError("an environment that goes on must answer with at least one message")
+        text, token_ids = self._encoder.encode(self._behind, messages)
+        last = turn_token_ids[-1] if turn_token_ids else None
+        text, token_ids = self._without_end(text, token_ids, last, closed)
+        expanded, position_ids, inputs, images = self._expand(token_ids, pictures)
+        return Continuation(expanded, token_ids, position_ids, inputs, images, text, tuple(messages))
+
+    def fork(self, example: Example, messages: Sequence[Mapping[str, object]], text: str) -> Prompt | None:
+        """Return the conversation as the template shows it now, None if that is the text which the policy has seen.
+
+        With `history` sampled it is always None. The prompt begins a new sample of the episode.
+
+        Args:
+            example: of the episode's first prompt, as `with_tools` returned it.
+            messages: all turns and answers since, roles assistant, tool and user.
+            text: of the episode so far, up to and with the last continuation: the prompt's, the turns' as decoded with
+                special tokens, and the continuations'.
+
+        Raises:
+            DataError: messages that the template refuses.
+            MediaError: a picture that cannot be used.
+        """
+        if self.history == "sampled":
+            return None
+        later, pictures = self._later(messages)
+
+        def write(later: Sequence[Message]) -> str:
+            return self._writer.write([*example.messages, *self._shown(later)], tools=example.tools)
+
+        if write(later) == text:
+            return None
+        forked, token_ids = self._encoder.encode(write, later, cached=False)
+        media = [reference for reference in (*example.media, *pictures) if not isinstance(reference, Video)]
+        if len(media) < len(example.media) + len(pictures):
+            raise MediaError(f"{example.id}: multi_turn.history=template cannot be used for rows with videos")
+        expanded, position_ids, inputs, images = self._expand(token_ids, media)
+        return Prompt(
+            id=example.id,
+            text=forked,
+            token_ids=expanded,
+            engine_token_ids=token_ids,
+            position_ids=position_ids,
+            ground_truth=example.ground_truth,
+            images=images,
+            model_inputs=inputs,
+            metadata=example.metadata,
+            messages=[*example.messages, *later],
+            source=example.source,
+        )
+
+    # --- parts of both ------------------------------------------------------------------------------------------------
+
+    def _behind(self, messages: Sequence[Message]) -> str:
+        shown = self._shown(messages)
+        if self.info.results == "call" and any(message["role"] == "tool" for message in shown):
+            return self.info.call_end + self._writer.behind_calls(shown, tools=self._later_tools)
+        return self._writer.behind_turn(shown, tools=self._later_tools)
+
+    def _shown(self, messages: Sequence[Message]) -> list[Message]:
+        """Return messages in the roles in which the template writes them; assistants' as they are."""
+        shown: list[Message] = []
+        for is_turn, group in groupby(messages, key=lambda message: message["role"] == "assistant"):
+            run = list(group)
+            shown += run if is_turn else self._answers(run)
+        return shown
+
+    def _answers(self, messages: list[Message]) -> list[Message]:
+        results = [message for message in messages if message["role"] == "tool"]
+        pictures = any(isinstance(result["content"], list) for result in results) and not self.info.tool_pictures
+        if pictures or (self.info.results == "user" and (results or len(messages) > 1)):
+            messages = as_user_messages(messages)
+        if not self.info.user_pictures and any(
+            message["role"] == "user" and isinstance(message["content"], list) for message in messages
+        ):
+            self.renderer.require_vision()
+            raise MediaError("the chat template writes no placeholder for a picture behind a turn")
+        return messages
+
+    def _later(self, messages: Sequence[Mapping[str, object]]) -> tuple[list[Message], list[PictureReference]]:
+        later, pictures = list[Message](), list[PictureReference]()
+        for message in messages:
+            if message.get("role") == "assistant":
+                content = self._encoder.without_special(str(message.get("content")))
+                later.append({"role": "assistant", "content": self.info.prefill + content})
+            else:
+                read, found = read_messages([message])
+                later += read
+                pictures += found
+        return later, pictures
+
+    def _without_end(self, text: str, token_ids: list[int], last: int | None, closed: bool) -> tuple[str, list[int]]:
+        """Leave out the end token where the policy sampled it, or another one in its place."""
+        ends = dict(zip(self.info.end_token_ids, self.info.end_tokens, strict=True))
+        first = token_ids[0] if token_ids else None
+        if first in ends and (first == last or (closed and len(ends) == 1)):
+            return text.removeprefix(ends[first]), token_ids[1:]
+        return text, token_ids
+
+    def _expand(
+        self, token_ids: list[int], media: Sequence[PictureReference]
+    ) -> "tuple[list[int], Tensor, dict[str, Tensor], tuple[Image, ...]]":
+        """Return tokens with placeholders expanded, positions from 0, model inputs and pictures."""
+        import torch
+
+        vision = self.renderer.vision
+        placeholders = 0 if vision is None else token_ids.count(vision.tokens["picture"][1])
+        if placeholders != len(media):
+            raise DataError(
+                f"{placeholders} placeholders for {len(media)} pictures behind a turn: the template drops them"
+            )
+        if not media:
+            return list(token_ids), self._text_positions(len(token_ids)), {}, ()
+        vision = self.renderer.require_vision()
+        try:
+            images = vision.load(media).images
+            inputs = vision.process_pictures(token_ids, images)
+        except ValueError as error:
+            raise MediaError(str(error)) from error
+        if inputs is None:
+            raise MediaError(
+                "pictures behind a turn need a family whose placeholder of a picture is one repeated token"
+            )
+        expanded = inputs["input_ids"][0].tolist()
+        position_ids = self.renderer.position_ids(torch.tensor(expanded), inputs).long()
+        further = {name: value for name, value in inputs.items() if name not in PER_TOKEN}
+        return expanded, position_ids, further, tuple(map(to_pil, images))
+
+    def _text_positions(self, length: int) -> "Tensor":
+        """Return the positions of text, which every rule counts alike on all axes."""
+        import torch
+
+        if self._text_axes is None:
+            counted = self.renderer.position_ids(torch.zeros(2, dtype=torch.long), {})
+            if not torch.equal(counted.long(), torch.arange(2).expand(len(counted), -1)):
+                raise DataError("turns cannot be appended: the rule of position ids does not count the tokens of text")
+            self._text_axes = len(counted)
+        return torch.arange(length).expand(self._text_axes, -1)
+
+
+def _choose(name: str, info: TemplateInfo, has_tools: bool) -> str:
+    if name != "auto":
+        return name
+    if not info.call_format and info.writes_calls and info.shows_tools and has_tools:
+        raise DataError(
+            "no format of r1 reads the calls that the chat template writes; set multi_turn.format to one of "
+            f"{', '.join(sorted(FORMATS))}: r1 then writes the tools' schemas itself"
+        )
+    return info.call_format or "hermes"
+
+
+def _appended(message: Message, text: str) -> Message:
+    content = message["content"]
+    return {**message, "content": content + text if isinstance(content, str) else [*content, _part(text)]}
+
+
+def _prepended(message: Message, text: str) -> Message:
+    content = message["content"]
+    return {**message, "content": text + content if isinstance(content, str) else [_part(text), *content]}
+
+
+def _part(text: str) -> JsonObject:
+    return {"type": "text", "text": text}
