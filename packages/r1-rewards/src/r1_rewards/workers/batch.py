@@ -71,7 +71,7 @@ class _Job:
         self.set_aside = False
         self.watched_from: float | None = None  # since it was found slow
         self._used_before = 0.0  # seconds, until it was found slow
-        self._waited_before = _seconds_waited(worker.pid)
+        self._waited_before = seconds_waited(worker.pid)
 
     def watch(self, now: float) -> None:
         self.watched_from, self._used_before = now, self.seconds_used(now)
@@ -80,7 +80,7 @@ class _Job:
         return self.seconds_used(now) - self._used_before
 
     def seconds_used(self, now: float) -> float:
-        return now - self.began - (_seconds_waited(self.worker.pid) - self._waited_before)
+        return now - self.began - (seconds_waited(self.worker.pid) - self._waited_before)
 
     def next_sample(self, now: float) -> None:
         self.began, self.watched_from = now, None
@@ -320,7 +320,7 @@ def score_whole(
                     return failure
 
 
-def _seconds_waited(pid: int) -> float:
+def seconds_waited(pid: int) -> float:
     """Return how long a process waited for a processor; 0 where the system does not report it."""
     try:
         with open(f"/proc/{pid}/schedstat") as file:

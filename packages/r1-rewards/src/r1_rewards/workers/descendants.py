@@ -1,4 +1,4 @@
-"""Find and kill all descendants of a process, through /proc."""
+"""Find, watch and kill all descendants of a process, through /proc."""
 
 import contextlib
 import ctypes
@@ -23,6 +23,24 @@ def children(pid: int) -> list[int]:
         with contextlib.suppress(OSError), open(f"/proc/{pid}/task/{thread}/children") as file:
             found += map(int, file.read().split())
     return found
+
+
+def computes(pid: int) -> bool:
+    """Whether a thread of a process or of its descendants runs or waits for a processor; True where none can tell."""
+    found, position = [pid], 0
+    while position < len(found):
+        one = found[position]
+        try:
+            for thread in os.listdir(f"/proc/{one}/task"):
+                with open(f"/proc/{one}/task/{thread}/stat") as file:
+                    if file.read().rpartition(")")[2].split()[0] == "R":
+                        return True
+        except OSError:
+            if position == 0:
+                return True
+        found += children(one)
+        position += 1
+    return False
 
 
 def kill_tree(pid: int) -> None:

@@ -51,8 +51,8 @@ class Worker:
         self.inbox = frames.Inbox(connection)
         self.scored = 0  # samples
 
-    def send(self, job: frames.Job) -> None:
-        """Send a job; outcomes arrive in `inbox`. Raises OSError if the worker is dead or does not read."""
+    def send(self, job: object) -> None:
+        """Send JSON; outcomes arrive in `inbox`. Raises OSError if the worker is dead or does not read."""
         frames.send(self.connection, job, time.monotonic() + SEND_TIMEOUT)
 
     def kill(self) -> None:

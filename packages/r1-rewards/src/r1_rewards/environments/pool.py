@@ -1,0 +1,193 @@
+"""Many episodes' tools and environments at once, in worker processes."""
+
+import json
+import os
+import threading
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from types import TracebackType
+from typing import Self
+
+from r1_rewards.environments.scheduler import Command, Scheduler
+from r1_rewards.environments.session import Answer, Description, Session
+from r1_rewards.environments.types import EnvironmentSetup, EnvironmentSpecError, JsonObject, PolicyTurn, StepResult
+from r1_rewards.types import Failure, RewardSpecError, Score
+from r1_rewards.workers.frames import encode_picture
+from r1_rewards.workers.process import GARBLED, ForkServer, WorkerCrash
+
+MAX_PICTURES = 64  # whose encoded form is kept
+
+
+class EnvironmentPool:
+    """Runs an environment, or tools, for many open episodes; nothing but `poll` and `close` waits.
+
+    Each `start` and `step` gets one answer from `poll`: a StepResult, or a Failure, which ends the episode. `finish`
+    gets a Score or a Failure if `scores`, else nothing. An episode over its time limit gets a Failure unasked. After a
+    Score, a Failure or `cancel` the key is free again.
+
+    `tools` has the schemas that the policy sees; it is empty if the environment reads the text of turns. `scores` tells
+    whether the environment judges its episodes.
+    """
+
+    def __init__(self, setup: EnvironmentSetup, *, workers: int = 1) -> None:
+        """Load the code in a new process. `workers` compute at a time; those that wait for something do not count.
+
+        Raises EnvironmentSpecError if the tools or the environment cannot be loaded.
+        """
+        if workers < 1:
+            raise ValueError(f"workers must be at least 1, got {workers}")
+        self.setup = setup
+        name = setup.environment or ", ".join(setup.tools)
+        _check_json(setup.environment_kwargs, "environment_kwargs")
+        _check_json(setup.tool_kwargs, "tool_kwargs")
+        cpu_seconds = 4 * setup.tool_timeout * (os.cpu_count() or 1)
+        message = {**asdict(setup), "tools": list(setup.tools), "cpu_seconds": cpu_seconds}
+        self._server = ForkServer("r1_rewards.environments.worker", "environment", message)
+        try:
+            reply = self._server.load()
+            self._loaded = Description(**{key: reply[key] for key in Description.__dataclass_fields__})
+        except RewardSpecError as error:
+            raise EnvironmentSpecError(str(error)) from error
+        except WorkerCrash as error:
+            raise EnvironmentSpecError(f"environment {name!r}: {error}") from error
+        except KeyError as error:
+            self._server.close()
+            self._server.dispose()
+            raise EnvironmentSpecError(GARBLED.format("environment")) from error
+        self.tools: list[JsonObject] = self._loaded.tools
+        self.scores: bool = self._loaded.scores
+        self._sessions: dict[str, Session] = {}
+        self._asked: set[Session] = set()  # without an answer
+        self._answers: deque[tuple[Session, Answer]] = deque()
+        self._arrived = threading.Condition()
+        self._pictures: dict[
+            int, tuple[object, JsonObject]
+        ] = {}  # by id, with the picture so that the id stays its own
+        self._serial = 0
+        self._closed = False
+        self._fault: BaseException | None = None
+        self._scheduler = Scheduler(self._server, workers, setup.tool_timeout, setup.episode_timeout, self._deliver)
+        self._thread = threading.Thread(target=self._run, name="environments", daemon=True)
+        self._thread.start()
+
+    def start(self, key: str, row: Mapping[str, object], images: Sequence[object] = ()) -> None:
+        """Open an episode: `reset` is called. What it returns is the StepResult's message.
+
+        Raises TypeError for columns that are not JSON values, and ValueError if `key` is open.
+        """
+        if key in self._sessions:
+            raise ValueError(f"the episode {key!r} is open")
+        _check_json(row, f"row of the episode {key!r}")
+        pictures = [self._encode(image) for image in images] if self._loaded.wants_pictures else []
+        self._serial += 1
+        session = Session(key, self._serial, dict(row), pictures, self.setup, self._loaded)
+        self._sessions[key] = session
+        self._ask(session, "start")
+
+    def step(self, key: str, turn: PolicyTurn) -> None:
+        """Answer a turn: execute its calls, or let the environment read its text. Raises KeyError if it is not open."""
+        self._ask(self._sessions[key], "step", turn)
+
+    def finish(self, key: str) -> None:
+        """Ask for the environment's score, if it has one, and close the episode. Raises KeyError if it is not open."""
+        session = self._sessions[key]
+        if self.scores:
+            self._ask(session, "finish")
+        else:
+            del self._sessions[key]
+            self._scheduler.send(Command(session, "finish"))
+
+    def cancel(self, key: str) -> None:
+        """Close an episode, whatever it does; no answer follows. A key that is not open is ignored."""
+        session = self._sessions.pop(key, None)
+        if session is not None:
+            with self._arrived:
+                self._asked.discard(session)
+                self._answers = deque(item for item in self._answers if item[0] is not session)
+            self._scheduler.send(Command(session, "cancel"))
+
+    def poll(self, timeout: float | None = None) -> list[tuple[str, Answer]]:
+        """Return what has been answered, at most one answer per key.
+
+        Waits up to `timeout` seconds for the first; None waits until there is one, and not at all if nothing was asked.
+        """
+        with self._arrived:
+            self._arrived.wait_for(
+                lambda: self._answers or self._fault or (timeout is None and not self._asked), timeout
+            )
+            if self._fault is not None:
+                raise RuntimeError("the thread that runs the environments has ended") from self._fault
+            found, later = dict[str, Answer](), deque[tuple[Session, Answer]]()
+            while self._answers:
+                session, answer = self._answers.popleft()
+                if session.key in found:
+                    later.append((session, answer))
+                elif self._sessions.get(session.key) is session:
+                    found[session.key] = answer
+                    if isinstance(answer, Score | Failure):
+                        del self._sessions[session.key]
+            self._answers = later
+        return list(found.items())
+
+    def pids(self) -> list[int]:
+        return self._server.pids()
+
+    def close(self) -> None:
+        """Kill all workers and what they started."""
+        if self._closed:
+            return
+        self._closed = True
+        self._scheduler.stop()
+        self._server.close()
+        self._thread.join()
+        self._server.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _ask(self, session: Session, kind: str, turn: PolicyTurn | None = None) -> None:
+        with self._arrived:
+            if session in self._asked:
+                raise ValueError(f"the episode {session.key!r} has not answered yet")
+            waiting = [answer for one, answer in self._answers if one is session]
+            if any(isinstance(answer, StepResult) for answer in waiting):
+                raise ValueError(f"the episode {session.key!r} has an answer that was not polled")
+            if not waiting:  # else it has failed meanwhile
+                self._asked.add(session)
+        self._scheduler.send(Command(session, kind, turn))
+
+    def _encode(self, image: object) -> JsonObject:
+        """The episodes of a group share their pictures: each is encoded once, while it is in use."""
+        if id(image) not in self._pictures:
+            if len(self._pictures) >= MAX_PICTURES:
+                self._pictures.clear()
+            self._pictures[id(image)] = image, dict(encode_picture(image, {}))
+        return self._pictures[id(image)][1]
+
+    def _deliver(self, session: Session, answer: Answer) -> None:
+        with self._arrived:
+            self._asked.discard(session)
+            self._answers.append((session, answer))
+            self._arrived.notify_all()
+
+    def _run(self) -> None:
+        try:
+            self._scheduler.run()
+        except BaseException as error:
+            with self._arrived:
+                self._fault = None if self._closed else error
+                self._arrived.notify_all()
+
+
+def _check_json(values: Mapping[str, object], what: str) -> None:
+    for key, value in values.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{what}: {key!r} is {type(value).__name__}, which is not a JSON value: {error}") from error
