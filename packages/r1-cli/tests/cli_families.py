@@ -10,7 +10,7 @@ from torch import Tensor
 from r1_cli.models.attention import attend_packed
 from r1_cli.models.families import configure_experts
 from r1_cli.train.groups.group import extend_positions
-from r1_core.types import Sample
+from r1_core.types import Sample, join_inputs
 from r1_data.positions import position_ids_of
 
 VOCAB, IMAGE, VIDEO, START, END = 64, 60, 61, 62, 63
@@ -139,6 +139,29 @@ def make_groups(name: str, rows: Sequence[Sequence[Media]], config: Any) -> list
                 Sample(
                     ids, torch.arange(len(ids)) >= start, extend_positions(one.position_ids[:, :start], length),
                     group_id=group, reward=float(answer % 2), model_inputs=one.model_inputs, prompt_length=start,
+                )
+            )  # fmt: skip
+    return samples
+
+
+def make_episodes(name: str, rows: Sequence[Sequence[Media]], config: Any) -> list[Sample]:
+    """Three episodes to each prompt of `make_samples`; in two, pictures follow a turn, and another turn them."""
+    draw, position_ids, samples = torch.Generator().manual_seed(4), position_ids_of(config), []
+    assert position_ids is not None
+    for group, one in enumerate(make_samples(name, rows, config)):
+        prompt = one.token_ids[: len(one.token_ids) - (2 + 3 * group % 7)]
+        for number, media in enumerate(((TALL, SMALL), (), (SMALL,))):
+            shown = [token for medium in media for token in placeholders(name, medium)]
+            turn, last = (torch.randint(0, 40, (length,), generator=draw) for length in (2 + number, 4 - number))
+            parts = [prompt, turn, torch.tensor([*shown, 9]), last] if media else [prompt, turn]
+            ids = torch.cat(parts)
+            later = model_inputs(name, media, draw)
+            whole = {**join_inputs([one.model_inputs, later]), "mm_token_type_ids": kinds(ids)}
+            trained = torch.cat([torch.full((len(part),), place % 2 == 1) for place, part in enumerate(parts)])
+            samples.append(
+                Sample(
+                    ids, trained, position_ids(ids, whole), group_id=group, reward=float(number),
+                    model_inputs=one.model_inputs, later_inputs=later, prompt_length=len(prompt),
                 )
             )  # fmt: skip
     return samples

@@ -1,11 +1,12 @@
 """Columns are samples again where they arrive, and take few bytes."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
 import torch
 from cli_ranks import Stored, crossed, step_samples
-from core_models import Fetched, text_samples
+from core_models import Fetched, picture_samples, text_samples
 from torch import Tensor
 
 from r1_cli.cluster.batch_transfer import (
@@ -34,10 +35,14 @@ def same(one: Sample, other: Sample) -> bool:
     names = ("token_ids", "loss_mask", "position_ids", *PER_TOKEN)
     return (
         all(equal(getattr(one, name), getattr(other, name)) for name in names)
-        and one.group_id == other.group_id
-        and one.model_inputs.keys() == other.model_inputs.keys()
-        and all(torch.equal(one.model_inputs[name], other.model_inputs[name]) for name in one.model_inputs)
+        and (one.group_id, one.episode_id) == (other.group_id, other.episode_id)
+        and same_inputs(one.model_inputs, other.model_inputs)
+        and same_inputs(one.later_inputs, other.later_inputs)
     )
+
+
+def same_inputs(one: Mapping[str, Tensor], other: Mapping[str, Tensor]) -> bool:
+    return one.keys() == other.keys() and all(torch.equal(one[name], other[name]) for name in one)
 
 
 def arrived(samples: list[Sample]) -> list[Sample]:
@@ -54,6 +59,21 @@ def test_samples_arrive_as_they_are(name: str) -> None:
     there = arrived(samples)
     assert len(there) == len(samples)
     assert all(map(same, there, samples))
+
+
+def test_an_episode_arrives_with_its_turns_states_and_later_pictures() -> None:
+    first, second, *others = picture_samples((1, 1, 0))
+    length = len(second.token_ids)
+    second = replace(
+        second, later_inputs={"pixel_values": torch.rand(2, 3)}, episode_id=2**40,
+        turn_ids=torch.arange(length, dtype=torch.int32), state_ids=2**62 + torch.arange(length),
+        token_rewards=torch.rand(length),
+    )  # fmt: skip
+    there = arrived([first, second, *others])
+    assert all(map(same, there, [first, second, *others]))
+    assert there[1].state_ids is not None
+    assert torch.equal(there[1].state_ids, 2**62 + torch.arange(length))
+    assert there[0].model_inputs is there[1].model_inputs
 
 
 def test_positions_of_any_kind_arrive_as_they_are() -> None:

@@ -9,7 +9,18 @@ from typing import Any
 
 import pytest
 import torch
-from cli_families import MIXTURES, ROWS, SMALL, TEXT_FAMILIES, VISION_FAMILIES, build, kinds, make_groups, make_samples
+from cli_families import (
+    MIXTURES,
+    ROWS,
+    SMALL,
+    TEXT_FAMILIES,
+    VISION_FAMILIES,
+    build,
+    kinds,
+    make_episodes,
+    make_groups,
+    make_samples,
+)
 from core_models import _rotate_vision, in_float64
 from torch import Tensor
 from transformers.models.qwen2_vl import modeling_qwen2_vl
@@ -23,7 +34,7 @@ from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.optim import build_optimizer
 from r1_core.objective import Objective
-from r1_core.types import Sample
+from r1_core.types import Sample, join_inputs
 
 CASES = [(name, "text") for name in TEXT_FAMILIES] + [
     pytest.param(name, rows, marks=pytest.mark.slow if name in MIXTURES else ())
@@ -37,7 +48,7 @@ SHARING += [(name, rows) for name in VISION_FAMILIES if name not in MIXTURES for
 
 def logprobs_alone(model: Any, sample: Sample) -> Tensor:
     """Log-probs [L] of the trained tokens by a plain call of the model, 0 on the others."""
-    inputs = dict(sample.model_inputs)
+    inputs = join_inputs([sample.model_inputs, sample.later_inputs])
     if is_vision_language(model.config):
         inputs["mm_token_type_ids"] = kinds(sample.token_ids)[None]
     logits = model(input_ids=sample.token_ids[None], **inputs, use_cache=False).logits[0]
@@ -131,3 +142,17 @@ def test_a_sample_in_a_pack_does_not_see_its_neighbours_picture() -> None:
     own = len(samples[0].token_ids)
     assert float((before - after)[:own].abs().max()) > 1e-3
     torch.testing.assert_close(before[own:], after[own:], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("name", [name for name in VISION_FAMILIES if name not in MIXTURES])
+def test_pictures_between_turns_are_seen_as_the_model_alone_sees_them(name: str) -> None:
+    """The episodes of a prompt share its pictures; those that their environments add are their own."""
+    model, plain = build(name, packed=True), build(name, packed=False)
+    samples = make_episodes(name, ROWS["videos"][:3], plain.config)
+    with torch.no_grad():
+        expected = torch.cat([logprobs_alone(plain, sample) for sample in samples])
+    for padding_free, share in ((True, False), (True, True), (False, False)):
+        for limit in (MicroLimit(9), MicroLimit(2), MicroLimit(tokens=90)):
+            batching = Batching(padding_free, limit, limit, share_prompts=share)
+            found = old_logprobs(learner_of(model, batching).add_logprobs(samples, ["old_logprobs"]))
+            torch.testing.assert_close(found.double(), expected, rtol=0, atol=1e-5)

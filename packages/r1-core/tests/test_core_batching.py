@@ -174,6 +174,30 @@ def test_tiny_fillers_are_taken_where_the_round_has_their_kind_and_no_other():
     assert len(fillers([], [large], [moving, tiny])) == 1
 
 
+def test_fillers_bring_the_pictures_that_other_samples_have_behind_their_prompts():
+    text, late = picture_samples((0, 1))
+    late = replace(late, model_inputs={}, later_inputs=late.model_inputs)
+    [filler] = fillers([text], [text, late])
+    assert filler.later_inputs is late.later_inputs
+    assert fillers([late], [text, late]) == []
+
+
+def test_a_shared_prompt_brings_its_inputs_once_and_each_sample_its_later_ones():
+    def one(answer: int, later: list[float]) -> Sample:
+        ids, inputs = torch.tensor([1, 2, 3, *[answer] * answer]), {"pixels": torch.tensor(later)} if later else {}
+        mask = torch.arange(len(ids)) >= 3
+        return Sample(
+            ids, mask, torch.arange(len(ids))[None], 0, 0.0, prompt, prompt_length=3, later_inputs=inputs
+        )  # fmt: skip
+
+    prompt = {"pixels": torch.tensor([1.0]), "grid": torch.tensor([7])}
+    samples = [one(4, [2.0, 3.0]), one(5, []), one(6, [4.0])]
+    for share, pixels in ((True, [1, 2, 3, 4]), (False, [1, 2, 3, 1, 1, 4])):
+        forward = collate(samples, padding_free=True, share_prompts=share).forward
+        assert (forward["pixels"].tolist(), len(forward["grid"])) == (pixels, 1 if share else 3)
+    assert collate(samples, padding_free=False).forward["pixels"].tolist() == [1, 2, 3, 1, 1, 4]
+
+
 def test_count_leaves_out_sequences_without_trained_tokens():
     samples = text_samples()
     totals = count(samples)

@@ -78,6 +78,14 @@ def test_what_cannot_be_brought_is_raised_where_it_would_have_come_and_the_threa
     assert own_threads() == []
 
 
+def test_pictures_behind_the_prompt_are_loaded_ahead_too():
+    brought: list[tuple[int, bool]] = []
+    samples = [replace(one, model_inputs={}, later_inputs=one.model_inputs) for one in far_samples(brought)]
+    with_pictures = [number for number, one in enumerate(samples) if one.later_inputs]
+    list(prefetch([[one] for one in samples]))
+    assert brought == [(number, number == 0) for number in with_pictures]
+
+
 def test_a_learner_computes_the_same_and_reads_what_its_micro_batches_have(monkeypatch):
     model, limit = qwen25_vl(0), MicroLimit(1)
     in_float64(model, monkeypatch)

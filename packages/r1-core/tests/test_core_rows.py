@@ -79,10 +79,11 @@ def test_a_sample_refuses_to_be_pickled_with_the_tensors_of_its_whole_step(attem
 
 
 def test_a_per_token_field_is_declared_once_and_where_it_is_read():
-    lists = {"losses": LOSS_FIELDS, "estimators": tuple(ESTIMATOR_FIELDS), "needs": all_needs()[4:]}
+    lists = {"losses": LOSS_FIELDS, "estimators": tuple(ESTIMATOR_FIELDS), "needs": all_needs()[6:]}
     assert lists == {
         "losses": ("advantages", "old_logprobs", "ref_logprobs", "rollout_logprobs", "weights", "selected"),
         "estimators": ("values", "old_logprobs", "squared_probs", "ref_logprobs", "full_kl", "rollout_logprobs"),
         "needs": ("rollout_logprobs", "old_logprobs", "ref_logprobs", "squared_probs", "full_kl", "values"),
     }
-    assert {*PER_TOKEN} == {*LOSS_FIELDS, *ESTIMATOR_FIELDS, "entropies", "returns"}
+    of_turns = {"token_rewards", "turn_ids", "state_ids"}  # which estimators get in a form of their own
+    assert {*PER_TOKEN} == {*LOSS_FIELDS, *ESTIMATOR_FIELDS, "entropies", "returns"} | of_turns

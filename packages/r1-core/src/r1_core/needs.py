@@ -11,10 +11,14 @@ from typing import Any
 Needs = Collection[str]
 
 # Needs that are no per-token field: several answers to each prompt; weights of learner against engine, where the run
-# corrects that gap; the reward of each prompt's greedy answer, which is sampled for it; several rewards of each answer.
-OTHERS = ("groups", "correction_weights", "baselines", "parts")
-# Per-token fields that are results of an estimator, a loss or its forward pass, so that nothing can need them.
-RESULTS = {"entropies", "advantages", "returns", "weights", "selected"}
+# corrects that gap; the reward of each prompt's greedy answer, which is sampled for it; several rewards of each answer;
+# the number of each token's turn, and a hash of the state that the turn started from (single answers are one turn).
+OTHERS = ("groups", "correction_weights", "baselines", "parts", "turns", "states")
+# Per-token fields that no word is for: results of an estimator, a loss or its forward pass, what every estimator gets,
+# and what `turns` and `states` are made of.
+NO_NEEDS = {
+    "entropies", "advantages", "returns", "weights", "selected", "token_rewards", "turn_ids", "state_ids",
+}  # fmt: skip
 
 # One forward pass of the policy computes these (and the old log-probs always), one of the reference those.
 OF_POLICY = frozenset({"old_logprobs", "squared_probs", "full_kl"})
@@ -28,7 +32,7 @@ def all_needs() -> tuple[str, ...]:
     sample = next(node for node in tree.body if isinstance(node, ast.ClassDef) and node.name == "Sample")
     optional = [line for line in sample.body if isinstance(line, ast.AnnAssign) and line.value is not None]
     per_token = [ast.unparse(line.target) for line in optional if ast.unparse(line.annotation) == "Tensor | None"]
-    return (*OTHERS, *(name for name in per_token if name not in RESULTS))
+    return (*OTHERS, *(name for name in per_token if name not in NO_NEEDS))
 
 
 def read_needs(value: Any, owner: str) -> tuple[str, ...]:

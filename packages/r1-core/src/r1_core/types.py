@@ -10,7 +10,7 @@ Example: samples that train their last 2 and 1 tokens, with `advantages` [0, 0, 
 [[3, 4], [5, 0]].
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import NoReturn
 
@@ -54,7 +54,12 @@ class Sample:
     where it is read. Entry t belongs to token t: `old_logprobs[t]` is the log-prob of token t given the tokens before
     it, and 0 where `loss_mask` is false.
 
-    Samples of a prompt share `model_inputs`, which may load tensors on first access.
+    Samples of a prompt share `model_inputs`, which may load tensors on first access. Rewards on tokens add to `reward`,
+    which counts on the last trained token.
+
+    An episode of several turns is one sample, with untrained tokens between the turns. A turn that does not continue
+    the tokens before it begins another sample. The samples of an episode share `episode_id`, come in the order of their
+    turns, and have the same `reward`. Each turn is trained in one of them.
 
     Example: prompt [7, 8], answer [4, 2]: `Sample(token_ids=[7, 8, 4, 2], loss_mask=[0, 0, 1, 1], position_ids=[[0, 1,
     2, 3]], group_id=0, reward=1.0)` with tensors in place of the lists.
@@ -78,6 +83,11 @@ class Sample:
     returns: Tensor | None = None  # float32 [L], the critic's target
     weights: Tensor | None = None  # float32 [L], multiply the policy loss (`losses.correction`)
     selected: Tensor | None = None  # bool [L], tokens that the policy loss treats differently (`losses.covariance`)
+    token_rewards: Tensor | None = None  # float32 [L], such as a turn's reward on its last token
+    turn_ids: Tensor | None = None  # int32 [L], number of the turn in its episode, from 0; -1 on untrained tokens
+    state_ids: Tensor | None = None  # int64 [L], hash of the state that the turn started from; 0 on untrained tokens
+    episode_id: int = -1  # samples of one episode share it; -1: the sample is its own episode
+    later_inputs: Mapping[str, Tensor] = field(default_factory=dict)  # of pictures behind the prompt, never shared
 
     def __post_init__(self) -> None:
         owner = f"sample of group {self.group_id}"
@@ -90,6 +100,9 @@ class Sample:
         given = {name: value for name in PER_TOKEN if (value := self.get(name)) is not None}
         check_tensors(owner, "[L]", (length,), loss_mask=self.loss_mask, **given)
         check_mask(owner, self.loss_mask)
+        for name, value in (("turn_ids", self.turn_ids), ("state_ids", self.state_ids)):
+            if value is not None and value.dtype not in (torch.int64, torch.int32):
+                raise ValueError(f"{owner}: {name} has dtype {value.dtype}, expected torch.int64 or torch.int32")
         check_tensors(owner, "[axes, L]", position_ids=self.position_ids)
         check_tensors(owner, "[axes, L]", (len(self.position_ids), length), position_ids=self.position_ids)
         if not 0 <= self.prompt_length <= length:
@@ -107,7 +120,21 @@ class Sample:
 
     @property
     def response_length(self) -> int:
+        """The number of trained tokens; those that an environment added do not count."""
         return int(self.loss_mask.sum())
+
+    @property
+    def input_names(self) -> set[str]:
+        return {*self.model_inputs, *self.later_inputs}
+
+
+def join_inputs(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """Concatenate forward arguments of the same name along their first axis, in the order given."""
+    found: dict[str, list[Tensor]] = {}
+    for inputs in parts:
+        for name, value in inputs.items():
+            found.setdefault(name, []).append(value)
+    return {name: torch.cat(found[name]) for name in sorted(found)}
 
 
 # The names of the optional per-token tensors of a sample.

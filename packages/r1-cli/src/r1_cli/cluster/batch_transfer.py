@@ -31,7 +31,7 @@ class SampleColumns:
 
     Example: text samples [7, 8, 4] and [7, 8, 5, 2] of one prompt: `token_ids` [7, 8, 4, 7, 8, 5, 2], `lengths` [3, 4],
     `prompt_lengths` [2, 2], `loss_masks` the bits 0010011, `positions` [[[0]]], `position` [0, 0], `group_ids` [0, 0],
-    `inputs` [] and `input` [-1, -1].
+    `episode_ids` [-1, -1], `inputs` [], `input` and `later_input` [-1, -1].
     """
 
     token_ids: NDArray[np.int32]  # [tokens], sample after sample
@@ -41,8 +41,10 @@ class SampleColumns:
     positions: tuple[NDArray[np.int32], ...]  # unique starts of position ids: [axes, 1 to longest]
     position: NDArray[np.int32]  # [N], index into `positions`
     group_ids: NDArray[np.int64]  # [N]
-    inputs: tuple[LazyInputs, ...]  # unique model inputs of prompts
-    input: NDArray[np.int32]  # [N], index into `inputs`; -1: none
+    episode_ids: NDArray[np.int64]  # [N]
+    inputs: tuple[LazyInputs, ...]  # unique model inputs of prompts, and later inputs of samples
+    input: NDArray[np.int32]  # [N], index of the prompt's in `inputs`; -1: none
+    later_input: NDArray[np.int32]  # [N], index of the later ones
 
 
 def pack_samples(samples: Sequence[Sample], put: Put, dtype: torch.dtype | None = None) -> SampleColumns:
@@ -63,8 +65,9 @@ def pack_samples(samples: Sequence[Sample], put: Put, dtype: torch.dtype | None 
         start += length
         head = _irregular(sample.position_ids)
         position.append(heads.setdefault((len(head), head.tobytes()), len(heads)))
-        if sample.model_inputs and id(sample.model_inputs) not in inputs:
-            inputs[id(sample.model_inputs)] = put_inputs(sample.model_inputs, put, dtype)
+        for own in (sample.model_inputs, sample.later_inputs):
+            if own and id(own) not in inputs:
+                inputs[id(own)] = put_inputs(own, put, dtype)
     places = {key: place for place, key in enumerate(inputs)}
     return SampleColumns(
         token_ids,
@@ -74,8 +77,10 @@ def pack_samples(samples: Sequence[Sample], put: Put, dtype: torch.dtype | None 
         tuple(np.frombuffer(values, np.int32).reshape(axes, -1) for axes, values in heads),
         np.array(position, np.int32),
         np.array([sample.group_id for sample in samples], np.int64),
+        np.array([sample.episode_id for sample in samples], np.int64),
         tuple(inputs.values()),
         np.array([places.get(id(sample.model_inputs), -1) for sample in samples], np.int32),
+        np.array([places.get(id(sample.later_inputs), -1) for sample in samples], np.int32),
     )
 
 
@@ -99,16 +104,20 @@ def unpack_samples(columns: SampleColumns) -> list[Sample]:
             position_ids=positions[position][:, : len(mask)],
             group_id=group_id,
             reward=0.0,
+            episode_id=episode_id,
             model_inputs={} if chosen < 0 else columns.inputs[chosen],
+            later_inputs={} if later < 0 else columns.inputs[later],
             prompt_length=prompt_length,
         )
-        for token_ids, prompt_length, mask, position, group_id, chosen in zip(
+        for token_ids, prompt_length, mask, position, group_id, episode_id, chosen, later in zip(
             view_as_tensor(columns.token_ids).split(lengths),
             columns.prompt_lengths.tolist(),
             masks.split(lengths),
             columns.position.tolist(),
             columns.group_ids.tolist(),
+            columns.episode_ids.tolist(),
             columns.input.tolist(),
+            columns.later_input.tolist(),
             strict=True,
         )
     ]

@@ -96,6 +96,7 @@ class RankClient:
             or self._batch[row].loss_mask is not sample.loss_mask
             or self._batch[row].position_ids is not sample.position_ids
             or self._batch[row].model_inputs is not sample.model_inputs
+            or self._batch[row].later_inputs is not sample.later_inputs
             for row, sample in zip(rows, samples, strict=True)
         ):
             return None

@@ -127,7 +127,7 @@ logger = logging.getLogger(__name__)
 REQUIRED = ("token_rewards", "group_ids", "loss_mask")  # fields of `AdvantageInputs`
 
 # The per-token fields of a sample that an estimator may need.
-ESTIMATOR_FIELDS = [each.name for each in fields(AdvantageInputs) if each.name in PER_TOKEN]
+ESTIMATOR_FIELDS = [each.name for each in fields(AdvantageInputs) if each.name in PER_TOKEN and each.default is None]
 
 
 def assign(

@@ -232,13 +232,13 @@ def fillers(present: Sequence[Sample], together: Sequence[Sample], small: Sequen
         together: all samples of the round, of every rank.
         small: tiny samples, one per kind of media; if none fits, the round's shortest is used.
     """
-    kinds = {name for sample in together for name in sample.model_inputs}
-    small = [sample for sample in small if kinds.issuperset(sample.model_inputs)]
+    kinds = {name for sample in together for name in sample.input_names}
+    small = [sample for sample in small if kinds.issuperset(sample.input_names)]
     added: list[Sample] = []
     for kind in sorted(kinds):
-        if not any(kind in sample.model_inputs for sample in (*present, *added)):
-            fitting = [sample for sample in small if kind in sample.model_inputs]
-            added.append(_shortest(fitting or [sample for sample in together if kind in sample.model_inputs]))
+        if not any(kind in sample.input_names for sample in (*present, *added)):
+            fitting = [sample for sample in small if kind in sample.input_names]
+            added.append(_shortest(fitting or [sample for sample in together if kind in sample.input_names]))
     if not present and not added:
         added.append(_shortest(together))
     return [_untrained(sample, together[0]) for sample in added]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from r1_core.learner.parallel import find_blocks
-from r1_core.types import Sample, check_tensors
+from r1_core.types import Sample, check_tensors, join_inputs
 
 
 def token_logprobs(
@@ -67,7 +67,8 @@ def compute_eager_logprobs(
 @torch.no_grad()
 def _logprobs_alone(model: Any, sample: Sample, temperature: float) -> list[float]:
     device = next(model.parameters()).device
-    inputs = {name: value.to(device) for name, value in sample.model_inputs.items()}
+    whole = join_inputs([sample.model_inputs, sample.later_inputs])
+    inputs = {name: value.to(device) for name, value in whole.items()}
     if sample.position_ids.shape[0] > 1:
         inputs["position_ids"] = sample.position_ids[1:, None].to(device)
     logits = model(input_ids=sample.token_ids[None].long().to(device), **inputs, use_cache=False).logits[0]

@@ -1,13 +1,13 @@
 """Build the tensors of one forward pass: samples packed into one row, or padded to the longest."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from r1_core.learner.pack import NO_PROMPT, Pack, Row, SequenceGroup, SequenceShard, lay_out
-from r1_core.types import LOSS_FIELDS, LossInputs, Sample, Totals, known, rows, to_rows, tokens, trained
+from r1_core.types import LOSS_FIELDS, LossInputs, Sample, Totals, join_inputs, known, rows, to_rows, tokens, trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,11 +134,17 @@ def pack(samples: Sequence[Sample], row: Row | None = None) -> dict[str, Tensor]
                 "packed; models with several position axes need the text positions as a first, additional axis"
             )
     segments = (row or lay_out(samples, share=False)).segments
+    inputs = list[Mapping[str, Tensor]]()  # in the order of the row's placeholders
+    for i, start, end in segments:
+        if start == 0:
+            inputs.append(samples[i].model_inputs)
+        if end == samples[i].token_ids.shape[0]:
+            inputs.append(samples[i].later_inputs)
     position_ids = torch.cat([samples[i].position_ids[:, start:end] for i, start, end in segments], dim=-1)
     return {
         "input_ids": torch.cat([samples[i].token_ids[start:end] for i, start, end in segments])[None].long(),
         "position_ids": position_ids if position_ids.shape[0] == 1 else position_ids[:, None],
-        **_model_inputs([samples[i] for i, start, _ in segments if start == 0]),
+        **join_inputs(inputs),
     }
 
 
@@ -148,8 +154,9 @@ def pad(samples: Sequence[Sample]) -> dict[str, Tensor]:
     Of several position axes, the first serves packed rows only and is left out: [axes − 1, B, L].
     """
     length = max(sample.token_ids.shape[0] for sample in samples)
-    rows, positions, attention = [], [], []
+    rows, positions, attention, inputs = [], [], [], list[Mapping[str, Tensor]]()
     for sample in samples:
+        inputs += [sample.model_inputs, sample.later_inputs]
         own = sample.token_ids.shape[0]
         # Padded with the sample's own last token: a fixed id might be a picture's placeholder, which the model counts.
         rows.append(torch.cat([sample.token_ids, sample.token_ids[-1:].expand(length - own)]))
@@ -160,13 +167,5 @@ def pad(samples: Sequence[Sample]) -> dict[str, Tensor]:
         "input_ids": torch.stack(rows).long(),
         "position_ids": position_ids[0] if position_ids.shape[0] == 1 else position_ids[1:],
         "attention_mask": torch.stack(attention).long(),
-        **_model_inputs(samples),
+        **join_inputs(inputs),
     }
-
-
-def _model_inputs(samples: Sequence[Sample]) -> dict[str, Tensor]:
-    parts: dict[str, list[Tensor]] = {}
-    for sample in samples:
-        for name, value in sample.model_inputs.items():
-            parts.setdefault(name, []).append(value)
-    return {name: torch.cat(parts[name]) for name in sorted(parts)}

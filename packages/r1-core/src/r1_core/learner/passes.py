@@ -1,7 +1,7 @@
 """Forward and backward passes over the samples of a step, one micro-batch at a time on every rank."""
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, pairwise
@@ -120,18 +120,20 @@ def prefetch(batches: Iterable[list[Sample]]) -> Iterator[list[Sample]]:
                 load_inputs(batch)
             else:
                 coming.result()
-            coming = thread.submit(load_inputs, after) if any(map(loads_inputs, after)) else None
+            coming = thread.submit(load_inputs, after) if any(map(lazy_inputs, after)) else None
             yield batch
 
 
-def loads_inputs(sample: Sample) -> bool:
-    return bool(sample.model_inputs) and not isinstance(sample.model_inputs, dict)
+def lazy_inputs(sample: Sample) -> list[Mapping[str, Tensor]]:
+    """Return the sample's inputs that load tensors on first access."""
+    return [each for each in (sample.model_inputs, sample.later_inputs) if each and not isinstance(each, dict)]
 
 
 def load_inputs(samples: Sequence[Sample]) -> None:
     for sample in samples:
-        for name in sample.model_inputs if loads_inputs(sample) else ():
-            sample.model_inputs[name]
+        for inputs in lazy_inputs(sample):
+            for name in inputs:
+                inputs[name]
 
 
 NARROW = (torch.bfloat16, torch.float16)
