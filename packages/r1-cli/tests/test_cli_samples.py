@@ -8,7 +8,16 @@ import torch
 from cli_groups import change, group, of_version
 
 from r1_cli.train.groups.group import extend_positions, to_samples
-from r1_cli.train.metrics.step import SHARE, agreement, divergence, mean_of, reward_metrics, spread, staleness
+from r1_cli.train.metrics.step import (
+    SHARE,
+    agreement,
+    count_idle,
+    divergence,
+    mean_of,
+    reward_metrics,
+    spread,
+    staleness,
+)
 from r1_cli.train.metrics.validate import is_correct, majority_is_correct, pass_at_k, summarise
 from r1_core.types import tokens
 from r1_rewards.types import Failure, Score
@@ -68,6 +77,17 @@ def test_failures_are_counted_by_cause() -> None:
     assert record["reward/failures/timeout"] == 1.0
     assert record["reward/overall"] == 0.5
     assert record["reward/accuracy"] == 1.0  # the failed answer reported none
+
+
+def test_steps_without_signal_are_counted_and_apart_from_those_whose_rewards_all_failed() -> None:
+    failure = Score(0.0, {"overall": 0.0}, Failure("timeout", "30 s"))
+    one_failed = change(group(["a", "b"], [1.0, 1.0]), 1, score=failure)
+    all_failed = change(one_failed, 0, score=failure)
+    samples = to_samples([one_failed])
+    assert count_idle(2, 1, [one_failed], samples) == (3, 0)
+    assert count_idle(2, 1, [all_failed], samples) == (3, 2)
+    learning = [dataclasses.replace(sample, advantages=sample.loss_mask.float()) for sample in samples]
+    assert count_idle(2, 1, [one_failed], learning) == (0, 0)
 
 
 def test_a_dropped_answer_leaves_its_group_and_is_still_counted() -> None:
