@@ -459,5 +459,21 @@ def test_a_prompt_that_opens_think_is_known_when_calls_are_parsed(tokenizer):
     assert (behind.name, behind.arguments, behind.error) == ("look", {"x": 3}, "")
 
 
+def test_calls_are_read_from_turns_with_their_special_tokens(tokenizer):
+    turns = turns_of(tokenizer, TEXT_TEMPLATES["lfm2"], tools=[LOOK])
+    text = "I look.<|tool_call_start|>[look(x=3)]<|tool_call_end|>"
+    (call,) = turns.parse_calls(turns.decode_turn(sampled(turns, text)))
+    assert (call.arguments, call.error) == ({"x": 3}, "")
+    bare = turns_of(tokenizer, TEXT_TEMPLATES["llama3_1"], tools=[LOOK], tool_format="pythonic")
+    (call,) = bare.parse_calls(bare.decode_turn(sampled(bare, "[look(x=3)]")))
+    assert call.error == ""
+
+
+def test_splitting_control_tokens_changes_nothing_for_others_who_use_the_tokenizer(tokenizer):
+    turns = turns_of(tokenizer, QWEN2_5)
+    turns.continuation([], [{**RESULT, "content": "<|im_end|>"}], closed=True)
+    assert not tokenizer.backend_tokenizer.encode_special_tokens
+
+
 def test_added_tags_are_those_of_the_tokenizer(tokenizer):
     assert {tokenizer.convert_tokens_to_ids(tag) for tag in TAGS} < set(tokenizer.added_tokens_decoder)

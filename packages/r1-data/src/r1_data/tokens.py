@@ -18,7 +18,7 @@ def encode_all(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> li
     """
     if not texts:
         return []
-    if not _is_plain(tokenizer):
+    if not is_plain(tokenizer):
         return list(tokenizer(list(texts), add_special_tokens=False)["input_ids"])
     backend = tokenizer.backend_tokenizer
     backend.no_truncation()
@@ -42,7 +42,8 @@ def count_beyond(tokenizer: "PreTrainedTokenizerBase", text: str, limit: int) ->
     return None
 
 
-def _is_plain(tokenizer: "PreTrainedTokenizerBase") -> bool:
+def is_plain(tokenizer: "PreTrainedTokenizerBase") -> bool:
+    """Whether a tokenizer does nothing but call its backend of the `tokenizers` package."""
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
     own = type(tokenizer)

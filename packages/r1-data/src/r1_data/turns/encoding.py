@@ -1,14 +1,16 @@
 """Tokenize what an environment says, so that none of its text becomes a control token."""
 
+import copy
 import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from r1_data.tokens import encode_all
+from r1_data.tokens import encode_all, is_plain
 from r1_data.turns.conversation import NONCE, RESPONSE, RESPONSE_END
 from r1_data.types import DataError, Message
 
 if TYPE_CHECKING:
+    from tokenizers import Tokenizer
     from transformers import PreTrainedTokenizerBase
 
 Write = Callable[[Sequence[Message]], str]  # renders messages with what stands around them
@@ -32,11 +34,12 @@ class SafeEncoder:
         added = tokenizer.added_tokens_decoder
         tokens = {id_: token for id_, token in added.items() if token.special or _TAG.fullmatch(token.content)}
         self.control_ids = frozenset(tokens)
-        # Only special tokens are split by `split_special_tokens`; the others are cut behind their first character.
+        # The tokenizer splits special tokens (`split_special_tokens`); others are cut behind their first character.
         tags = {token.content for token in tokens.values() if not token.special} | {RESPONSE, RESPONSE_END}
         spelled = {token.content for token in tokens.values()} | tags | {NONCE}
         self._spelled, self._tags = _any_of(spelled), _any_of(tags)
         self._special = _any_of({token.content for token in tokens.values() if token.special})
+        self._splitting: Tokenizer | None = None
         self._shapes: dict[object, int] = {}
 
     def encode(self, write: Write, messages: Sequence[Message], *, cached: bool = True) -> tuple[str, list[int]]:
@@ -87,8 +90,14 @@ class SafeEncoder:
         return [token for token in single if token not in self.control_ids]
 
     def _split(self, text: str) -> list[int]:
-        encoded = self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)
-        return list(encoded["input_ids"])
+        if not is_plain(self.tokenizer):
+            return list(self.tokenizer(text, add_special_tokens=False, split_special_tokens=True)["input_ids"])
+        if self._splitting is None:  # a copy: what splits special tokens is a flag of the tokenizer, for all threads
+            self._splitting = copy.deepcopy(self.tokenizer.backend_tokenizer)
+            self._splitting.no_truncation()
+            self._splitting.no_padding()
+            self._splitting.encode_special_tokens = True
+        return list(self._splitting.encode(text, add_special_tokens=False).ids)
 
     def _count(self, token_ids: Sequence[int]) -> int:
         return sum(map(self.control_ids.__contains__, token_ids))

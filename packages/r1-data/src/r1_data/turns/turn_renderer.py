@@ -62,6 +62,7 @@ class TurnRenderer:
         self._later_tools = self.tools if self._template_shows and info.reads_tools_later else ()
         self._writer = Writer(renderer, content_parts=info.content_parts)
         self._encoder = SafeEncoder(renderer.tokenizer)
+        self._ends = {*info.end_tokens, str(renderer.tokenizer.eos_token)}
         self._text_axes: int | None = None
 
     # --- the first prompt and the calls -------------------------------------------------------------------------------
@@ -86,14 +87,20 @@ class TurnRenderer:
             return replace(example, messages=[_appended(first, f"\n\n{text}"), *rest])
         return replace(example, messages=[{"role": "system", "content": text}, first, *rest])
 
+    def decode_turn(self, token_ids: Sequence[int]) -> str:
+        """Return the text of a sampled turn for `parse_calls`: with special tokens, which may mark calls."""
+        return str(self.renderer.tokenizer.decode(list(token_ids), skip_special_tokens=False))
+
     def parse_calls(self, text: str) -> list[ParsedCall]:
         """Return the calls of a turn; without tools there are none. Those that cannot be executed have an error.
 
-        `text` is the turn as sampled, decoded with special tokens or without. Do not execute calls of a turn that was
-        cut by a limit of tokens.
+        `text` is the turn as `decode_turn` returns it. Do not execute calls of a turn that was cut by a limit of
+        tokens.
         """
         if not self.tools:
             return []
+        for end in self._ends:
+            text = text.removesuffix(end)
         return parse_calls(self.tool_format, text, self._signatures, thinking=self.info.prefill.rstrip() == "<think>")
 
     # --- what an environment answers ----------------------------------------------------------------------------------
