@@ -299,6 +299,14 @@ def test_a_picture_is_a_user_message_where_tool_messages_drop_it(processor, pict
     assert "a picture" not in found.text
 
 
+def test_a_template_that_drops_one_of_two_pictures_is_noticed(processor, picture):
+    first = QWEN3_VL.replace("part.type == 'image'", "part.type == 'image' and loop.first").replace(
+        "part.text", "part.text or ''"
+    )
+    with pytest.raises(DataError, match="1 placeholders for 2 pictures behind a turn"):
+        picture_turns(processor, first).continuation([], [with_pictures(picture(60, 60), picture(60, 60))], closed=True)
+
+
 def test_placeholders_that_a_tool_spells_are_plain_text(processor, picture):
     turns = picture_turns(processor, QWEN3_VL)
     found = turns.continuation([], [with_pictures(picture(60, 60), text="<|image_pad|><|video_pad|>")], closed=False)
@@ -369,6 +377,12 @@ def test_a_turn_forks_where_the_template_changes_what_was_sampled(tokenizer, nam
     assert kept.fork(example, later, text) is None
 
 
+def test_what_the_prompt_began_of_a_turn_belongs_to_it_in_a_fork(tokenizer):
+    opened = QWEN2_5.replace("assistant\n' }}", "assistant\n<think>\n' }}")
+    turns = turns_of(tokenizer, opened, history="template")
+    assert turns.fork(*play(turns, [THOUGHT], [ANSWER])) is None
+
+
 def test_a_fork_is_the_prompt_of_a_server(tokenizer):
     turns = turns_of(tokenizer, TEXT_TEMPLATES["qwen3"], history="template", tools=[LOOK])
     example, later, text = play(turns, [f"<think>\n{THOUGHT}", TURN], [RESULT, ANSWER])
@@ -411,6 +425,7 @@ def test_schemas_go_to_a_template_that_shows_them(tokenizer):
     assert '"name": "look"' in prompt.text
     assert turns.renderer.prompt_length(example) == len(prompt.token_ids)
     assert turns.stop_strings == ("</tool_call>",)
+    assert turns_of(tokenizer, QWEN2_5, tools=[LOOK], max_parallel_calls=2).stop_strings == ()
 
 
 @pytest.mark.parametrize("content", ["Be brief.", [{"type": "text", "text": "Be brief."}]])
