@@ -6,6 +6,7 @@ A source is written as
                               `datasets` saved a data set to
     json@./data               every json file of a folder, whatever its name (also jsonl, parquet, csv)
     hiyouga/geometry3k@train  a hub name and a split; `name:configuration#revision@split` in full
+    reasoning_gym:maze:size=9 a task of reasoning-gym, with arguments
     …@train[:1000]            of any of these, a slice in rows or percent
 """
 
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, cast
 
 from r1_data.tables.arrow import ArrowTable, open_hub, saved_splits
 from r1_data.tables.files import KINDS, count_table, kind_of, open_table
+from r1_data.tables.gym import PREFIX, GymTable, GymTask, parse_task
 from r1_data.tables.spec import Slice, split_slice
 from r1_data.tables.table import ListTable, Rows, Table, Window
 from r1_data.types import DataError, Row
@@ -87,9 +89,28 @@ class _Hub:
 
 
 @dataclass(frozen=True, slots=True)
+class _Gym:
+    task: GymTask
+    identity: str  # as written
+    label: str
+
+    def count(self) -> int:
+        return self.task.size
+
+    def open(self) -> Table:
+        return GymTable(self.task)
+
+    def relabel(self, depth: int) -> "_Gym":
+        return replace(self, label=self.identity)
+
+
+_Part = _File | _Hub | _Gym
+
+
+@dataclass(frozen=True, slots=True)
 class _Source:
     spec: str
-    parts: tuple[_File | _Hub, ...]
+    parts: tuple[_Part, ...]
     rows_slice: Slice | None
 
     def count(self) -> int | None:
@@ -168,7 +189,7 @@ def _resolve(spec: str) -> _Source:
         raise DataError(f"{spec!r} cannot be opened ({error})") from error
 
 
-def _parts(spec: str) -> list[_File] | list[_Hub]:
+def _parts(spec: str) -> Sequence[_Part]:
     path = Path(spec).expanduser()
     if path.is_file():
         return [_as_file(path)]
@@ -176,6 +197,9 @@ def _parts(spec: str) -> list[_File] | list[_Hub]:
         return _split_files(path, "train")
     if path.exists():
         raise DataError(f"{path}: not a file or a folder, but a pipe or a device")
+    if spec.startswith(PREFIX):
+        task = parse_task(spec)
+        return [_Gym(task, spec, task.name)]
     head, at, tail = spec.rpartition("@")
     if not at:
         head, tail = spec, "train"
@@ -283,7 +307,7 @@ def _disambiguate_labels(sources: list[_Source]) -> list[_Source]:
         depth += 1
         labels = {part.identity: part.relabel(depth).label for source in sources for part in source.parts}
 
-    def relabel(part: _File | _Hub, rows_slice: Slice | None) -> _File | _Hub:
+    def relabel(part: _Part, rows_slice: Slice | None) -> _Part:
         own = str(rows_slice) if rows_slice and shared[part.identity] > 1 else ""
         return replace(part, label=labels[part.identity] + own)
 

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from r1_data.tables.files import KINDS
+from r1_data.tables.gym import PREFIX
 from r1_data.types import DataError
 
 _ANSWERS = re.compile(r"Avg@?(\d+)")  # RLPR names its files AIME2024_Avg16.parquet
@@ -37,6 +38,8 @@ def split_slice(spec: str) -> tuple[str, Slice | None]:
     if not spec.endswith("]"):
         return spec, None
     found = _SLICE.fullmatch(spec)
+    if found is None and spec.startswith(PREFIX):  # it ends with an argument that is a list
+        return spec, None
     if found is None:
         raise DataError(f"{spec!r}: a slice is written [start:stop], in rows or percent, such as [:1000] or [10%:20%]")
     found_slice = Slice(found["start"] or "", found["stop"] or "")
@@ -58,8 +61,11 @@ def _bound(text: str, size: int) -> int | None:
 def name_source(spec: str) -> str:
     """Return a short name for a source.
 
-    Example: `AIME_Avg16` for `data/AIME_Avg16.parquet`, `gsm8k` for `openai/gsm8k:main@train[:9]`, `a` for `json@./a`.
+    Example: `AIME_Avg16` for `data/AIME_Avg16.parquet`, `gsm8k` for `openai/gsm8k:main@train[:9]`, `a` for `json@./a`,
+    `maze` for `reasoning_gym:maze:size=9`.
     """
+    if spec.startswith(PREFIX):
+        return spec.removeprefix(PREFIX).partition(":")[0].partition("[")[0]
     path = _without_split(spec)
     return path.stem if path.suffix.lower() in KINDS else path.name or spec
 

@@ -105,6 +105,8 @@ def _load_builtin(name: str, options: Mapping[str, object]) -> RewardFunction:
     fills = [key for key in SAMPLE_KEYS if key in keywords and key not in options]
     try:
         _warm_algebra()
+        if prepare := vars(module).get("prepare"):  # slow imports, before workers are forked
+            prepare()
     except ImportError as error:
         raise RewardSpecError(str(error)) from error
 
