@@ -37,7 +37,7 @@ def answer_requests(connection: socket.socket, loaded: shapes.Loaded, setup: Map
             if os.getpid() != worker:  # user code forked, and came back twice
                 os._exit(0)
             frames.send(connection, reply)
-        except (EOFError, BrokenPipeError, ConnectionResetError):
+        except (EOFError, OSError):  # the pool is gone, or user code has closed the connection
             return
 
 

@@ -1,0 +1,352 @@
+"""Faults of tools and environments, each in a real process: no episode is lost, and no process is left."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from environment_files import TOOLS, answer, call, open_pool, opened, write
+from patience import ended, eventually, growing
+
+from r1_rewards.environments.types import PolicyTurn, StepResult, ToolCall
+from r1_rewards.types import Failure, Score
+
+
+@pytest.fixture(scope="module")
+def tools_file(tmp_path_factory):
+    return write(tmp_path_factory.mktemp("tools"), TOOLS)
+
+
+@pytest.fixture(scope="module")
+def tools(tools_file):
+    names = ("dies", "segfault", "forks", "long", "hoard", "add")
+    with open_pool(*(f"{tools_file}:{name}" for name in names), memory_mib=256) as pool:
+        opened(pool)
+        yield pool
+
+
+@pytest.mark.parametrize(
+    ("name", "cause", "content"),
+    [
+        ("dies", "crash", "error: the worker process exited with code 3"),
+        ("segfault", "crash", "error: the worker process was killed by SIGSEGV"),
+        ("hoard", "out_of_memory", "error: MemoryError"),
+        ("forks", "", "forked"),
+    ],
+)
+def test_a_tool_that_ends_its_process_costs_its_call_only(tools, name, cause, content):
+    record, found = call(tools, name)
+    assert (record.cause, found) == (cause, content)
+    assert call(tools, "add", a=1)[1] == "3"
+
+
+def test_a_hundred_megabytes_of_text_are_shortened_in_the_worker(tools):
+    record, content = call(tools, "long", size=100_000_000)
+    assert len(content) < 5000
+    assert record.truncated == 100_000_000 - tools.setup.max_response_length
+
+
+@pytest.mark.parametrize("name", ["hangs", "spins"])
+def test_a_tool_that_hangs_is_killed_and_the_episode_goes_on(tools_file, name):
+    with open_pool(f"{tools_file}:{name}", f"{tools_file}:add", tool_timeout=0.4) as pool:
+        opened(pool)
+        record, content = call(pool, name)
+        assert (record.cause, content) == ("timeout", "error: no result after 0.4 s")
+        assert record.seconds >= 0.4
+        assert len(pool.pids()) == 1  # the fork server
+        assert call(pool, "add", a=1)[1] == "3"
+
+
+def test_what_a_hanging_tool_started_dies_with_it(tools_file, tmp_path):
+    def hang(seconds):
+        pids = tmp_path / f"pids-{seconds}"
+        with open_pool(f"{tools_file}:stubborn", tool_timeout=seconds) as pool:
+            opened(pool)
+            assert call(pool, "stubborn", file=str(pids))[0].cause == "timeout"
+            return pids.exists() and all(eventually(lambda pid=pid: ended(pid)) for pid in pids.read_text().split())
+
+    assert growing(hang, bool, (0.5, 5.0, 30.0))
+
+
+STATE = """
+import os, signal, time
+CALLS = []
+class Counting:
+    deterministic = DETERMINISTIC
+    def reset(self, **row):
+        self.row, self.seen = row, []
+        if row.get("fault") == "reset": raise RuntimeError("no reset")
+        if row.get("fault") == "hang in reset": time.sleep(600)
+    def count(self, word: str):
+        self.seen.append(word)
+        CALLS.append(word)
+        return f"{self.seen} {len(CALLS)}"
+    def die(self): os._exit(5)
+    def hang(self): time.sleep(600)
+    def random(self): return str(os.getpid())
+    def die_once(self, file: str):
+        if not os.path.exists(file):
+            open(file, "w").close()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return self.count("survived")
+    def get_reward(self):
+        if self.row.get("fault") == "score": raise RuntimeError("no score")
+        if self.row.get("fault") == "nan": return float("nan")
+        if self.row.get("fault") == "text": return "good"
+        return len(self.seen)
+"""
+
+
+def counting(folder, *, deterministic=False, **limits):
+    source = STATE.replace("DETERMINISTIC", str(deterministic))
+    return open_pool(environment=f"{write(folder, source)}:Counting", **limits)
+
+
+@pytest.mark.parametrize(
+    ("fault", "cause", "message"),
+    [
+        ("score", "exception", "get_reward() failed: RuntimeError: no score (line 23 of environment.py)"),
+        ("nan", "non_finite", "'overall' is nan"),
+        ("text", "wrong_shape", "'overall' is 'good', not a number"),
+    ],
+)
+def test_a_score_that_fails_is_a_failure(tmp_path, fault, cause, message):
+    with counting(tmp_path) as pool:
+        opened(pool, {"fault": fault})
+        pool.finish("e")
+        assert answer(pool) == Failure(cause, message.replace("get_reward()", "score()"))
+
+
+def test_a_reset_that_fails_or_hangs_is_a_failure(tmp_path):
+    with counting(tmp_path, tool_timeout=0.4) as pool:
+        assert opened(pool, {"fault": "reset"}).message.startswith("reset() failed: RuntimeError: no reset")
+        assert opened(pool, {"fault": "hang in reset"}) == Failure("timeout", "reset(): no result after 0.4 s")
+        assert opened(pool) == StepResult()
+
+
+def test_environments_share_no_globals(tmp_path):
+    with counting(tmp_path, workers=2) as pool:
+        for key in "abc":
+            opened(pool, key=key)
+        for number in range(1, 4):
+            for key in "abc":
+                content = call(pool, "count", key, word=key)[1]
+                assert content == f"{[key] * number} {number}"
+
+
+@pytest.mark.parametrize(("name", "cause"), [("die", "crash"), ("hang", "timeout")])
+def test_an_environment_whose_process_ends_is_lost_with_its_state(tmp_path, name, cause):
+    with counting(tmp_path, tool_timeout=0.4) as pool:
+        opened(pool)
+        call(pool, "count", word="a")
+        pool.step("e", PolicyTurn("", (ToolCall(name),)))
+        failure = answer(pool)
+        assert (failure.cause, failure.message.startswith(f"{name}(): ")) == (cause, True)
+        with pytest.raises(KeyError):
+            pool.finish("e")
+
+
+def test_a_deterministic_environment_is_played_again(tmp_path):
+    with counting(tmp_path, deterministic=True, tool_timeout=1.0) as pool:
+        opened(pool, {"x": 1})
+        assert call(pool, "count", word="a")[1] == "['a'] 1"
+        assert call(pool, "hang")[1] == "error: no result after 1 s"
+        assert call(pool, "count", word="b")[1] == "['a', 'b'] 2"
+        assert call(pool, "die")[1] == "error: the worker process exited with code 5"
+        calls = (ToolCall("count", {"word": "c"}), ToolCall("die"), ToolCall("count", {"word": "d"}))
+        pool.step("e", PolicyTurn("", calls))
+        contents = [message["content"] for message in answer(pool).messages]
+        assert contents == ["['a', 'b', 'c'] 3", "error: the worker process exited with code 5", str([*"abcd"]) + " 4"]
+        assert call(pool, "die_once", file=str(tmp_path / "x"))[1] == "['a', 'b', 'c', 'd', 'survived'] 5"
+        pool.finish("e")
+        assert answer(pool).value == 5.0
+
+
+def test_an_environment_that_is_not_deterministic_after_all_is_found_out(tmp_path):
+    with counting(tmp_path, deterministic=True) as pool:
+        opened(pool)
+        call(pool, "random")
+        pool.step("e", PolicyTurn("", (ToolCall("die"),)))
+        assert "played again it answered differently" in answer(pool).message
+
+
+def test_an_episode_ends_at_its_time_limit_whatever_it_does(tmp_path):
+    with counting(tmp_path, episode_timeout=0.5) as pool:
+        opened(pool)
+        assert answer(pool) == Failure("timeout", "the episode took longer than 0.5 s")
+        opened(pool)
+        pool.step("e", PolicyTurn("", (ToolCall("hang"),)))
+        assert answer(pool).cause == "timeout"
+        assert eventually(lambda: len(pool.pids()) == 1)
+
+
+def test_a_cancelled_episode_answers_nothing_and_its_process_ends(tmp_path):
+    with counting(tmp_path) as pool:
+        opened(pool)
+        pool.step("e", PolicyTurn("", (ToolCall("hang"),)))
+        pool.cancel("e")
+        pool.cancel("e")
+        assert pool.poll() == []
+        assert eventually(lambda: len(pool.pids()) == 1)
+        opened(pool)
+        assert call(pool, "count", word="a")[1] == "['a'] 1"
+
+
+def test_close_ends_everything_while_calls_hang(tmp_path):
+    pool = counting(tmp_path, workers=3)
+    for key in "abcdef":
+        opened(pool, key=key)
+        pool.step(key, PolicyTurn("", (ToolCall("hang"),)))
+    pids = pool.pids()
+    assert len(pids) == 7
+    pool.close()
+    assert all(eventually(lambda pid=pid: ended(pid)) for pid in pids)
+    pool.close()
+
+
+CLOSING = """
+class Env:
+    def reset(self, file): self.file = file
+    def step(self, text): return text
+    def close(self): open(self.file, "w").close()
+"""
+
+
+def test_close_of_an_environment_is_called_however_the_episode_ends(tmp_path):
+    with open_pool(environment=f"{write(tmp_path, CLOSING)}:Env") as pool:
+        for key, end in (("a", pool.finish), ("b", pool.cancel)):
+            file = tmp_path / key
+            opened(pool, {"file": str(file)}, key=key)
+            end(key)
+            assert eventually(file.exists)
+        assert eventually(lambda: len(pool.pids()) == 1)
+
+
+DRIVER = """
+import sys, time
+sys.path.insert(0, sys.argv[1])
+from environment_files import open_pool, opened
+from r1_rewards.environments.types import PolicyTurn, ToolCall
+pool = open_pool(environment=sys.argv[2])
+for key in "abc":
+    opened(pool, key=key)
+pool.step("a", PolicyTurn("", (ToolCall("hang"),)))
+print(*pool.pids(), flush=True)
+time.sleep(600)
+"""
+
+
+def test_workers_end_when_the_caller_is_killed(tmp_path):
+    path = write(tmp_path, STATE.replace("DETERMINISTIC", "False"))
+    command = [sys.executable, "-c", DRIVER, str(Path(__file__).parent), f"{path}:Counting"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
+        assert driver.stdout is not None
+        pids = driver.stdout.readline().split()
+        assert len(pids) == 4
+        os.kill(driver.pid, signal.SIGKILL)
+    assert all(eventually(lambda pid=pid: ended(pid)) for pid in pids)
+
+
+PICTURES = """
+from PIL import Image
+def picture(kind: str):
+    red = Image.new("RGB", (4, 4))
+    return {
+        "large": Image.new("1", (20_000, 20_000)), "narrow": Image.new("L", (20_000, 2)),
+        "empty": Image.new("L", (0, 5)),
+        "nothing": [{"type": "image", "image": b""}], "many": [red] * 5000, "url": [{"type": "image_url", "image_url": {
+        "url": "http://example.org/a.png"}}], "half": [{"type": "image", "image": "data:image/png;base64,!!"}],
+    }[kind]
+"""
+
+
+PICTURE_ERRORS = {
+    "large": "20000x20000 pixels is over the limit",
+    "narrow": "20000x2 pixels is too narrow",
+    "empty": "0x5 pixels is empty",
+    "nothing": "bytes cannot be read",
+    "many": "5000 parts, more than 256",
+    "url": "a PIL image, bytes of a file, or a data URL",
+    "half": "data URL is not base64",
+}
+
+
+def test_pictures_that_no_processor_takes_become_an_error_text(tmp_path):
+    with open_pool(write(tmp_path, PICTURES)) as pool:
+        opened(pool)
+        for kind, message in PICTURE_ERRORS.items():
+            record, content = call(pool, "picture", kind=kind)
+            assert message in content
+            assert record.cause == "wrong_shape"
+
+
+FAULTY = """
+import os, signal, sys, time, threading
+class Faulty:
+    def reset(self, fault):
+        self.fault, self.turns = fault, 0
+        self.act("reset")
+    def step(self, text):
+        self.turns += 1
+        return self.act("step") or (None if self.turns > 2 else f"turn {self.turns}")
+    def score(self):
+        return self.act("score") or float(self.turns)
+    def act(self, place):
+        fault, _, where = self.fault.partition(" in ")
+        if where != place: return None
+        if fault == "raise": raise ValueError("\\ud800 \\0")
+        if fault == "exit": sys.exit(1)
+        if fault == "die": os._exit(1)
+        if fault == "segfault": os.kill(os.getpid(), signal.SIGSEGV)
+        if fault == "kill": os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "hang": time.sleep(600)
+        if fault == "stop": os.kill(os.getpid(), signal.SIGSTOP)
+        if fault == "fork": os.fork()
+        if fault == "daemon" and os.fork() == 0:
+            os.setsid(); time.sleep(600)
+        if fault == "thread": threading.Thread(target=time.sleep, args=(600,)).start()
+        if fault == "close": os.closerange(3, 64)
+        if fault == "garbage": os.write(int(sorted(os.listdir("/proc/self/fd"), key=int)[3]), b"garbage" * 100)
+        if fault == "object": return object()
+        if fault == "nan": return ("x", float("nan"), False) if place == "step" else float("nan")
+        if fault == "long" and self.turns == 1 and place == "step": return "x" * 10_000_000
+"""
+
+
+def test_hundreds_of_faulty_environments_and_none_is_lost(tmp_path):
+    faults = ["raise", "exit", "die", "segfault", "kill", "hang", "stop", "fork", "daemon", "thread", "close"]
+    faults += ["garbage", "object", "nan", "long", "none"]
+    rows = [f"{fault} in {place}" for fault in faults for place in ("reset", "step", "score")] * 7
+    random.Random(0).shuffle(rows)
+    outcomes = dict[str, object]()
+    with open_pool(environment=f"{write(tmp_path, FAULTY)}:Faulty", workers=4, tool_timeout=1.0) as pool:
+        for index, fault in enumerate(rows):
+            pool.start(str(index), {"fault": fault})
+        begin = time.monotonic()
+        while len(outcomes) < len(rows):
+            found = pool.poll(60.0)
+            assert found, f"{len(rows) - len(outcomes)} episodes are lost"
+            for key, result in found:
+                if not isinstance(result, StepResult):
+                    outcomes[key] = result
+                elif result.done:
+                    pool.finish(key)
+                else:
+                    pool.step(key, PolicyTurn("x"))
+        assert time.monotonic() - begin < 200
+        assert eventually(lambda: len(pool.pids()) == 1)
+    harmless = ("fork", "daemon", "thread", "long", "none")
+    for key, fault in enumerate(rows):
+        outcome, name = outcomes[str(key)], fault.split()[0]
+        if name in harmless or fault in ("object in reset", "nan in reset", "long in score"):
+            assert isinstance(outcome, Score), (fault, outcome)
+            assert outcome.value == 3.0, fault
+        else:
+            assert isinstance(outcome, Failure), (fault, outcome)
+    causes = Counter(outcome.cause for outcome in outcomes.values() if isinstance(outcome, Failure))
+    assert set(causes) == {"exception", "crash", "timeout", "wrong_shape", "non_finite"}
