@@ -15,7 +15,7 @@ from r1_core.types import LossInputs, Totals
 few = settings(max_examples=12)
 
 # What fills a new cell of each tensor when rows or columns are added.
-FILLERS = {"token_rewards": 0.0, "loss_mask": False, "selected": False}
+FILLERS = {"token_rewards": 0.0, "loss_mask": False, "selected": False, "turns": -1, "states": 0}
 
 
 def masked_batch(seed: int, rows: int, width: int) -> tuple[Tensor, torch.Generator]:
@@ -47,6 +47,8 @@ def advantage_inputs(seed: int, rewards: Tensor | None = None, groups: Tensor | 
         squared_probs=probs.square() + uniform[..., 3] * (1 - probs).square() + hidden,
         correction_weights=uniform[..., 4] + hidden,
         parts=torch.stack([rewards, uniform[:, 1, 4]], -1),
+        turns=torch.where(mask, torch.arange(6) // 2, -1),
+        states=torch.where(mask, (2 * uniform[:, torch.arange(6) // 2, 4]).long(), 0),
     )
 
 

@@ -94,9 +94,9 @@ def test_returns_are_what_gae_gives_and_tokens_are_gone_through_once(monkeypatch
     expected = assign([replace(s) for s in samples], _CallsOnly(GAE(0.9, 0.8)))
     scan = gae.scan
 
-    def counting(values, mask, decay):
+    def counting(values, *settings):
         gone_through.append(len(values))
-        return scan(values, mask, decay)
+        return scan(values, *settings)
 
     monkeypatch.setattr(gae, "scan", counting)
     found = assign(samples, GAE(0.9, 0.8))

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from r1_core import kl
 from r1_core.advantages import ESTIMATORS, GAE, GRPO, AdvantageInputs, Reinforce, ReinforcePlusPlus, ReMax, assign
-from r1_core.advantages.statistics import discounted_sums, masked_mean, masked_variance, whiten
+from r1_core.advantages.statistics import discounted_sums, masked_mean, masked_variance, scan, whiten
 from r1_core.filtering import EMAStd, KeepAll, MeanRange, NonzeroVariance
 from r1_core.kl_control import AdaptiveKL, FixedKL
 from r1_core.losses import Correction
@@ -51,6 +51,8 @@ def make_inputs(seed, rewards=None, groups=None, gaps=True, width=7):
         baselines=torch.full((count,), 0.5, dtype=torch.float64),
         old_logprobs=off_mask(uniform[..., 4].log()),
         squared_probs=off_mask(uniform[..., 4].square() + uniform[..., 5] * (1 - uniform[..., 4]).square()),
+        turns=torch.where(mask, torch.arange(width) // 2, -1),
+        states=torch.where(mask, (4 * uniform[:, torch.arange(width) // 2, 5]).long(), 0),
     )
 
 
@@ -96,6 +98,8 @@ def test_padding_changes_nothing_and_gets_nothing(name, seed, columns):
         *(pad(getattr(inputs, name), math.nan) for name in ("token_penalties", "values")),
         inputs.baselines,
         *(pad(getattr(inputs, name), math.nan) for name in ("old_logprobs", "squared_probs")),
+        turns=pad(inputs.turns, -1),
+        states=pad(inputs.states, 0),
     )
     wide = estimate(padded)
     assert wide.isfinite().all()
@@ -109,8 +113,9 @@ def test_empty_batches_and_rows_without_tokens_give_zero(name, shape):
     zeros = torch.zeros(shape, dtype=torch.float64)
     rows = torch.zeros(shape[0], dtype=torch.float64)
     inputs = AdvantageInputs(
-        zeros, torch.arange(shape[0]), zeros.bool(), zeros * math.nan, zeros * math.nan, rows, zeros, zeros, zeros
-    )
+        zeros, torch.arange(shape[0]), zeros.bool(), zeros * math.nan, zeros * math.nan, rows, zeros, zeros, zeros,
+        turns=zeros.long(), states=zeros.long(),
+    )  # fmt: skip
     advantages = ESTIMATORS.get(name)()(inputs)
     assert advantages.shape == shape
     assert (advantages == 0).all()
@@ -166,20 +171,41 @@ def test_the_scan_refuses_a_decay_outside_its_range(decay):
         discounted_sums(torch.ones(1, 2), torch.ones(1, 2).bool(), decay)
 
 
+@pytest.mark.parametrize("gamma_per", ["token", "turn"])
 @pytest.mark.parametrize("lam", [0.0, 0.5, 1.0])
 @pytest.mark.parametrize("gamma", [0.0, 0.9, 1.0])
-def test_gae_equals_its_definition_token_by_token(gamma, lam):
+def test_gae_equals_its_definition_token_by_token(gamma, lam, gamma_per):
     inputs = make_inputs(11, [0.2, 0.9, 0.4])
     values = torch.where(inputs.mask, inputs.values, 0.0)
     expected = torch.zeros_like(values)
     for row in range(len(values)):
-        following, advantage = 0.0, 0.0
+        following, advantage, turn = 0.0, 0.0, None
         for t in reversed(inputs.mask[row].nonzero().flatten().tolist()):
-            advantage = inputs.token_rewards[row, t] + gamma * following - values[row, t] + gamma * lam * advantage
-            following, expected[row, t] = values[row, t], advantage
-    advantages, returns = GAE(gamma, lam).estimate(inputs)
+            decay = 1.0 if gamma_per == "turn" and inputs.turns[row, t] == turn else gamma
+            advantage = inputs.token_rewards[row, t] + decay * following - values[row, t] + decay * lam * advantage
+            following, expected[row, t], turn = values[row, t], advantage, inputs.turns[row, t]
+    advantages, returns = GAE(gamma, lam, gamma_per=gamma_per).estimate(inputs)
     torch.testing.assert_close(advantages, expected)
     torch.testing.assert_close(returns, expected + values)
+
+
+@given(
+    seed=st.integers(0, 10**6),
+    decay=st.sampled_from([0.0, 0.7, 1.0]),
+    turn_decay=st.sampled_from([0.0, 1e-60, 0.5, 1.0]),
+)
+@settings(max_examples=60)
+def test_the_scan_over_turns_equals_the_recursion(seed, decay, turn_decay):
+    inputs = make_inputs(seed, width=30)
+    mask, turns = inputs.loss_mask, inputs.turns
+    values = torch.randn(mask.shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    got = scan(values, mask, decay, turns, turn_decay)
+    for row in range(len(mask)):
+        total, turn = 0.0, None
+        for t in reversed(mask[row].nonzero().flatten().tolist()):
+            total = float(values[row, t]) + decay * (1.0 if turns[row, t] == turn else turn_decay) * total
+            turn = turns[row, t]
+            assert float(got[row, t]) == pytest.approx(total, rel=1e-9, abs=1e-9)
 
 
 def test_turns_before_an_observation_are_credited_with_what_came_after():

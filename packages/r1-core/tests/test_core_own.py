@@ -8,7 +8,7 @@ from importlib.machinery import SourceFileLoader
 import pytest
 import torch
 
-from r1_core.advantages import GRPO, Estimator, OptimalTokenBaseline, assign
+from r1_core.advantages import GRPO, Estimator, GiGPO, OptimalTokenBaseline, assign
 from r1_core.learner.microbatch import collate
 from r1_core.losses import Correction, PolicyLoss, PPOClip
 from r1_core.objective import Objective
@@ -63,6 +63,7 @@ def test_a_class_of_ones_own_is_made_with_its_defaults():
     assert as_loss(Own).token_wise
     try_own_loss(Own, "mine.py:Own")
     try_own_estimator(GRPO, "mine.py:GRPO")
+    try_own_estimator(GiGPO, "mine.py:GiGPO")
 
 
 def test_what_is_as_it_should_be_passes():

@@ -50,6 +50,7 @@ LINEAR = {
     "reinforce_baseline": Reinforce(whiten=False),
     "reinforce leave_one_out": Reinforce("leave_one_out", whiten=False),
     "gae": gae_advantages,
+    "gigpo": BUILDERS["gigpo"](norm_by_std=False),
 }
 # What divides by a spread has an eps, so that this holds as far as the spread is large beside it.
 INVARIANT = {
@@ -63,8 +64,10 @@ INVARIANT = {
     "reinforce_plus_plus_baseline": BUILDERS["reinforce_plus_plus_baseline"](),
     "reinforce_baseline": Reinforce(),
     "gae": GAE(0.9, 0.8),
+    "gigpo": BUILDERS["gigpo"](eps=1e-12),
 }
-UNMOVED = {name: estimate for name, estimate in (LINEAR | INVARIANT).items() if name not in ("maxrl", "gae")}
+# GiGPO discounts a reward in the turns before it, so that a shift is not the same in all of them.
+UNMOVED = {name: estimate for name, estimate in (LINEAR | INVARIANT).items() if name not in ("maxrl", "gae", "gigpo")}
 SCALES = st.sampled_from([0.25, 3.0, 1024.0])
 
 

@@ -136,6 +136,8 @@ def try_own_estimator(mine: Any, name: str) -> None:
         rollout_logprobs=-drawn if "rollout_logprobs" in estimator.needs else None,
         ref_logprobs=-drawn if "ref_logprobs" in estimator.needs else None,
         full_kl=drawn if "full_kl" in estimator.needs else None,
+        turns=torch.where(mask, torch.arange(max(LENGTHS)) // 2, -1) if "turns" in estimator.needs else None,
+        states=torch.zeros(mask.shape, dtype=torch.int64) if "states" in estimator.needs else None,
     )
     found = _called(estimator, inputs, name)
     wanted = f"an estimator takes AdvantageInputs and returns a tensor of advantages [N, R], here {list(mask.shape)}"

@@ -20,7 +20,8 @@ from r1_core.settings import fault
 # own. The names are EasyR1's where it has them.
 SHARED = {
     "algorithm": {
-        "gamma": ("gamma", "discount of a reward, per token"),
+        "gamma": ("gamma", "discount of a reward, per token or turn"),
+        "gamma_per": ("gamma_per", "token, or turn: gamma counts only from a turn of an episode to the next"),
         "lam": ("lam", "of GAE"),
         "norm_by_std": ("norm_adv_by_std", "false: advantages keep the scale of the rewards"),
         "unbiased": ("adv_unbiased_std", "false: the variance over n, as OpenRLHF has it"),

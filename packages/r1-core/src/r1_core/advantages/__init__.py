@@ -6,6 +6,7 @@ from r1_core import registry
 from r1_core.advantages.dr_grpo import DrGRPO
 from r1_core.advantages.gae import GAE
 from r1_core.advantages.gdpo import GDPO
+from r1_core.advantages.gigpo import GiGPO
 from r1_core.advantages.gpg import GPG
 from r1_core.advantages.grpo import GRPO
 from r1_core.advantages.grpo_passk import GRPOPassK
@@ -40,6 +41,7 @@ __all__ = [
     "DrGRPO",
     "Estimator",
     "GRPOPassK",
+    "GiGPO",
     "LitePPO",
     "MaxRL",
     "OptimalTokenBaseline",

@@ -2,12 +2,15 @@
 
 A_t = delta_t + gamma · lam · A_(t + 1) with delta_t = r_t + gamma · V_(t + 1) − V_t; returns = A + V; then whitening.
 
+With `gamma_per="turn"`, gamma counts only from a turn to the next; lam counts tokens.
+
 arXiv 1506.02438 (GAE); whitening as PPO implementations do it. Needs `values` [N, R], the critic's estimate of the
 return before each token; past the last trained token the value is 0. Environment tokens are skipped: the next token is
 the next trained one.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -36,6 +39,7 @@ class GAE(Estimator):
     unbiased: bool = True  # false: the variance over n, as OpenRLHF has it
     norm_by_std: bool = True
     reward_clip: tuple[float, float] | None = None
+    gamma_per: Literal["token", "turn"] = "token"  # what gamma counts
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -61,10 +65,14 @@ class GAE(Estimator):
     def _blocks(self, inputs: AdvantageInputs) -> Blocks:
         rewards, mask = inputs.clip(self.reward_clip).shaped_rewards, inputs.mask
         values = inputs.require("values", "GAE")
+        gamma = self.gamma if self.gamma_per == "token" else 1.0
+        turns = None if self.gamma_per == "token" else inputs.turns
 
         def advantages(rows: slice) -> Tensor:
-            trained = mask[rows]
-            deltas = following(values[rows], trained).mul_(self.gamma).sub_(values[rows]).add_(rewards[rows])
-            return scan(deltas, trained, self.gamma * self.lam)
+            trained, own = mask[rows], None if turns is None else turns[rows]
+            later = following(values[rows], trained).mul_(gamma)
+            if own is not None:
+                later = torch.where(following(own, trained) == own, later, later * self.gamma)
+            return scan(later.sub_(values[rows]).add_(rewards[rows]), trained, gamma * self.lam, own, self.gamma)
 
         return advantages

@@ -18,12 +18,16 @@ from r1_core.types import PER_TOKEN, Sample, check_tensors, known, rows, trained
 
 @dataclass(frozen=True, slots=True)
 class AdvantageInputs:
-    """The rewards of N samples, padded on the right to R tokens.
+    """The rewards of N samples of E episodes, padded on the right to R tokens.
 
     Example: two answers to one prompt, two and one tokens long, scored 1 and 0:
     `AdvantageInputs(token_rewards=[[0, 1], [0, 0]], group_ids=[7, 7], loss_mask=[[1, 1], [1, 0]])`.
 
     Optional fields are filled if the estimator needs them. Per-token fields may be NaN where `loss_mask` is false.
+
+    A sample is an episode, and E = N, unless `episodes` says otherwise. Compare episodes, so that each counts once:
+    `rewards`, `scores` and `groups` are [E], and `spread` repeats advantages [E] on tokens. In an episode of several
+    samples, the last trained token of one also has the rewards of those behind it.
     """
 
     token_rewards: Tensor  # float64 [N, R]; an outcome reward sits on the last trained token
@@ -40,6 +44,9 @@ class AdvantageInputs:
     parts: Tensor | None = None  # [N, K], several rewards of each answer (GDPO)
     part_names: tuple[str, ...] | None = None  # K names of theirs
     rollout_logprobs: Tensor | None = None  # [N, R], of the sampled tokens, as the engine sampled
+    turns: Tensor | None = None  # int64 [N, R], number of each token's turn in its episode, ascending in a row
+    states: Tensor | None = None  # int64 [N, R], hash of the state that the token's turn started from
+    episodes: Tensor | None = None  # int64 [N], number of each sample's episode, from 0 without gaps; None: 0, 1, 2, …
 
     def __post_init__(self) -> None:
         check_tensors("AdvantageInputs", "[N, R]", token_rewards=self.token_rewards)
@@ -47,7 +54,7 @@ class AdvantageInputs:
         given = {name: getattr(self, name) for name in self.__slots__}
         given = {name: value for name, value in given.items() if value is not None or name in REQUIRED}
         names, parts = given.pop("part_names", None), given.pop("parts", None)
-        per_sample = {name: given.pop(name) for name in ("group_ids", "baselines") if name in given}
+        per_sample = {name: given.pop(name) for name in ("group_ids", "baselines", "episodes") if name in given}
         check_tensors("AdvantageInputs", "[N, R]", (number, width), **given)
         check_tensors("AdvantageInputs", "[N]", (number,), **per_sample)
         if parts is not None:
@@ -60,16 +67,21 @@ class AdvantageInputs:
         return self.loss_mask.bool()
 
     @property
+    def groups(self) -> Tensor:
+        """The group of each episode, [E]."""
+        return self.of_episodes(self.group_ids)
+
+    @property
     def scores(self) -> Tensor:
-        """The reward of each sample before penalties, float64 [N]."""
-        return row_sums(self.token_rewards)
+        """The reward of each episode before penalties, float64 [E]."""
+        return self.of_episodes(row_sums(self.token_rewards))
 
     @property
     def rewards(self) -> Tensor:
-        """The reward of each sample after penalties, float64 [N]."""
+        """The reward of each episode after penalties, float64 [E]."""
         if self.token_penalties is None:
             return self.scores
-        return self.scores - row_sums(self.token_penalties, self.mask)
+        return self.scores - self.sum_episodes(row_sums(self.token_penalties, self.mask))
 
     @property
     def shaped_rewards(self) -> Tensor:
@@ -80,9 +92,27 @@ class AdvantageInputs:
         """Clip the rewards before penalties; None: no clip."""
         return self if bounds is None else replace(self, token_rewards=self.token_rewards.clamp(*bounds))
 
+    def of_episodes(self, values: Tensor) -> Tensor:
+        """Return the values [N, …] of each episode's first sample, [E, …]."""
+        if self.episodes is None:
+            return values
+        number = int(self.episodes.max()) + 1
+        order = torch.arange(len(self.episodes), device=self.episodes.device)
+        return values[order.new_zeros(number).scatter_reduce(0, self.episodes, order, "amin", include_self=False)]
+
+    def sum_episodes(self, values: Tensor) -> Tensor:
+        """Sum values [N] over the samples of each episode, [E]."""
+        if self.episodes is None:
+            return values
+        return values.new_zeros(int(self.episodes.max()) + 1).index_add(0, self.episodes, values)
+
+    def to_samples(self, values: Tensor) -> Tensor:
+        """Repeat each episode's value [E] for its samples, [N]."""
+        return values if self.episodes is None else values[self.episodes]
+
     def spread(self, advantages: Tensor) -> Tensor:
-        """Repeat each sample's advantage [N] on its trained tokens: [N, R] in the dtype of the rewards."""
-        return torch.where(self.mask, advantages.to(self.token_rewards.dtype)[:, None], 0.0)
+        """Repeat each episode's advantage [E] on its trained tokens: [N, R] in the dtype of the rewards."""
+        return torch.where(self.mask, self.to_samples(advantages).to(self.token_rewards.dtype)[:, None], 0.0)
 
     def require(self, name: str, estimator: str) -> Tensor:
         """Return an optional field. Raises ValueError if it is missing."""
@@ -146,7 +176,7 @@ def assign(
     the rewards from each token on.
 
     Groups must be complete. The reward counts on the last trained token; a sample without trained tokens enters its
-    group's statistics and gets no advantage.
+    group's statistics and gets no advantage. Without `turn_ids` each sample is one turn, whose state is its group.
 
     Args:
         baselines: rewards of the greedy answers, one per sample (ReMax).
@@ -156,15 +186,15 @@ def assign(
         kl_penalty: a name of `r1_core.kl`: subtract kl_coef times each token's KL from the reference, computed from the
             samples' `old_logprobs` and `ref_logprobs`, or from `full_kl` with `kl.FULL`.
 
-    Raises ValueError on a reward that is not finite, and if a field for the KL is missing. An advantage that is not
-    finite is logged with its sample and estimator.
+    Raises ValueError on a reward that is not finite or stands on an untrained token, and if a field for the KL or for
+    the states of turns is missing. An advantage that is not finite is logged with its sample and estimator.
     """
     if not samples:
         return []
     mask = trained(samples)
     needed = [name for name in ESTIMATOR_FIELDS if name in estimator.needs and known(samples, name)]
     inputs = AdvantageInputs(
-        _outcome_rewards(samples, mask),
+        _token_rewards(samples, mask),
         torch.tensor([sample.group_id for sample in samples]),
         mask,
         token_penalties=None if kl_penalty is None else _penalties(samples, mask, kl_penalty, kl_coef),
@@ -172,6 +202,8 @@ def assign(
         parts=None if parts is None else _table(parts),
         part_names=None if parts is None else tuple(parts[0]),
         correction_weights=None if correction is None else _weights(samples, correction, mask),
+        episodes=_number_episodes(samples),
+        **_turns_and_states(samples, mask, estimator.needs),
         **{name: rows(samples, name).double() for name in needed},
     )
     found = _estimate(estimator, inputs)
@@ -193,14 +225,61 @@ def _estimate(estimator: Estimator, inputs: AdvantageInputs) -> dict[str, Tensor
     return found
 
 
-def _outcome_rewards(samples: Sequence[Sample], mask: Tensor) -> Tensor:
-    """Return each sample's reward on its last trained token, float64 [N, R]."""
+def _token_rewards(samples: Sequence[Sample], mask: Tensor) -> Tensor:
+    """Return the rewards on tokens, float64 [N, R], with each sample's own reward on its last trained token."""
     rewards = torch.tensor([sample.reward for sample in samples], dtype=torch.float64)
-    for i in (~rewards.isfinite()).nonzero().flatten().tolist():
+    table = torch.zeros(mask.shape, dtype=torch.float64)
+    if known(samples, "token_rewards"):
+        table = rows(samples, "token_rewards").double()
+        rewards = rewards + _rewards_elsewhere(samples, table)
+    for i in (~(rewards + table.sum(-1)).isfinite()).nonzero().flatten().tolist():
         where = f"sample {i} (group {samples[i].group_id})"
-        raise ValueError(f"{where} has reward {samples[i].reward}; give failed rewards a number first")
+        raise ValueError(f"{where} has reward {float(rewards[i])}; give failed rewards a number first")
     last = (mask.sum(-1) - 1).clamp(min=0)
-    return torch.zeros(mask.shape, dtype=torch.float64).scatter(1, last[:, None], rewards[:, None])
+    return table.scatter_add(1, last[:, None], rewards[:, None])
+
+
+def _rewards_elsewhere(samples: Sequence[Sample], table: Tensor) -> Tensor:
+    """Return what a sample earns beyond its row [N]: in later samples of its episode, or if it has no trained token."""
+    later: dict[int, float] = {}
+    found = []
+    for i, sample in reversed([*enumerate(samples)]):
+        assert sample.token_rewards is not None
+        own = sample.token_rewards.double()
+        if sample.loss_mask.any() and (own[~sample.loss_mask] != 0).any():
+            place = int(((own != 0) & ~sample.loss_mask).nonzero()[0])
+            where = f"sample {i} (group {sample.group_id})"
+            raise ValueError(f"{where} has reward {own[place]:g} on token {place}, which the policy did not choose")
+        behind = later.get(sample.episode_id, 0.0) if sample.episode_id >= 0 else 0.0
+        later[sample.episode_id] = behind + float(own.sum())
+        found.append(later[sample.episode_id] - float(table[i].sum()))
+    return torch.tensor(found[::-1], dtype=torch.float64)
+
+
+def _number_episodes(samples: Sequence[Sample]) -> Tensor | None:
+    """Return the number of each sample's episode [N]; None if each is one."""
+    numbers: dict[tuple[str, int], int] = {}
+    found = []
+    for i, sample in enumerate(samples):
+        key = ("sample", i) if sample.episode_id < 0 else ("episode", sample.episode_id)
+        found.append(numbers.setdefault(key, len(numbers)))
+    return None if len(numbers) == len(samples) else torch.tensor(found)
+
+
+def _turns_and_states(samples: Sequence[Sample], mask: Tensor, needs: Needs) -> dict[str, Tensor]:
+    """Return `turns` if samples have them or the estimator needs them, and `states` if it needs them."""
+    has_turns = known(samples, "turn_ids")
+    found: dict[str, Tensor] = {}
+    if has_turns:
+        found["turns"] = rows(samples, "turn_ids").long()
+    elif "turns" in needs:
+        found["turns"] = torch.zeros(mask.shape, dtype=torch.int64)
+    if "states" in needs:
+        if has_turns or known(samples, "state_ids"):
+            found["states"] = rows(samples, "state_ids").long()
+        else:
+            found["states"] = torch.tensor([sample.group_id for sample in samples])[:, None].expand(mask.shape)
+    return found
 
 
 def _warn_of_what_is_not_finite(samples: Sequence[Sample], advantages: Tensor, estimator: str) -> None:

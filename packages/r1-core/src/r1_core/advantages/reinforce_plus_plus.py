@@ -3,10 +3,12 @@
 A_t = (G_t − mean) / sqrt(variance + eps) with G_t = r_t + gamma · G_(t + 1), over all trained tokens of the batch.
 
 arXiv 2501.03262 (REINFORCE++), where rewards include the KL term (`token_penalties`). No groups are needed.
-Environment tokens are skipped without discount, so earlier turns are credited with later rewards.
+Environment tokens are skipped without discount, so earlier turns are credited with later rewards. With
+`gamma_per="turn"`, gamma counts only from a turn to the next.
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor
 
@@ -31,6 +33,7 @@ class ReinforcePlusPlus(Estimator):
     unbiased: bool = True  # false: the variance over n, as OpenRLHF has it
     norm_by_std: bool = True
     reward_clip: tuple[float, float] | None = None
+    gamma_per: Literal["token", "turn"] = "token"  # what gamma counts
 
     def __post_init__(self) -> None:
         check_settings(self)
@@ -38,10 +41,10 @@ class ReinforcePlusPlus(Estimator):
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
         rewards, mask = inputs.clip(self.reward_clip).shaped_rewards, inputs.mask
-        return whiten_blocks(
-            lambda rows: scan(rewards[rows], mask[rows], self.gamma),
-            mask,
-            rewards.dtype,
-            unbiased=self.unbiased,
-            norm_by_std=self.norm_by_std,
-        )
+        gamma = self.gamma if self.gamma_per == "token" else 1.0
+        turns = None if self.gamma_per == "token" else inputs.turns
+
+        def returns(rows: slice) -> Tensor:
+            return scan(rewards[rows], mask[rows], gamma, None if turns is None else turns[rows], self.gamma)
+
+        return whiten_blocks(returns, mask, rewards.dtype, unbiased=self.unbiased, norm_by_std=self.norm_by_std)

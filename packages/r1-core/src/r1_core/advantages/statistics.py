@@ -92,28 +92,34 @@ def discounted_sums(values: Tensor, mask: Tensor, decay: float) -> Tensor:
     return sums
 
 
-def scan(values: Tensor, mask: Tensor, decay: float) -> Tensor:
+def scan(values: Tensor, mask: Tensor, decay: float, turns: Tensor | None = None, turn_decay: float = 1.0) -> Tensor:
     """`discounted_sums` of a block of rows that fits the cache; arbitrary but finite outside the mask.
+
+    With `turns` [N, R], ascending in a row, the decay from a token to one of another turn is `decay · turn_decay`.
 
     With n_t trained tokens before t, S_t = Σ_(s ≥ t) decay^n_s · values_s / decay^n_t. Summing from the right adds
     small terms first, so this is as exact as the recursion. Long rows or strong decay are split into chunks whose
     weights do not underflow; there are at most R · ln(decay) / ln(1e-150) chunks.
     """
-    if not 0 <= decay <= 1:
-        raise ValueError(f"decay is {decay}; it must lie in [0, 1]")
+    if not (0 <= decay <= 1 and 0 <= turn_decay <= 1):
+        raise ValueError(f"decay is {decay} and turn_decay {turn_decay}; both must lie in [0, 1]")
     values = torch.where(mask, values, 0.0).double()
-    if decay == 1:
+    if decay == 1 and (turns is None or turn_decay == 1):
         return _sums_to_the_right(values)
     if decay == 0:
         return _next_trained(values, mask)
     width = values.shape[-1]
-    before = _trained_before(mask)
-    chunk = min(width, max(1, int(math.log(SMALLEST_WEIGHT) / math.log(decay))))
-    powers = torch.pow(decay, torch.arange(chunk + 1, dtype=torch.float64, device=values.device))
+    before, turns_before = _trained_before(mask), None if turns is None else _turns_before(mask, turns)
+    turn_decay = 1.0 if turns is None else max(turn_decay, SMALLEST_WEIGHT)  # 0 would divide by 0
+    chunk = min(width, max(1, int(math.log(SMALLEST_WEIGHT) / (math.log(decay) + math.log(turn_decay)))))
+    counts = torch.arange(chunk + 1, dtype=torch.float64, device=values.device)
+    powers, turn_powers = torch.pow(decay, counts), torch.pow(turn_decay, counts)
     carry = values.new_zeros(values.shape[0], 1)
     for start in range((width - 1) // chunk * chunk, -1, -chunk):
         stop = min(start + chunk, width)
         weights = powers[before[..., start : stop + 1] - before[..., start : start + 1]]
+        if turns_before is not None:
+            weights = weights * turn_powers[turns_before[:, start : stop + 1] - turns_before[:, start : start + 1]]
         weighted = _sums_to_the_right(values[:, start:stop].mul_(weights[..., :-1]))
         torch.div(weighted.add_(carry * weights[..., -1:]), weights[..., :-1], out=values[:, start:stop])
         carry = values[:, start : start + 1]
@@ -142,6 +148,13 @@ def _next_trained(values: Tensor, mask: Tensor) -> Tensor:
     columns = torch.where(mask, torch.arange(width, device=mask.device), width)
     columns = columns.flip(-1).cummin(-1).values.flip(-1)
     return torch.nn.functional.pad(values, (0, 1)).gather(-1, columns)
+
+
+def _turns_before(mask: Tensor, turns: Tensor) -> Tensor:
+    """Count the turns that end before each column, [N, R + 1]."""
+    running = torch.where(mask, turns, -1).cummax(-1).values
+    ended = torch.nn.functional.pad((running.diff(dim=-1) > 0).cumsum(-1), (1, 0))
+    return torch.cat([ended, ended[:, -1:]], dim=-1)
 
 
 def _trained_before(mask: Tensor) -> Tensor:
