@@ -1,0 +1,1 @@
+"""Built-in tools, one per module, named as the module."""
