@@ -7,11 +7,12 @@ import pytest
 import yaml
 from cli_convert import dry_run, run
 
-from r1_cli.config import lookup
+from r1_cli.config import load_config, lookup
 from r1_cli.config.convert.lmm_r1 import convert_lmm_r1
 from r1_cli.config.convert.lmm_r1_keys import DEFAULTS, KEYS, NO_COUNTERPART
 from r1_cli.config.convert.shell import command_words, read_flags
 from r1_cli.config.convert.verl import convert_verl
+from r1_cli.config.multi_turn import MultiTurnSettings
 
 VL = "--pretrain Qwen/Qwen2.5-VL-3B-Instruct --prompt_data owner/rows --input_key message --label_key answer"
 SERVER = "--remote_rm_url http://127.0.0.1:5000/get_reward"
@@ -269,7 +270,7 @@ trainer: {project_name: p, default_local_dir: "checkpoints/${trainer.project_nam
     assert config.worker.reward.overlong_buffer.len == 512
     assert config.worker.reward.reward_function == "rewards.py:score"
     told = "\n".join(made.lost)
-    assert "multi_turn.enable=True: responses are of one turn" in told
+    assert "multi_turn.enable=true: set worker.rollout.multi_turn.tools, environment or agent, and its enable" in told
     assert "name=sglang" in told
 
 
@@ -353,3 +354,78 @@ def test_a_script_of_verl_has_the_environments_variables_but_no_secrets(monkeypa
 def test_words_of_a_command_end_where_the_shell_goes_on() -> None:
     words = command_words("cd x; python train_ppo_ray.py --a 1 --b -1 2 --c=x --d | tee log", ".*train_ppo_ray.py")
     assert read_flags(words) == {"a": 1, "b": [-1, 2], "c": "x", "d": True}
+
+
+VERL_TURNS = """\
+data: {{train_files: owner/rows@train, max_prompt_length: 1000, max_response_length: 3000, train_batch_size: 64}}
+actor_rollout_ref:
+  model: {{path: owner/model}}
+  actor: {{ppo_mini_batch_size: 32}}
+  rollout:
+    n: 4
+    multi_turn: {{{turns}}}
+    agent: {{num_workers: 3, default_agent_loop: {loop}, custom_async_server: {{path: null}}}}
+algorithm: {{adv_estimator: grpo}}
+custom_reward_function: {{path: rewards.py, name: score}}
+"""
+
+
+def turns_of(turns: str, loop: str = "tool_agent") -> tuple[MultiTurnSettings, list[str], list[str]]:
+    Path("rewards.py").write_text("def score(data_source, solution_str, ground_truth):\n    return 0.0\n")
+    Path("tools.py").write_text("def look(x): ...\n")
+    made = convert_verl(VERL_TURNS.format(turns=turns, loop=loop), [])
+    assert made.unknown() == []
+    Path("converted.yaml").write_text(made.text())
+    return load_config(["converted.yaml"])[0].worker.rollout.multi_turn, made.lost, made.remarks
+
+
+def test_settings_of_verls_episodes_keep_their_names_and_its_defaults() -> None:
+    found, lost, remarks = turns_of(
+        "enable: true, function_tool_path: tools.py, max_assistant_turns: 5, max_user_turns: 4, "
+        "use_inference_chat_template: true, format: qwen3_coder"
+    )
+    assert lost == []
+    assert any("turns keep the tokens that were sampled" in remark for remark in remarks)
+    assert found == MultiTurnSettings(
+        enable=True,
+        function_tool_path="tools.py",
+        max_assistant_turns=5,
+        max_user_turns=4,
+        max_parallel_calls=1,
+        max_tool_response_length=256,
+        num_workers=3,
+        format="qwen3_coder",
+        history="template",
+    )
+
+
+def test_tool_classes_of_verl_become_built_in_tools_or_are_named_with_the_function_to_write() -> None:
+    Path("verl.yaml").write_text(
+        "tools:\n- {class_name: verl.tools.search_tool.SearchTool}\n- class_name: mine.Zoom\n"
+        "  tool_schema: {function: {name: zoom, parameters: {properties: {left: {}, top: {}}}}}\n"
+    )
+    found, lost, _ = turns_of("enable: true, tool_config_path: verl.yaml")
+    assert (found.enable, found.tools, found.tool_config_path) == (True, ["search"], None)
+    [told] = lost
+    assert "mine.Zoom is a class: write a function zoom(left, top) into a file" in told
+
+
+def test_what_of_verls_episodes_has_no_counterpart_is_named() -> None:
+    found, lost, _ = turns_of(
+        "enable: true, function_tool_path: tools.py, format: gpt-oss, interaction_config_path: a.yaml, "
+        "num_repeat_rollouts: 2",
+        loop="my_loop",
+    )
+    told = "\n".join(lost)
+    assert found.format == "auto"
+    assert "format=gpt-oss: the format is read off the chat template" in told
+    assert "default_agent_loop=my_loop: an agent loop becomes worker.rollout.multi_turn.agent" in told
+    assert "interaction_config_path=a.yaml: write a class with reset and step" in told
+    assert "num_repeat_rollouts=2" in told
+
+
+def test_settings_of_episodes_that_are_not_enabled_ask_for_nothing() -> None:
+    found, lost, remarks = turns_of("enable: false, tool_config_path: null, max_user_turns: 3", loop="my_loop")
+    assert found == MultiTurnSettings()
+    assert lost == []
+    assert not any("multi_turn" in remark for remark in remarks)

@@ -170,3 +170,22 @@ def test_a_training_script_of_trl_is_read_without_being_executed(folder: Path) -
     for code in ("GRPOConfig(max_steps=args.steps)", "seed=SEEN", "GRPOConfig(**more)", "callbacks=[Report()]"):
         assert code in printed
     assert "reward_funcs length: name its file and function" in printed
+
+
+def test_tools_and_environments_of_trl_are_named_with_the_setting_to_write() -> None:
+    script = (
+        "from trl import GRPOConfig, GRPOTrainer\n"
+        "args = GRPOConfig(max_tool_calling_iterations=3, max_completion_length=64)\n"
+        "GRPOTrainer('owner/model', reward_funcs=[accuracy_reward], args=args, tools=[look, multiply], "
+        "environment_factory=Store, rollout_func=play)\n"
+    )
+    made = convert_trl(script, 1)
+    assert made.settings["worker.rollout.multi_turn.max_assistant_turns"] == 4
+    told = "\n".join(made.lost)
+    for tool in ("look", "multiply"):
+        assert f"tools {tool}: put it into a file" in told
+        assert f"set worker.rollout.multi_turn.tools=./tools.py:{tool}" in told
+    assert "environment_factory Store" in told
+    assert "worker.rollout.multi_turn.environment=./environment.py:Store" in told
+    assert "worker.rollout.multi_turn.agent" in told
+    assert made.unknown() == []

@@ -127,8 +127,20 @@ def _is_defined_name(text: str) -> bool:
 def _read_tools(path: Path) -> list[str]:
     """Return the functions that a YAML file of tools names.
 
-    Raises ValueError: not such a file, or tools that are classes of veRL, with the functions to write in their place.
+    Raises ValueError: not such a file, or tools that are classes of veRL, with what to write in their place.
     """
+    entries = read_tool_entries(path)
+    for number, entry in enumerate(entries, 1):
+        if "class_name" in entry:
+            name, message = replace_tool_class(entry)
+            raise ValueError(f"{path}, tool {number}: {message or f'write {name} into {KEY}.tools'}")
+        if not isinstance(entry.get("function"), str):
+            raise ValueError(f"{path}, tool {number}: needs `function: file.py:name`, found {', '.join(entry)}")
+    return [entry["function"] for entry in entries]
+
+
+def read_tool_entries(path: Path) -> list[Tree]:
+    """Return the list `tools` of a YAML file. Raises ValueError if there is none."""
     try:
         found = yaml.safe_load(path.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -136,24 +148,19 @@ def _read_tools(path: Path) -> list[str]:
     entries = found.get("tools") if isinstance(found, dict) else None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) for entry in entries):
         raise ValueError(f"{path} must have a list `tools`, of which each entry has `function: file.py:name`")
-    for number, entry in enumerate(entries, 1):
-        if "class_name" in entry:
-            raise ValueError(f"{path}, tool {number}: {_replacement(entry)}")
-        if not isinstance(entry.get("function"), str):
-            raise ValueError(f"{path}, tool {number}: needs `function: file.py:name`, found {', '.join(entry)}")
-    return [entry["function"] for entry in entries]
+    return entries
 
 
-def _replacement(entry: Tree) -> str:
-    """Return what to write in the place of a tool class of veRL."""
+def replace_tool_class(entry: Tree) -> tuple[str, str]:
+    """Return the built-in tool that replaces a tool class of veRL, or "" and the function to write in its place."""
     kind = str(entry["class_name"])
     if builtin := VERL_TOOLS.get(kind.rpartition(".")[2]):
-        return f"{kind} is built in here: write {builtin} into {KEY}.tools"
+        return builtin, ""
     function: Any = (entry.get("tool_schema") or {}).get("function") or {}
     name = function.get("name") or kind.rpartition(".")[2]
     words = [word for word in (function.get("parameters") or {}).get("properties") or {} if str(word).isidentifier()]
     signature = Signature([Parameter(word, Parameter.POSITIONAL_OR_KEYWORD) for word in words])
-    return f"{kind} is a class: write a function {name}{signature} into a file, and file.py:{name} into {KEY}.tools"
+    return "", f"{kind} is a class: write a function {name}{signature} into a file, and file.py:{name} into {KEY}.tools"
 
 
 UNSUPPORTED = (

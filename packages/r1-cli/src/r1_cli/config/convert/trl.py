@@ -28,6 +28,7 @@ def convert_trl(text: str, devices: int) -> Conversion:
     _adapter(made)
     _sampling(made)
     _reward(made)
+    _turns(made)
     _reports(made)
     made.report_lost(NO_COUNTERPART)
     for name, default in HARMLESS.items():
@@ -232,6 +233,17 @@ def _reward(made: Conversion) -> None:
         )
         if weights:
             made.remarks.append(f"reward_weights={weights}: reward_function=combine takes a weight for each part")
+
+
+def _turns(made: Conversion) -> None:
+    ours, calls = "worker.rollout.multi_turn", made.read("max_tool_calling_iterations")
+    for name, key in (("tools", "tools"), ("environment_factory", "environment")):
+        for function in made.read(name) or ():
+            where = f"./{key}.py:{function}"
+            made.lost.append(f"{name} {function}: put it into a file without the training script, and set {ours}.{key}")
+            made.lost[-1] += f"={where} and {ours}.enable=true"
+    if calls is not None:
+        made.settings[f"{ours}.max_assistant_turns"] = calls + 1
 
 
 def _reports(made: Conversion) -> None:

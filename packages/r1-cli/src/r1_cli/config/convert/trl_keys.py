@@ -196,7 +196,7 @@ NO_COUNTERPART = {
     "ref_model_sync_steps": "the reference never changes",
     "top_entropy_quantile": "every token of a response is trained",
     "mask_truncated_completions": "worker.reward.overlong_buffer takes reward off instead",
-    "max_tool_calling_iterations": "responses are of one turn",
+    "rollout_func": "a program that asks the policy by itself becomes worker.rollout.multi_turn.agent",
     "use_bias_correction_kl": "algorithm.kl_penalty=k3+ has the gradient of the unbiased estimate",
     "disable_dropout": "the model always computes without dropout",
     "cast_lm_head_to_fp32": "log-probs are taken in float32 from the head's own products",

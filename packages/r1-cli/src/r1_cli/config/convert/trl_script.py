@@ -13,6 +13,7 @@ _MISSING = object()
 _LORA = {"r": "lora_r", "target_modules": "lora_target_modules", "task_type": "lora_task_type"}
 _LORA |= {"modules_to_save": "lora_modules_to_save"}
 _TRAINER = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset")  # its positional parameters
+_FUNCTIONS = ("reward_funcs", "tools", "environment_factory", "rollout_func")  # arguments that are named functions
 _HERE = ("args", "peft_config", "processing_class")  # of GRPOTrainer: read by themselves, or not needed
 
 
@@ -47,7 +48,7 @@ def read_script(text: str) -> tuple[Tree, list[str]] | None:
         else:
             continue
         for key, node in found.items():
-            literal = _functions(node) if key == "reward_funcs" else value(node)
+            literal = _functions(node) if key in _FUNCTIONS else value(node)
             if literal is _MISSING:
                 unread.append(f"{name}({'**' if key == '**' else f'{key}='}{ast.unparse(node)})")
             else:

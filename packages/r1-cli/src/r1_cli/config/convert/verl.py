@@ -2,14 +2,27 @@
 
 import re
 from os.path import expanduser
-from typing import Any
+from pathlib import Path
+from typing import Any, get_args
 
 import yaml
 
 from r1_cli.config.convert.conversion import Conversion, OthersLoader
 from r1_cli.config.convert.shell import command_words, read_value
-from r1_cli.config.convert.verl_keys import ACTOR, DEFAULTS, KEYS, LOSSES, MODEL, NO_COUNTERPART, ROLLOUT, VERDICTS
+from r1_cli.config.convert.verl_keys import (
+    ACTOR,
+    AGENT_LOOPS,
+    DEFAULTS,
+    KEYS,
+    LOSSES,
+    MODEL,
+    NO_COUNTERPART,
+    ROLLOUT,
+    TURN_KEYS,
+    VERDICTS,
+)
 from r1_cli.config.legacy import Translated, translate
+from r1_cli.config.multi_turn import MultiTurnSettings, read_tool_entries, replace_tool_class
 from r1_cli.config.schema import schema
 from r1_cli.config.section import Tree, flatten
 from r1_cli.config.settings import COMMAND_LINE, Setting
@@ -29,6 +42,7 @@ def convert_verl(text: str, overrides: list[str]) -> Conversion:
     _data(made)
     made.rename(KEYS)
     _sizes(made)
+    _turns(made)
     _rest(made)
     return made
 
@@ -164,6 +178,43 @@ def _sizes(made: Conversion) -> None:
         made.lost.append(f"{ROLLOUT}name={engine}: worker.rollout.name=auto takes vLLM where it is installed")
     keep = made.read("trainer.max_actor_ckpt_to_keep")
     settings["trainer.save_limit"] = -1 if keep is None else keep
+
+
+def _turns(made: Conversion) -> None:
+    there, ours = f"{ROLLOUT}multi_turn.", "worker.rollout.multi_turn."
+    chosen: Tree = {name: made.read(there + name) for name in TURN_KEYS}
+    path = made.read(f"{there}tool_config_path") or made.read("data.tool_config_path")
+    made.read("data.tool_config_path")
+    chosen["num_workers"] = made.read(f"{ROLLOUT}agent.num_workers")
+    loop = made.read(f"{ROLLOUT}agent.default_agent_loop")
+    shown, checked = (made.read(there + n) for n in ("use_inference_chat_template", "tokenization_sanity_check_mode"))
+    if not made.read(f"{there}enable"):
+        return
+    if shown:
+        chosen["history"] = "template"
+    if checked != "disable":
+        made.remarks.append("multi_turn.tokenization_sanity_check_mode: turns keep the tokens that were sampled, and")
+        made.remarks[-1] += " the start of a run says what the chat template does with them (multi_turn.history)"
+    if chosen["format"] not in get_args(MultiTurnSettings.model_fields["format"].annotation):
+        made.lost.append(f"{there}format={chosen['format']}: the format is read off the chat template")
+        chosen["format"] = "auto"
+    if loop not in AGENT_LOOPS:
+        made.lost.append(f"{ROLLOUT}agent.default_agent_loop={loop}: an agent loop becomes {ours}agent")
+    chosen |= _tools(made, path)
+    if chosen["function_tool_path"] or chosen.get("tools") or chosen.get("tool_config_path"):
+        chosen["enable"] = True
+    else:
+        made.lost.append(f"{there}enable=true: set {ours}tools, environment or agent, and its enable")
+    made.settings |= {ours + name: value for name, value in chosen.items() if value is not None}
+
+
+def _tools(made: Conversion, path: str | None) -> Tree:
+    """Return the settings in the place of veRL's file of tools, whose classes are replaced or reported as lost."""
+    if path is None or not Path(path).is_file():
+        return {"tool_config_path": path}
+    found = [replace_tool_class(entry) for entry in read_tool_entries(Path(path)) if "class_name" in entry]
+    made.lost += [f"{ROLLOUT}multi_turn.tool_config_path={path}: {message}" for _, message in found if message]
+    return {"tools": [name for name, _ in found if name]} if found else {"tool_config_path": path}
 
 
 def _rest(made: Conversion) -> None:

@@ -41,6 +41,14 @@ DEFAULTS: Tree = {
     f"{ROLLOUT}do_sample": True,
     f"{ROLLOUT}val_kwargs.do_sample": False,
     f"{ROLLOUT}update_weights_bucket_megabytes": 512,
+    f"{ROLLOUT}multi_turn.enable": False,
+    f"{ROLLOUT}multi_turn.max_parallel_calls": 1,
+    f"{ROLLOUT}multi_turn.max_tool_response_length": 256,
+    f"{ROLLOUT}multi_turn.tool_response_truncate_side": "middle",
+    f"{ROLLOUT}multi_turn.format": "hermes",
+    f"{ROLLOUT}multi_turn.tokenization_sanity_check_mode": "strict",
+    f"{ROLLOUT}agent.num_workers": 8,
+    f"{ROLLOUT}agent.default_agent_loop": "single_turn_agent",
     "critic.optim.lr": 1e-5,
     "algorithm.adv_estimator": "gae",
     "algorithm.use_kl_in_reward": False,
@@ -91,14 +99,22 @@ KEYS = {
 LOSSES = {"vanilla": "default", "gpg": "gpg", "geo_mean": "gmpo"}
 # What judges a data source there, by a word in the files' names, and what it is called here.
 VERDICTS = (("gsm8k", "gsm8k_verl"), ("geo", "geo3k"), ("dapo", "math_dapo"), ("aime", "math_dapo"), ("", "math"))
-TURNS = "responses are of one turn, without tools"
+# Keys of multi_turn with the same names and meanings here.
+TURN_KEYS = (
+    "max_assistant_turns", "max_user_turns", "max_parallel_calls", "max_tool_response_length",
+    "tool_response_truncate_side", "format", "function_tool_path",
+)  # fmt: skip
+AGENT_LOOPS = {"single_turn_agent", "tool_agent"}  # those that are not a user's own
 PROFILER = "trainer.ray_timeline and timing_s/* show where time goes"
 FILES = "rows are read by data.row_format and the keys of columns"
 RAY = "r1 starts Ray, or joins the cluster of RAY_ADDRESS"
 # By the beginnings of keys.
 NO_COUNTERPART = {
-    f"{ROLLOUT}multi_turn": TURNS,
-    f"{ROLLOUT}agent": TURNS,
+    f"{ROLLOUT}multi_turn.interaction_config_path": "write a class with reset and step, and name it as environment",
+    f"{ROLLOUT}multi_turn.num_repeat_rollouts": "worker.rollout.n episodes are sampled for a prompt",
+    f"{ROLLOUT}multi_turn": "worker.rollout.multi_turn has no such key",
+    f"{ROLLOUT}agent.agent_loop_config_path": "an agent loop becomes worker.rollout.multi_turn.agent",
+    f"{ROLLOUT}agent": "episodes are sampled by the run's own engines",
     f"{ROLLOUT}mode": "sampling overlaps with scoring; it is never steps behind",
     f"{ROLLOUT}engine_kwargs": "engines have the keys of worker.rollout",
     f"{ROLLOUT}data_parallel_size": "engines follow from devices ÷ tensor_parallel_size",
@@ -155,7 +171,6 @@ NO_COUNTERPART = {
     "data.validation_shuffle": "validation keeps the rows' order",
     "data.return_": "prompts are rendered once, for the engine and the learner alike",
     "data.trust_remote_code": "set worker.actor.model.trust_remote_code",
-    "data.tool_config_path": TURNS,
     "data.train_max_samples": "write the slice behind the files, as in data.train_files=rows.parquet[:1000]",
     "data.val_max_samples": "write the slice behind the files, as in data.val_files=rows.parquet[:1000]",
     "data.image_patch_size": "the model's processor has it",
