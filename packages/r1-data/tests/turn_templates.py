@@ -3,6 +3,8 @@
 Written for these tests after the behaviour of the families that they are named after.
 """
 
+from collections.abc import Sequence
+
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
@@ -202,7 +204,7 @@ _SPECIAL = (
 TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 
 
-def merging_tokenizer() -> PreTrainedTokenizerFast:
+def merging_tokenizer(tags: Sequence[str] = TAGS) -> PreTrainedTokenizerFast:
     """Make a byte-level BPE tokenizer whose merges span words and lines, with the control tokens of all templates."""
     bpe = Tokenizer(models.BPE())
     bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
@@ -210,8 +212,16 @@ def merging_tokenizer() -> PreTrainedTokenizerFast:
     trainer = trainers.BpeTrainer(
         vocab_size=600, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
-    lines = ["user\nAnd now?\n", "assistant\n", "There are 12.", "\n\nA row.\n\n", "How many rows?", "|im_end|>\n"]
+    lines = [
+        "user\nAnd now?\n",
+        "assistant\n",
+        "There are 12.",
+        "\n\nA row.\n\n",
+        "How many rows?",
+        "</tool_response>",
+        "|im_end|>\n",
+    ]
     bpe.train_from_iterator(lines * 3, trainer)
     bpe.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _SPECIAL])
-    bpe.add_tokens([AddedToken(token, special=False, normalized=False) for token in TAGS])
+    bpe.add_tokens([AddedToken(token, special=False, normalized=False) for token in tags])
     return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>")

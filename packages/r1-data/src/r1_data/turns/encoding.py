@@ -56,7 +56,7 @@ class SafeEncoder:
         (token_ids,) = encode_all(self.tokenizer, [text])
         spelling = [self._spelled.search("".join(_texts(message))) is not None for message in messages]
         if not any(spelling):
-            together = "".join(text for message in messages for text in _texts(message))
+            together = "".join("".join(_texts(message)) for message in messages)
             if not self._spelled.search(together) and self._count(token_ids) == self._expected(write, messages, cached):
                 return text, token_ids
             spelling = [True] * len(messages)

@@ -146,22 +146,12 @@ class _Probe:
 
     def _behind_call(self) -> tuple[str, str, str]:
         """Return the end token of a call, what stands before a result, and the end of a call."""
-        text, (_, written, called) = (
-            self.writer.behind_calls([_RESULT]),
-            self._called({"row": SENTINEL}).partition(SENTINEL),
-        )
-        turn = {"role": "assistant", "content": "", "tool_calls": [make_call("r1look", {}, "call00001")]}
-        longer = [
-            *STAND_IN,
-            turn,
-            {**_RESULT, "tool_call_id": "call00001"},
-            {"role": "assistant", "content": "A turn."},
-        ]
-        if (
-            not written
-            or text.count(_MARK) != 1
-            or text != self.writer.behind_calls([_RESULT], before=[*longer, *STAND_IN])
-        ):
+        text = self.writer.behind_calls([_RESULT])
+        turn: Message = {"role": "assistant", "content": "", "tool_calls": [make_call("r1look", {}, "call00001")]}
+        result, answer = {**_RESULT, "tool_call_id": "call00001"}, {"role": "assistant", "content": "A turn."}
+        longer = self.writer.behind_calls([_RESULT], before=[*STAND_IN, turn, result, answer, *STAND_IN])
+        _, written, called = self._called({"row": SENTINEL}).partition(SENTINEL)
+        if not written or text != longer or text.count(_MARK) != 1:
             raise DataError("the chat template does not write a call and its result behind it")
         place = max((called.rfind(token) for token in self.ends), default=-1)
         text = (call_end := called[place:] if place >= 0 else "") + text
