@@ -13,7 +13,7 @@ from torch import Tensor
 from r1_cli.train.sampling.weight_check import CheckedGenerator, LearnerReference
 from r1_rollout.errors import EngineError, StaleWeights
 from r1_rollout.probes import text_probes
-from r1_rollout.types import Comparison, Expected
+from r1_rollout.types import Comparison, Expected, SamplingParams
 from r1_rollout.weight_checks import Canary, compare
 from r1_rollout.weights import LocalWeights, WeightSource
 
@@ -65,6 +65,14 @@ def sync(proven: CheckedGenerator, *steps: int) -> None:
 
 def proven(engine: Engine) -> CheckedGenerator:
     return CheckedGenerator(cast(Any, engine), Reference(), CANARY)
+
+
+def test_a_checked_engine_opens_a_session_if_it_has_sessions() -> None:
+    engine, params = Engine(keeps_layout=True), SamplingParams(max_tokens=3)
+    with pytest.raises(EngineError, match="Engine has no open_session"):
+        proven(engine).open_session(params)
+    engine.open_session = lambda of: ("a session", of)  # type: ignore[attr-defined]
+    assert proven(engine).open_session(params) == ("a session", params)  # type: ignore[comparison-overlap]
 
 
 LAYER_1 = ["model.layers.1.mlp.up_proj.weight"]

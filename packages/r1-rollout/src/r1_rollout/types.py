@@ -183,6 +183,55 @@ class Generator(Protocol):
         """
 
 
+class GenerationSession(Protocol):
+    """An open call of an engine: requests are submitted at any time, and each returns when it has finished.
+
+    Noise depends on (seed, prompt id, sample index), as in `generate`. One thread at a time uses a session. All but
+    `cancel` and `close` raise RuntimeError once the session has ended: it was closed, the engine's active block ended,
+    new weights came, or a later call began.
+    """
+
+    def submit(self, key: str, prompt: PromptLike, *, max_tokens: int, n: int = 1, stop: tuple[str, ...] = ()) -> None:
+        """Add a request.
+
+        Args:
+            key: names it. It may be used again when the request has been returned or cancelled.
+            max_tokens: of an answer, at most the session's `params.max_tokens`.
+            stop: strings that end an answer, beside the session's.
+
+        Raises:
+            PromptError: the engine cannot process the prompt; other requests go on.
+            ValueError: the key is pending, or `n` or `max_tokens` is too large.
+        """
+
+    def poll(self, timeout: float | None = None) -> list[tuple[str, list[Completion]]]:
+        """Return the requests that have finished, each as (key, its `n` completions).
+
+        Args:
+            timeout: seconds to wait for the first. None: until one finishes; 0: one step of an engine in this process.
+                If no request is pending, it returns [] at once.
+
+        Raises NonFiniteLogits and EngineError as `Generator.generate`.
+        """
+
+    def cancel(self, key: str) -> None:
+        """Abandon a request, which is never returned. Does nothing if none of this key is pending."""
+
+    def close(self) -> None:
+        """End the session and abandon its requests. Closing twice is allowed."""
+
+
+@runtime_checkable
+class Interactive(Protocol):
+    """An engine that takes requests while it generates, as episodes of several turns need."""
+
+    def open_session(self, params: SamplingParams) -> GenerationSession:
+        """Open a session, which ends the last call. Its requests have `n`, so `params.n` is not read.
+
+        Raises RuntimeError if the engine is not active, and ValueError if it cannot sample with these parameters.
+        """
+
+
 class OldEngineNames:
     """Deprecated names of `Generator.active` and `Generator.load_weights`, gone in the next version."""
 

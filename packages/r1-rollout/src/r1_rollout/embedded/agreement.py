@@ -1,6 +1,6 @@
 """A check that the embedded engine computes what the model does by itself, when it takes over a model."""
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,11 +9,12 @@ from torch import Tensor
 from r1_rollout.embedded.architecture import Reach
 from r1_rollout.embedded.decoding import Decoding, rotary_axes, without_lone_axis
 from r1_rollout.embedded.kv import ATTENTION
-from r1_rollout.embedded.rows import forced_strategy
+from r1_rollout.embedded.rows import Request, forced_strategy
 from r1_rollout.embedded.stack import Stack, stack_of
 from r1_rollout.errors import RolloutError
 from r1_rollout.probes import ProbePrompt, spread_tokens
 from r1_rollout.tokens import setting
+from r1_rollout.types import Completion
 from r1_rollout.weight_checks import TOLERANCE, widest_gap
 
 if TYPE_CHECKING:
@@ -106,7 +107,18 @@ def _engine_logprobs(
     filler: int,
     stack: Stack | None = None,
 ) -> list[list[float]]:
-    strategy = forced_strategy(responses, 1.0, model.device)
-    decoding = Decoding(model, prompts, strategy, filler=filler, max_sequences=len(prompts), version=0, stack=stack)
-    groups = dict(decoding)
+    decoding = Decoding(
+        model,
+        forced_strategy(responses, 1.0, model.device),
+        filler=filler,
+        max_sequences=len(prompts),
+        longest=max(map(len, responses)),
+        version=0,
+        stack=stack,
+    )
+    for index, prompt in enumerate(prompts):
+        decoding.submit(Request(index, prompt, [index], len(responses[index])))
+    groups: dict[Hashable, list[Completion]] = {}
+    while decoding.pending:
+        groups.update(decoding.step())
     return [groups[index][0].logprobs.tolist() for index in range(len(prompts))]

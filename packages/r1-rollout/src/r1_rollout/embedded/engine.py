@@ -1,16 +1,18 @@
 """The embedded engine: group sampling inside the process, on any CPU or GPU, with no server."""
 
 import weakref
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
 from r1_rollout.embedded.agreement import require_agreement
 from r1_rollout.embedded.architecture import Reach, prepare
-from r1_rollout.embedded.decoding import Decoding, rotary_axes
-from r1_rollout.embedded.rows import DecodingStrategy, forced_strategy, sampling_strategy
+from r1_rollout.embedded.decoding import Decoding, Generation, rotary_axes
+from r1_rollout.embedded.rows import DecodingStrategy, Request, forced_strategy, sampling_request, sampling_strategy
+from r1_rollout.embedded.session import EmbeddedSession
 from r1_rollout.errors import PromptError
 from r1_rollout.sampling import banned_tokens
 from r1_rollout.types import Comparison, Expected, OldEngineNames, PromptLike, SamplingParams
@@ -79,7 +81,7 @@ class EmbeddedEngine(OldEngineNames):
         self._weights = WeightStore(self._model, read_only=read_only)
         self._weights.version = version
         self._version, self._stays_ready, self._active = version, version is not None, False
-        self._decoding: weakref.ref[Decoding] | None = None
+        self._call: weakref.ref[Generation | EmbeddedSession] | None = None  # the last one, if it goes on
 
     keeps_layout = True  # see `r1_rollout.types.Checksummed`
 
@@ -104,20 +106,27 @@ class EmbeddedEngine(OldEngineNames):
         self._load(source)
         self._stays_ready = True
 
-    def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> Decoding:
-        if params.n > self._max_sequences:
-            raise ValueError(f"n={params.n} samples a prompt, but max_sequences={self._max_sequences}: raise it")
-        strategy = sampling_strategy(
-            prompts, params, banned=self._banned, end_token_ids=self._end_token_ids, tokenizer=self._tokenizer
-        )
-        decoding = self._decode("generate", prompts, strategy)
-        self._end("a later generate() began before it finished")
-        self._decoding = weakref.ref(decoding)
-        return decoding
+    def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> Generation:
+        self._require_capacity(params.n)
+        decoding = self._decode("generate", self._sampling(params), params.max_tokens)
+        generation = Generation(decoding, prompts, partial(self._sampling_request, decoding, params))
+        self._begin(generation, "a later generate() began before it finished")
+        return generation
+
+    def open_session(self, params: SamplingParams) -> EmbeddedSession:
+        decoding = self._decode("open_session", self._sampling(params), params.max_tokens)
+
+        def request_of(key: str, prompt: PromptLike, turn: SamplingParams) -> Request:
+            self._require_capacity(turn.n)
+            return self._sampling_request(decoding, turn, key, prompt)
+
+        session = EmbeddedSession(decoding, params, request_of)
+        self._begin(session, "a later session began")
+        return session
 
     def drain(self) -> None:
-        if self._decoding is not None and (decoding := self._decoding()) is not None:
-            decoding.drain()
+        if self._call is not None and isinstance(call := self._call(), Generation):
+            call.drain()
 
     def logprobs_of(
         self, prompts: Sequence[PromptLike], responses: "Sequence[Tokens]", temperature: float = 1.0
@@ -132,7 +141,12 @@ class EmbeddedEngine(OldEngineNames):
         given = [index for index, response in enumerate(responses) if len(response)]
         strategy = forced_strategy([responses[index] for index in given], temperature, self._banned.device)
         logprobs: list[list[float]] = [[] for _ in responses]
-        for index, (completion,) in self._decode("logprobs_of", [prompts[index] for index in given], strategy):
+        decoding = self._decode("logprobs_of", strategy, max(map(len, responses), default=0))
+
+        def request_of(index: int, prompt: PromptLike) -> Request:
+            return self._checked(decoding, Request(index, prompt, [index], len(responses[given[index]])))
+
+        for index, (completion,) in Generation(decoding, [prompts[index] for index in given], request_of):
             logprobs[given[index]] = completion.logprobs.tolist()
         return logprobs
 
@@ -143,27 +157,39 @@ class EmbeddedEngine(OldEngineNames):
     def compare(self, expected: Mapping[str, Expected]) -> Comparison:
         return compare(self._weights.tensors(), expected)
 
-    def _decode(self, name: str, prompts: Sequence[PromptLike], strategy: DecodingStrategy) -> Decoding:
+    def _sampling(self, params: SamplingParams) -> DecodingStrategy:
+        return sampling_strategy(
+            params, banned=self._banned, end_token_ids=self._end_token_ids, tokenizer=self._tokenizer
+        )
+
+    def _sampling_request(
+        self, decoding: Decoding, params: SamplingParams, key: Hashable, prompt: PromptLike
+    ) -> Request:
+        return self._checked(decoding, sampling_request(key, prompt, params, self._tokenizer))
+
+    def _checked(self, decoding: Decoding, request: Request) -> Request:
+        """Return the request. Raises PromptError if the model cannot process its prompt, or it may get too long."""
+        _check_shape(request.prompt, decoding.axes or len(request.prompt.position_ids), self._vocabulary)
+        _check_length(request.prompt, request.limit, self._reach)
+        return request
+
+    def _require_capacity(self, samples: int) -> None:
+        if samples > self._max_sequences:
+            raise ValueError(f"n={samples} samples a prompt, but max_sequences={self._max_sequences}: raise it")
+
+    def _decode(self, name: str, strategy: DecodingStrategy, longest: int) -> Decoding:
         if self._version is None:
             raise RuntimeError(
                 f"{name}() needs an active engine with whole weights: call it inside `with engine.active(source)`, "
                 "or after `engine.load_weights(source)`"
             )
-
-        def require(prompt: PromptLike, limit: int) -> None:
-            _check_shape(prompt, len(prompts[0].position_ids), self._vocabulary)
-            _check_length(prompt, limit, self._reach)
-
-        for index, prompt in enumerate(prompts):
-            require(prompt, strategy.limit(index))
         return Decoding(
             self._model,
-            prompts,
             strategy,
             filler=self._filler,
             max_sequences=self._max_sequences,
+            longest=longest,
             version=self._version,
-            require=require,
             stack=self._stack,
             graphs=self._graphs,
         )
@@ -175,10 +201,14 @@ class EmbeddedEngine(OldEngineNames):
         self._weights.load(source.tensors(), source.version)
         self._version = source.version
 
+    def _begin(self, call: Generation | EmbeddedSession, reason: str) -> None:
+        self._end(reason)
+        self._call = weakref.ref(call)
+
     def _end(self, reason: str) -> None:
-        if self._decoding is not None and (decoding := self._decoding()) is not None:
-            decoding.end(f"this generate() call is over: {reason}")
-        self._decoding = None
+        if self._call is not None and (call := self._call()) is not None:
+            call.end(reason)
+        self._call = None
 
 
 def _check_shape(prompt: PromptLike, axes: int, vocabulary: int) -> None:

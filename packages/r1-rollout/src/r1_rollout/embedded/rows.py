@@ -1,7 +1,7 @@
 """The running samples as tensors, and the strategies that choose their next tokens."""
 
-from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Hashable, Sequence
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import torch
@@ -9,12 +9,24 @@ from torch import Tensor
 
 from r1_rollout.embedded.segments import close_gaps
 from r1_rollout.sampling import choose_tokens, noise_key, tempered, uniform
-from r1_rollout.types import PromptLike, SamplingParams
+from r1_rollout.types import Completion, PromptLike, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from r1_rollout.types import Tokens
+
+
+@dataclass(slots=True, eq=False)
+class Request:
+    """A prompt to sample from, and what has been sampled of it."""
+
+    key: Hashable  # names it in its call
+    prompt: PromptLike
+    noise: Sequence[int]  # an int64 for each of its samples, which `DecodingStrategy.choose` gets back
+    limit: int  # tokens of a sample at most
+    stop: tuple[str, ...] = ()  # strings that end a sample
+    completions: dict[int, Completion] = field(default_factory=dict)  # by the number of the sample
 
 
 class Rows:
@@ -25,7 +37,7 @@ class Rows:
     """
 
     def __init__(self, capacity: int, columns: int, device: torch.device) -> None:
-        self.owners: list[tuple[int, int]] = []  # (prompt, sample) of each row
+        self.owners: list[tuple[Request, int]] = []  # (request, number of the sample) of each row
         self._tokens = torch.zeros(capacity, columns, dtype=torch.int64, device=device)
         self._logprobs = torch.zeros(capacity, columns, device=device)
         self._state = torch.zeros(capacity, 5, dtype=torch.int64, device=device)
@@ -41,10 +53,10 @@ class Rows:
     def last(self) -> Tensor:
         return self._tokens[torch.arange(len(self), device=self._tokens.device), self.ages - 1]
 
-    def add(self, prompt: int, keys: Sequence[int], limit: int, position: int, slot: int) -> None:
-        rows = slice(len(self), len(self) + len(keys))
-        self.owners += [(prompt, sample) for sample in range(len(keys))]
-        self._state[rows] = torch.tensor([[key, 0, limit, position, slot] for key in keys])
+    def add(self, request: Request, position: int, slot: int) -> None:
+        rows = slice(len(self), len(self) + len(request.noise))
+        self.owners += [(request, sample) for sample in range(len(request.noise))]
+        self._state[rows] = torch.tensor([[key, 0, request.limit, position, slot] for key in request.noise])
         self._see()
 
     def extend(self, first: int, tokens: Tensor, logprobs: Tensor) -> None:
@@ -78,70 +90,73 @@ class Rows:
 
 @dataclass(frozen=True, slots=True)
 class DecodingStrategy:
-    samples: int  # rows per prompt
-    limit: Callable[[int], int]  # prompt index -> tokens of an answer at most
-    longest: int  # the largest limit
-    keys: Callable[[int], list[int]]  # prompt index -> an int64 for each of its rows, which `choose` gets back
-    choose: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]  # logits, keys, ages -> tokens, log-probs
-    stopped: Callable[[Rows], Tensor]  # bool [rows]: which answers the last token has ended
+    choose: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]  # logits, noise, ages -> tokens, log-probs
+    stopped: Callable[[Rows], Tensor]  # bool [rows]: which samples the last token has ended
 
 
 def sampling_strategy(
-    prompts: Sequence[PromptLike],
     params: SamplingParams,
     *,
     banned: Tensor,
     end_token_ids: Collection[int],
     tokenizer: "PreTrainedTokenizerBase | None" = None,
 ) -> DecodingStrategy:
-    """Return the strategy that samples `params.n` answers. Raises ValueError on stop strings without a tokenizer."""
-    if params.stop and tokenizer is None:
-        raise ValueError(f"stop={params.stop} needs a tokenizer: give the engine one, or use stop_token_ids")
     ends = {*params.stop_token_ids, *(() if params.ignore_eos else end_token_ids)}
     end_tokens = torch.tensor(sorted(ends), dtype=torch.int64, device=banned.device)
 
-    def keys(prompt: int) -> list[int]:
-        return [noise_key(params.seed, prompts[prompt].id, sample) for sample in range(params.n)]
-
-    def choose(logits: Tensor, keys: Tensor, ages: Tensor) -> tuple[Tensor, Tensor]:
-        return choose_tokens(logits, banned, uniform(keys, ages), params)
+    def choose(logits: Tensor, noise: Tensor, ages: Tensor) -> tuple[Tensor, Tensor]:
+        return choose_tokens(logits, banned, uniform(noise, ages), params)
 
     def stopped(rows: Rows) -> Tensor:
         ended = torch.isin(rows.last, end_tokens)
-        if params.stop and tokenizer is not None:
-            ended |= torch.tensor(_completed(rows, params.stop, tokenizer), device=ended.device)
+        if tokenizer is not None and any(request.stop for request, _ in rows.owners):
+            ended |= torch.tensor(_completed(rows, tokenizer), device=ended.device)
         return ended
 
-    return DecodingStrategy(params.n, lambda prompt: params.max_tokens, params.max_tokens, keys, choose, stopped)
+    return DecodingStrategy(choose, stopped)
+
+
+def sampling_request(
+    key: Hashable, prompt: PromptLike, params: SamplingParams, tokenizer: "PreTrainedTokenizerBase | None"
+) -> Request:
+    """Return the request for `params.n` samples. Raises ValueError on stop strings without a tokenizer."""
+    if params.stop and tokenizer is None:
+        raise ValueError(f"stop={params.stop} needs a tokenizer: give the engine one, or use stop_token_ids")
+    noise = [noise_key(params.seed, prompt.id, sample) for sample in range(params.n)]
+    return Request(key, prompt, noise, params.max_tokens, params.stop)
 
 
 def forced_strategy(responses: "Sequence[Tokens]", temperature: float, device: torch.device) -> DecodingStrategy:
-    """Return the strategy that decodes given, non-empty responses. Raises ValueError if the temperature is negative."""
+    """Return the strategy that decodes given, non-empty responses. A request's noise is its response's index.
+
+    Raises ValueError if the temperature is negative.
+    """
     if not 0 <= temperature < float("inf"):
         raise ValueError(f"temperature must be at least 0 and finite, got {temperature}")
     longest = max(map(len, responses), default=0)
     padded = [[*response, *[0] * (longest - len(response))] for response in responses]
     given = torch.tensor(padded, dtype=torch.int64, device=device)
 
-    def choose(logits: Tensor, keys: Tensor, ages: Tensor) -> tuple[Tensor, Tensor]:
-        tokens, scores = given[keys, ages], tempered(logits, temperature)
+    def choose(logits: Tensor, noise: Tensor, ages: Tensor) -> tuple[Tensor, Tensor]:
+        tokens, scores = given[noise, ages], tempered(logits, temperature)
         return tokens, scores.gather(1, tokens[:, None])[:, 0] - scores.logsumexp(dim=-1)
 
     def stopped(rows: Rows) -> Tensor:
         return torch.zeros_like(rows.ages, dtype=torch.bool)
 
-    return DecodingStrategy(1, lambda prompt: len(responses[prompt]), longest, lambda prompt: [prompt], choose, stopped)
+    return DecodingStrategy(choose, stopped)
 
 
-def _completed(rows: Rows, strings: Sequence[str], tokenizer: "PreTrainedTokenizerBase") -> list[bool]:
-    """Return for each row whether its last token completed a string.
+def _completed(rows: Rows, tokenizer: "PreTrainedTokenizerBase") -> list[bool]:
+    """Return for each row whether its last token completed a string that ends it.
 
     A token is at least a byte, so as many tokens as the string has bytes contain it; four more keep characters whole.
     """
-    window = max(len(string.encode()) for string in strings) + 4
+    stops = [request.stop for request, _ in rows.owners]
+    windows = [max((len(string.encode()) for string in strings), default=-4) + 4 for strings in stops]
     texts = tokenizer.batch_decode(
-        [rows.tail(row, window) for row in range(len(rows))],
+        [rows.tail(row, window) for row, window in enumerate(windows)],
         skip_special_tokens=False,
         clean_up_tokenization_spaces=False,
     )
-    return [any(string in text for string in strings) for text in texts]
+    return [any(string in text for string in strings) for strings, text in zip(stops, texts, strict=True)]

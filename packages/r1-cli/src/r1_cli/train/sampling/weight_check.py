@@ -12,7 +12,18 @@ from r1_cli.train.types import Policy, Sampler, weights_of
 from r1_rollout.errors import EngineError, StaleWeights
 from r1_rollout.fault import Engine, ParameterRows, find_fault, name_differing
 from r1_rollout.pool.pool import EnginePool
-from r1_rollout.types import Checksummed, Drainable, Expected, Generator, Groups, PromptLike, Replaying, SamplingParams
+from r1_rollout.types import (
+    Checksummed,
+    Drainable,
+    Expected,
+    GenerationSession,
+    Generator,
+    Groups,
+    Interactive,
+    PromptLike,
+    Replaying,
+    SamplingParams,
+)
 from r1_rollout.weight_checks import ByteProof, Canary, expected_checksums
 from r1_rollout.weights import WeightSource
 
@@ -163,6 +174,12 @@ class CheckedGenerator:
 
     def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> Groups:
         return self.engine.generate(prompts, params)
+
+    def open_session(self, params: SamplingParams) -> GenerationSession:
+        """Raises EngineError if the engine takes no requests while it generates."""
+        if not isinstance(self.engine, Interactive):
+            raise EngineError(f"{type(self.engine).__name__} has no open_session, which episodes of several turns need")
+        return self.engine.open_session(params)
 
 
 class CheckedDrainable(CheckedGenerator):
