@@ -99,6 +99,17 @@ def enlarge(inputs, rows: int = 0, columns: int = 0):
     return _each(inputs, grow)
 
 
+def close_gaps(inputs):
+    """The same inputs with the trained tokens of each row moved to the left."""
+    return _each(inputs, lambda name, value: move_left(value, inputs.loss_mask) if value.ndim == 2 else value)
+
+
+def move_left(values: Tensor, mask: Tensor) -> Tensor:
+    if values.shape != mask.shape:
+        return values
+    return values.gather(1, (~mask).byte().argsort(dim=1, stable=True))
+
+
 def _each(inputs, change):
     given = {field.name: getattr(inputs, field.name) for field in fields(inputs)}
     return replace(

@@ -5,7 +5,7 @@ from dataclasses import fields, replace
 
 import pytest
 import torch
-from core_draws import enlarge, few, loss_inputs, select, take
+from core_draws import close_gaps, enlarge, few, loss_inputs, move_left, select, take
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -54,6 +54,20 @@ def test_the_order_of_rows_and_what_is_not_trained_change_no_loss(name, aggregat
     close(larger[:2], (loss, torch.nn.functional.pad(gradient, (0, 2, 0, 1))))
     for other in (moved[2], larger[2]):
         close(other, metrics)
+
+
+@pytest.mark.parametrize("aggregation", WAYS)
+@pytest.mark.parametrize("name", sorted(LOSSES))
+@given(seed=seeds)
+@few
+def test_tokens_of_an_environment_between_turns_change_no_loss(name, aggregation, seed):
+    inputs = select(LOSSES[name], loss_inputs(seed))
+    loss, gradient, metrics = loss_and_gradient(name, aggregation, inputs)
+    closed = close_gaps(inputs)
+    closed = replace(closed, logprobs=closed.logprobs.detach().requires_grad_())
+    found = loss_and_gradient(name, aggregation, closed)
+    close(found[:2], (loss, move_left(gradient, inputs.loss_mask)))
+    close(found[2], metrics)
 
 
 @pytest.mark.parametrize("aggregation", WAYS)

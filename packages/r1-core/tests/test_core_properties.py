@@ -6,7 +6,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from core_draws import advantage_inputs, enlarge, few
+from core_draws import advantage_inputs, close_gaps, enlarge, few, move_left
 from hypothesis import example, given
 from hypothesis import strategies as st
 
@@ -26,6 +26,15 @@ def test_rows_without_tokens_change_no_other_advantage(name, seed, rows):
     got = BUILDERS[name]()(enlarge(inputs, rows, columns=2))
     assert (got[len(inputs.group_ids) :] == 0).all()
     close(got[: len(inputs.group_ids), :-2], BUILDERS[name]()(inputs), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", sorted(BUILDERS))
+@given(seed=seeds)
+@few
+def test_tokens_of_an_environment_between_turns_change_no_advantage(name, seed):
+    inputs = advantage_inputs(seed)
+    found = BUILDERS[name]()(close_gaps(inputs))
+    close(found, move_left(BUILDERS[name]()(inputs), inputs.mask), rtol=1e-9, atol=1e-12)
 
 
 def scaled(inputs, scale=1.0, shift=0.0):

@@ -47,26 +47,27 @@ class LearnerInfo:
 
 
 def describe(model: nn.Module, device: torch.device) -> LearnerInfo:
-    on_gpu = device.type == "cuda"
-    return LearnerInfo(
-        parameters=sum(p.numel() for p in model.parameters()),
-        flops_per_token=flops_per_token(model),
-        device=torch.cuda.get_device_name(device) if on_gpu else device.type,
-        peak_allocated=torch.cuda.max_memory_allocated(device) if on_gpu else None,
-        peak_reserved=torch.cuda.max_memory_reserved(device) if on_gpu else None,
-    )
+    """Return what is known of a model and its device.
 
-
-def flops_per_token(model: nn.Module) -> float:
-    """Return the FLOPs of one token's forward and backward pass: 6 per weight (arXiv 2001.08361), 4 if it is frozen.
-
-    A lower bound: embedding lookups and the products inside attention are not counted.
+    FLOPs of a token are 6 per weight (arXiv 2001.08361), 4 if it is frozen. That is a lower bound: embedding lookups
+    and the products inside attention are not counted.
     """
     looked_up = set[nn.Parameter]()
     for module in model.modules():
         if isinstance(module, nn.Embedding):
             looked_up.update(module.parameters())
-    return float(sum((6 if p.requires_grad else 4) * p.numel() for p in {*model.parameters()} - looked_up))
+    parameters, flops = 0, 0
+    for weight in model.parameters():
+        parameters += weight.numel()
+        flops += 0 if weight in looked_up else weight.numel() * (6 if weight.requires_grad else 4)
+    on_gpu = device.type == "cuda"
+    return LearnerInfo(
+        parameters=parameters,
+        flops_per_token=float(flops),
+        device=torch.cuda.get_device_name(device) if on_gpu else device.type,
+        peak_allocated=torch.cuda.max_memory_allocated(device) if on_gpu else None,
+        peak_reserved=torch.cuda.max_memory_reserved(device) if on_gpu else None,
+    )
 
 
 class TrainingOptions(TypedDict, total=False):
