@@ -1,6 +1,8 @@
 """Tools and environments in worker processes: shapes, results, limits, several at once."""
 
 import io
+import subprocess
+import sys
 import time
 
 import PIL.Image
@@ -9,6 +11,16 @@ from environment_files import GUESS, TOOLS, answer, call, open_pool, opened, say
 
 from r1_rewards.environments.types import EnvironmentSetup, EnvironmentSpecError, PolicyTurn, StepResult, ToolCall
 from r1_rewards.types import Failure, Score
+
+
+def test_rewards_load_nothing_of_environments_and_environments_nothing_heavy():
+    for statement, heavy in (
+        ("import r1_rewards", ("r1_rewards.environments", "PIL", "asyncio")),
+        ("import r1_rewards.environments.pool", ("PIL", "torch", "httpx", "asyncio")),
+    ):
+        code = f"import sys; {statement}; found = {heavy} & sys.modules.keys(); assert not found, found"
+        code = code.replace(str(heavy), f"set({heavy!r})")
+        subprocess.run([sys.executable, "-c", code], check=True)
 
 
 @pytest.fixture(scope="module")

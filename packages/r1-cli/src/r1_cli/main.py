@@ -6,6 +6,7 @@ from click.shell_completion import get_completion_class
 from r1_cli.commands.check import check
 from r1_cli.commands.convert import convert
 from r1_cli.commands.data import data
+from r1_cli.commands.env import env
 from r1_cli.commands.estimate import estimate
 from r1_cli.commands.models import evaluate, merge
 from r1_cli.commands.replay import replay
@@ -44,6 +45,7 @@ main.add_command(check)
 main.add_command(estimate)
 main.add_command(merge)
 main.add_command(reward)
+main.add_command(env)
 main.add_command(data)
 main.add_command(convert)
 main.add_command(score_a)

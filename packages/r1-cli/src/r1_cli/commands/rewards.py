@@ -57,7 +57,7 @@ def test(
     table = Table("check", "result", "", title=f"r1 reward test {escape(spec)}", title_justify="left")
     passed, failed = 0, list[str]()
     with user_errors(ConfigError, DataError, RewardSpecError):
-        kwargs = _keywords(settings)
+        kwargs = read_keywords(settings)
         for finding in try_reward(spec, kwargs, data=data, columns=columns, samples=samples, timeout=timeout):
             table.add_row(escape(finding.check), escape(visible(finding.result)), marks[finding.passed])
             passed += finding.passed is True
@@ -84,7 +84,7 @@ def _same_command() -> str:
     return shlex.join(words)
 
 
-def _keywords(settings: tuple[str, ...]) -> dict[str, Any]:
+def read_keywords(settings: tuple[str, ...]) -> dict[str, Any]:
     from r1_cli.config.settings import read_words
 
     keywords: dict[str, Any] = {}

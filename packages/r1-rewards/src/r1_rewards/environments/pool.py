@@ -27,7 +27,7 @@ class EnvironmentPool:
     Score, a Failure or `cancel` the key is free again.
 
     `tools` has the schemas that the policy sees; it is empty if the environment reads the text of turns. `scores` tells
-    whether the environment judges its episodes.
+    whether the environment judges its episodes, `deterministic` whether it promises equal answers to equal turns.
     """
 
     def __init__(self, setup: EnvironmentSetup, *, workers: int = 1) -> None:
@@ -57,6 +57,7 @@ class EnvironmentPool:
             raise EnvironmentSpecError(GARBLED.format("environment")) from error
         self.tools: list[JsonObject] = self._loaded.tools
         self.scores: bool = self._loaded.scores
+        self.deterministic: bool = self._loaded.deterministic
         self._sessions: dict[str, Session] = {}
         self._asked: set[Session] = set()  # without an answer
         self._answers: deque[tuple[Session, Answer]] = deque()

@@ -1,5 +1,6 @@
 """Load a user's tools or environment, find out its shape, and call it. Runs in a worker only."""
 
+import ast
 import asyncio
 import importlib
 import inspect
@@ -118,6 +119,19 @@ def find_file(spec: str, kind: str, built_in: Sequence[str] = ()) -> tuple[Path,
             f"{kind} {spec!r}: there is no file {path.absolute()}{suggest(path.name, neighbours)}"
         )
     return path.resolve(), name
+
+
+def is_environment(spec: str) -> bool:
+    """Whether FILE.py:NAME names a class. The file is read and not run. Raises EnvironmentSpecError."""
+    if spec in BUILT_IN or spec.endswith(".py"):
+        return False
+    path, name = find_file(spec, "environment", BUILT_IN)
+    try:
+        tree = ast.parse(path.read_bytes())
+    except (SyntaxError, ValueError):
+        return True  # the error that follows names the line
+    functions = [node.name for node in tree.body if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)]
+    return name not in functions
 
 
 def read_tool(function: Callable[..., Any], kwargs: Mapping[str, object], name: str) -> Tool:
