@@ -1,12 +1,15 @@
 """Settings of episodes: what does not fit together is refused by name, with a way out."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from r1_cli.config import ConfigError, load_config, unavailable, without_effect
-from r1_cli.config.multi_turn import MultiTurnSettings
+from r1_cli.config.multi_turn import BUILTIN_TOOLS, MultiTurnSettings
 from r1_cli.config.root import MASK, printable
+from r1_data.turns.calls import FORMATS
+from r1_rewards.environments.shapes import BUILT_IN
 
 BASE = [
     "data.train_files=owner/rows@train",
@@ -96,6 +99,11 @@ def test_what_fits_together_is_accepted(folder: Path, words: list[str]) -> None:
 def test_all_tools_are_listed_from_the_three_keys(folder: Path) -> None:
     found = MultiTurnSettings(tools=["python"], function_tool_path="tools.py", tool_config_path="own.yaml")
     assert found.tool_specs() == ["python", "tools.py", "./tools.py:look"]
+
+
+def test_the_choices_are_those_of_the_packages_which_a_run_without_episodes_does_not_import() -> None:
+    assert set(BUILTIN_TOOLS) == set(BUILT_IN)
+    assert set(get_args(MultiTurnSettings.model_fields["format"].annotation)) == {"auto", *FORMATS}
 
 
 def test_rlpr_and_turns_without_end_are_refused_with_episodes() -> None:

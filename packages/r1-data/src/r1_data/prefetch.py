@@ -143,7 +143,8 @@ def start_rendering(
     The future raises DataError as `Renderer.render` does, and WorkerDied.
     """
 
-    def finish(pixels: Pixels) -> Prompt:
+    def finish(pixels: Pixels | None = None) -> Prompt:
+        pixels = renderer.load(example) if pixels is None else pixels
         if decoded is not None:
             decoded(pixels)
         return renderer.render(example, pixels)
@@ -151,7 +152,7 @@ def start_rendering(
     if example.media and workers is not None:
         # The worker returns 8-bit pixels. The model's inputs, eight times as large, are computed from them here.
         return workers.submit("load", replace(example, metadata={}), then=finish)
-    return _run(lambda: finish(renderer.load(example)))
+    return _run(finish)
 
 
 def _run(render: Callable[[], Prompt]) -> "Future[Prompt]":
