@@ -53,6 +53,13 @@ def test_what_stands_behind_a_turn_is_shown_with_the_end_token(tokenizer):
     assert probe(tokenizer, TEXT_TEMPLATES["gpt_oss"]).end_tokens == ("<|end|>", "<|call|>")
 
 
+def test_results_are_not_written_behind_calls_that_change_when_one_follows(tokenizer):
+    changing = TEXT_TEMPLATES["gpt_oss"].replace(
+        "tojson + '<|call|>'", "tojson + ('<|call|>' if loop.last else '!<|call|>')"
+    )
+    assert probe(tokenizer, changing).results == "user"
+
+
 @pytest.mark.parametrize("family", VISION_TEMPLATES)
 def test_pictures_of_tools_are_looked_for(fresh_processor, family):
     info = probe(fresh_processor(family), VISION_TEMPLATES[family])

@@ -1,5 +1,6 @@
 """Tests of continuations: equal to the full rendering where the template keeps the past, safe from hostile text."""
 
+import pickle
 from collections.abc import Sequence
 from typing import Any
 
@@ -12,6 +13,8 @@ from tokenizers import AddedToken, normalizers
 from turn_templates import BLIND_TOOLS, GPT_OSS, QWEN2_5, QWEN2_5_VL, QWEN3_VL, TAGS, TEXT_TEMPLATES, VISION_TEMPLATES
 from turn_templates import merging_tokenizer as make_tokenizer
 
+from r1_data.lengths import KnownLengths
+from r1_data.messages import RowReader
 from r1_data.render import Renderer
 from r1_data.turns import TurnRenderer, append_positions, probe_template
 from r1_data.turns.conversation import SENTINEL
@@ -446,6 +449,13 @@ def test_schemas_go_to_a_template_that_shows_them(tokenizer):
     assert turns_of(tokenizer, QWEN2_5, tools=[LOOK], max_parallel_calls=2).stop_strings == ()
 
 
+def test_schemas_are_part_of_what_a_length_is_known_by(tokenizer, tmp_path):
+    turns = turns_of(tokenizer, QWEN2_5, tools=[LOOK])
+    known, example = KnownLengths(tmp_path / "lengths.sqlite", "r"), Example("r:1", [QUESTION], (), "3")
+    assert known.key(example) != known.key(turns.with_tools(example))
+    known.close()
+
+
 @pytest.mark.parametrize("content", ["Be brief.", [{"type": "text", "text": "Be brief."}]])
 def test_schemas_stand_in_the_system_message_of_a_template_that_ignores_them(tokenizer, content):
     turns = turns_of(tokenizer, QWEN2_5_VL, tools=[LOOK])
@@ -473,6 +483,22 @@ def test_another_format_is_explained_by_r1_and_not_by_the_template(tokenizer):
     assert "[NAME(PARAMETER=VALUE)" in example.messages[0]["content"]
     assert turns.stop_strings == ()
     assert [call.arguments for call in turns.parse_calls("[look(x=3)]")] == [{"x": 3}]
+
+
+def test_a_row_names_the_tools_that_it_may_use(tokenizer):
+    other = {"name": "search", "parameters": {"type": "object", "properties": {"query": {"type": "string"}}}}
+    turns = turns_of(tokenizer, QWEN2_5, tools=[LOOK, other])
+    row = {"problem": "How many rows?", "answer": "3", "tools": ["search"]}
+    reader = RowReader(prepare=pickle.loads(pickle.dumps(turns.tool_prompt)))
+    example = reader("r:1", row)
+    assert example.tools == (other,)
+    assert pickle.loads(pickle.dumps(example.as_asked())).tools == (other,)
+    (call,) = turns.parse_calls('<tool_call>{"name": "look", "arguments": {"x": 3}}</tool_call>', example.metadata)
+    assert call.error == 'unknown tool "look"; the tools are: search'
+    assert reader("r:2", {**row, "tools": None}).tools == (LOOK, other)
+    assert reader("r:3", {**row, "tools": []}).tools == ()
+    with pytest.raises(DataError, match="r:4: column 'tools' names the tool 'peek'; the tools are look, search"):
+        reader("r:4", {**row, "tools": ["peek"]})
 
 
 def test_without_tools_nothing_is_shown_parsed_or_stopped_at(tokenizer):

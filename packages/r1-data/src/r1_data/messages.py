@@ -4,7 +4,7 @@ import json
 import math
 import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from decimal import Decimal
 from functools import lru_cache
@@ -45,13 +45,14 @@ class RowReader:
     image_dir: str | None = None  # relative paths start here, and no path leaves it
     downloads: Downloads | None = None  # None: http and https URLs are refused
     source: str = ""  # the rows' name in reports: `Prompt.source` and `data_source`
+    prepare: Callable[[Example], Example] | None = None  # changes every example, e.g. `r1_data.turns.ToolPrompt`
 
     def __post_init__(self) -> None:
         self._template()
 
     def __call__(self, row_id: str, row: Mapping[str, object]) -> Example:
         """Convert a row to an example. Raises DataError that begins with `row_id`."""
-        return to_example(
+        example = to_example(
             row_id,
             row,
             detect_columns(row, self.columns, self.explicit_columns),
@@ -61,6 +62,7 @@ class RowReader:
             downloads=self.downloads,
             source=self.source,
         )
+        return example if self.prepare is None else self.prepare(example)
 
     def _template(self) -> "Template | None":
         return None if self.format_prompt is None else _compiled(self.format_prompt, self.format_prompt_name)

@@ -4,6 +4,15 @@ from r1_data.turns.calls.types import ParsedCall
 from r1_data.turns.continuation import Continuation, append_positions
 from r1_data.turns.info import TemplateInfo
 from r1_data.turns.probe import probe_template
+from r1_data.turns.tool_prompt import ToolPrompt
 from r1_data.turns.turn_renderer import TurnRenderer
 
-__all__ = ["Continuation", "ParsedCall", "TemplateInfo", "TurnRenderer", "append_positions", "probe_template"]
+__all__ = [
+    "Continuation",
+    "ParsedCall",
+    "TemplateInfo",
+    "ToolPrompt",
+    "TurnRenderer",
+    "append_positions",
+    "probe_template",
+]

@@ -1,8 +1,8 @@
 """Render what follows a sampled turn: only what is new is rendered and tokenized, and never what was sampled."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from itertools import groupby
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Literal
 
 from r1_data.render import PER_TOKEN, to_pil
@@ -14,6 +14,7 @@ from r1_data.turns.conversation import Writer, as_user_messages
 from r1_data.turns.encoding import SafeEncoder
 from r1_data.turns.info import TemplateInfo
 from r1_data.turns.observations import read_messages
+from r1_data.turns.tool_prompt import ToolPrompt
 from r1_data.types import DataError, Example, JsonObject, MediaError, Message, PictureReference, Prompt, Video
 
 if TYPE_CHECKING:
@@ -58,8 +59,9 @@ class TurnRenderer:
                 "multi_turn.history=template cannot be used: the template writes results behind parsed calls"
             )
         self._signatures = signatures(tools)
-        self._template_shows = info.shows_tools and self.tool_format.name == info.call_format
-        self._later_tools = self.tools if self._template_shows and info.reads_tools_later else ()
+        shown = info.shows_tools and self.tool_format.name == info.call_format
+        self.tool_prompt = ToolPrompt(self.tools, self.tool_format.name, shown, info.reads_system)
+        self._later_tools = self.tools if shown and info.reads_tools_later else ()
         self._writer = Writer(renderer, content_parts=info.content_parts)
         self._encoder = SafeEncoder(renderer.tokenizer)
         self._ends = {*info.end_tokens, str(renderer.tokenizer.eos_token)}
@@ -68,40 +70,31 @@ class TurnRenderer:
     # --- the first prompt and the calls -------------------------------------------------------------------------------
 
     def with_tools(self, example: Example) -> Example:
-        """Return an example whose prompt shows the schemas of the tools.
+        """Return an example whose prompt shows the schemas of the tools; see `ToolPrompt`.
 
-        Where the template does not write schemas, or another format of calls was chosen, they are written into the
-        system message, or into the first user message with a template without system messages.
+        A row's column `tools` may name the tools that it may use.
         """
-        if not self.tools:
-            return example
-        if self._template_shows:
-            return replace(example, tools=self.tools)
-        text, (first, *rest) = self.tool_format.describe(self.tools), example.messages
-        if not self.info.reads_system:
-            index = next((i for i, one in enumerate(example.messages) if one["role"] == "user"), 0)
-            shown = list(example.messages)
-            shown[index] = _prepended(shown[index], f"{text}\n\n")
-            return replace(example, messages=shown)
-        if first["role"] == "system":
-            return replace(example, messages=[_appended(first, f"\n\n{text}"), *rest])
-        return replace(example, messages=[{"role": "system", "content": text}, first, *rest])
+        return self.tool_prompt(example)
 
     def decode_turn(self, token_ids: Sequence[int]) -> str:
         """Return the text of a sampled turn for `parse_calls`: with special tokens, which may mark calls."""
         return str(self.renderer.tokenizer.decode(list(token_ids), skip_special_tokens=False))
 
-    def parse_calls(self, text: str) -> list[ParsedCall]:
+    def parse_calls(self, text: str, metadata: Mapping[str, object] = MappingProxyType({})) -> list[ParsedCall]:
         """Return the calls of a turn; without tools there are none. Those that cannot be executed have an error.
 
-        `text` is the turn as `decode_turn` returns it. Do not execute calls of a turn that was cut by a limit of
-        tokens.
+        Do not execute calls of a turn that was cut by a limit of tokens.
+
+        Args:
+            text: the turn as `decode_turn` returns it.
+            metadata: of the example, whose row may name the tools that it may use.
         """
-        if not self.tools:
+        if not (tools := self.tool_prompt.select(metadata)):
             return []
         for end in self._ends:
             text = text.removesuffix(end)
-        return parse_calls(self.tool_format, text, self._signatures, thinking=self.info.prefill.rstrip() == "<think>")
+        known = self._signatures if tools is self.tools else signatures(tools)
+        return parse_calls(self.tool_format, text, known, thinking=self.info.prefill.rstrip() == "<think>")
 
     # --- what an environment answers ----------------------------------------------------------------------------------
 
@@ -272,17 +265,3 @@ def _choose(name: str, info: TemplateInfo, has_tools: bool) -> str:
             f"{', '.join(sorted(FORMATS))}: r1 then writes the tools' schemas itself"
         )
     return info.call_format or "hermes"
-
-
-def _appended(message: Message, text: str) -> Message:
-    content = message["content"]
-    return {**message, "content": content + text if isinstance(content, str) else [*content, _part(text)]}
-
-
-def _prepended(message: Message, text: str) -> Message:
-    content = message["content"]
-    return {**message, "content": text + content if isinstance(content, str) else [_part(text), *content]}
-
-
-def _part(text: str) -> JsonObject:
-    return {"type": "text", "text": text}
