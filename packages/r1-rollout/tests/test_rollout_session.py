@@ -31,6 +31,11 @@ def of_generate(engine: EmbeddedEngine, prompt: HandPrompt, **changes: Any) -> l
     return group
 
 
+def engine_slots(session: Any) -> list[Any]:
+    slots: list[Any] = session._steps._slots
+    return slots
+
+
 def same(group: list[Completion], expected: list[Completion]) -> bool:
     """Tokens are equal; log-probs differ by the rounding of batches of other sizes."""
     assert [one.token_ids.tolist() for one in group] == [one.token_ids.tolist() for one in expected]
@@ -173,7 +178,7 @@ def test_others_go_on_when_running_and_waiting_requests_are_cancelled(
     while finished := session.poll():
         found.update(finished)
     assert found.keys() == {"b", "c", *waiting[1:]}
-    assert not session._decoding._slots
+    assert not engine_slots(session)
     assert all(same(group, of_generate(engine, prompts[key], n=counts[key])) for key, group in found.items())
 
 

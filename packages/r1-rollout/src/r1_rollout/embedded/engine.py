@@ -12,9 +12,9 @@ from r1_rollout.embedded.agreement import require_agreement
 from r1_rollout.embedded.architecture import Reach, prepare
 from r1_rollout.embedded.decoding import Decoding, Generation, rotary_axes
 from r1_rollout.embedded.rows import DecodingStrategy, Request, forced_strategy, sampling_request, sampling_strategy
-from r1_rollout.embedded.session import EmbeddedSession
 from r1_rollout.errors import PromptError
 from r1_rollout.sampling import banned_tokens
+from r1_rollout.session import SteppedSession
 from r1_rollout.types import Comparison, Expected, OldEngineNames, PromptLike, SamplingParams
 from r1_rollout.weight_checks import compare
 from r1_rollout.weights import WeightSource, WeightStore
@@ -81,7 +81,7 @@ class EmbeddedEngine(OldEngineNames):
         self._weights = WeightStore(self._model, read_only=read_only)
         self._weights.version = version
         self._version, self._stays_ready, self._active = version, version is not None, False
-        self._call: weakref.ref[Generation | EmbeddedSession] | None = None  # the last one, if it goes on
+        self._call: weakref.ref[Generation | SteppedSession] | None = None  # the last one, if it goes on
 
     keeps_layout = True  # see `r1_rollout.types.Checksummed`
 
@@ -113,14 +113,14 @@ class EmbeddedEngine(OldEngineNames):
         self._begin(generation, "a later generate() began before it finished")
         return generation
 
-    def open_session(self, params: SamplingParams) -> EmbeddedSession:
+    def open_session(self, params: SamplingParams) -> SteppedSession:
         decoding = self._decode("open_session", self._sampling(params), params.max_tokens)
 
-        def request_of(key: str, prompt: PromptLike, turn: SamplingParams) -> Request:
-            self._require_capacity(turn.n)
-            return self._sampling_request(decoding, turn, key, prompt)
+        def submit(key: str, prompt: PromptLike, request: SamplingParams) -> None:
+            self._require_capacity(request.n)
+            decoding.submit(self._sampling_request(decoding, request, key, prompt))
 
-        session = EmbeddedSession(decoding, params, request_of)
+        session = SteppedSession(decoding, params, submit)
         self._begin(session, "a later session began")
         return session
 
@@ -201,7 +201,7 @@ class EmbeddedEngine(OldEngineNames):
         self._weights.load(source.tensors(), source.version)
         self._version = source.version
 
-    def _begin(self, call: Generation | EmbeddedSession, reason: str) -> None:
+    def _begin(self, call: Generation | SteppedSession, reason: str) -> None:
         self._end(reason)
         self._call = weakref.ref(call)
 

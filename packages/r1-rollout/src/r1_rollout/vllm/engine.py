@@ -4,18 +4,21 @@ import gc
 import os
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
+from functools import partial
 from multiprocessing.process import BaseProcess
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from r1_rollout import tokens
 from r1_rollout.errors import EngineError, NonFiniteLogits, PromptError, WeightsError
 from r1_rollout.lora import Adapter
+from r1_rollout.session import SteppedSession
 from r1_rollout.types import Comparison, Completion, Expected, Groups, OldEngineNames, PromptLike, SamplingParams
 from r1_rollout.vllm.compat import end_workers, running_workers, silence_false_alarms, worker_threads
 from r1_rollout.vllm.limits import Limits, require_temperature
 from r1_rollout.vllm.options import EngineOptions, explain_failed_start
+from r1_rollout.vllm.pending import PendingRequests
 from r1_rollout.vllm.thread import EngineThread, Running
 from r1_rollout.weight_checks import compare
 from r1_rollout.weights import DirectWeights, Shapes, Weights, WeightSource, require_newer
@@ -57,7 +60,7 @@ class VllmEngine(OldEngineNames):
         self._poisoned = False  # the cache may hold what is not finite
         self._adapter: LoRARequest | None = None  # vLLM's name of it
         self._shapes: Shapes = {}  # of the last full weights
-        self._running: Running | None = None  # the unfinished call
+        self._running: Running | SteppedSession | None = None  # the unfinished call
         self._workers: set[BaseProcess] = set()  # of a tensor-parallel engine
 
     @classmethod
@@ -157,12 +160,23 @@ class VllmEngine(OldEngineNames):
         self._require_active("generate")
         require_temperature(params.temperature)
         for prompt in prompts:
-            self._limits.require(prompt, params.max_tokens)
-        if params.stop and not self._options.has_tokenizer(self._llm.model_config.model):
-            raise PromptError(f"stop={list(params.stop)} are strings, but the engine's model has no tokenizer")
+            self._require_fit(prompt, params)
         self._close("a later generate() began before it finished")
         self._running = Running(self._groups(prompts, params))
         return self._running
+
+    def open_session(self, params: SamplingParams) -> SteppedSession:
+        self._require_active("open_session")
+        require_temperature(params.temperature)
+        self._close("a later session began")
+        requests = self._pending_requests()
+
+        def submit(key: str, prompt: PromptLike, request: SamplingParams) -> None:
+            self._require_fit(prompt, request)
+            requests.submit(key, prompt, request)
+
+        self._running = session = SteppedSession(requests, params, submit)
+        return session
 
     def logprobs_of(
         self, prompts: Sequence[PromptLike], responses: "Sequence[Tokens]", temperature: float = 1.0
@@ -228,30 +242,26 @@ class VllmEngine(OldEngineNames):
     def _groups(
         self, prompts: Sequence[PromptLike], params: SamplingParams
     ) -> Generator[tuple[int, list[Completion]], None, None]:
-        from r1_rollout.vllm.requests import sample_settings
-
-        owners: dict[str, tuple[int, int]] = {}  # unfinished requests: name to (prompt, sample)
-        groups: dict[int, dict[int, Completion]] = {}
-        begun = 0
+        requests, begun = self._pending_requests(), 0
         try:
-            while owners or begun < len(prompts):
+            while requests.pending or begun < len(prompts):
                 for index in range(begun, len(prompts)):  # some may have been appended
-                    begun, groups[index], prompt = index + 1, {}, prompts[index]
-                    self._limits.require(prompt, params.max_tokens)
-                    requests = {
-                        f"{index}.{sample}": sample_settings(params, self._options.end_token_ids, prompt.id, sample)
-                        for sample in range(params.n)
-                    }
-                    owners |= {name: (index, sample) for sample, name in enumerate(requests)}
-                    self._call(self._add, prompt, requests)
-                for name, completion in self._advance({name: prompts[index] for name, (index, _) in owners.items()}):
-                    index, sample = owners.pop(name)
-                    groups[index][sample] = completion
-                    if len(groups[index]) == params.n:
-                        group = groups.pop(index)
-                        yield index, [group[sample] for sample in range(params.n)]
+                    self._require_fit(prompts[index], params)
+                    requests.submit(index, prompts[index], params)
+                begun = len(prompts)
+                for key, completions in requests.step():
+                    yield cast(int, key), completions
         finally:
-            self._abort(owners.keys())
+            requests.close()
+
+    def _pending_requests(self) -> PendingRequests:
+        add = partial(self._call, self._add)
+        return PendingRequests(add, self._advance, self._abort, self._options.end_token_ids)
+
+    def _require_fit(self, prompt: PromptLike, params: SamplingParams) -> None:
+        self._limits.require(prompt, params.max_tokens)
+        if params.stop and not self._options.has_tokenizer(self._llm.model_config.model):
+            raise PromptError(f"stop={list(params.stop)} are strings, but the engine's model has no tokenizer")
 
     def _advance(self, prompts: dict[str, PromptLike]) -> list[tuple[str, Completion]]:
         from r1_rollout.vllm.requests import to_completion
@@ -279,7 +289,7 @@ class VllmEngine(OldEngineNames):
 
     def _close(self, reason: str) -> None:
         if self._running is not None:
-            self._running.end(f"this generate() call is over: {reason}")
+            self._running.end(reason)
             self._running = None
 
     # Called by vLLM's thread.

@@ -92,5 +92,5 @@ class Running:
 
     def end(self, reason: str) -> None:
         if not self._done:
-            self._over = reason
+            self._over = f"this generate() call is over: {reason}"
         self._groups.close()

@@ -1,0 +1,85 @@
+"""The unfinished requests of a call to vLLM in this process: one for each sample, collected into groups."""
+
+from collections.abc import Callable, Collection, Hashable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeAlias
+
+from r1_rollout.types import Completion, PromptLike, SamplingParams
+
+if TYPE_CHECKING:
+    from vllm import SamplingParams as Settings
+
+    Add: TypeAlias = Callable[[PromptLike, dict[str, Settings]], None]
+    Advance: TypeAlias = Callable[[dict[str, PromptLike]], list[tuple[str, Completion]]]
+
+
+@dataclass(slots=True)
+class _Group:
+    prompt: PromptLike
+    names: list[str]  # of its samples' requests
+    completions: dict[str, Completion] = field(default_factory=dict)
+
+
+class PendingRequests:
+    def __init__(
+        self,
+        add: "Add",
+        advance: "Advance",
+        abort: Callable[[Collection[str]], None],
+        end_token_ids: frozenset[int],
+    ) -> None:
+        """Take vLLM's calls.
+
+        Args:
+            add: begins requests for one prompt, by their names.
+            advance: runs a step; given the prompt of each unfinished request, it returns those that have finished.
+            abort: drops requests by their names.
+        """
+        self._add, self._advance, self._abort, self._ends = add, advance, abort, end_token_ids
+        self._groups: dict[Hashable, _Group] = {}
+        self._owners: dict[str, Hashable] = {}  # of unfinished requests
+        self._begun = 0  # groups
+
+    @property
+    def pending(self) -> bool:
+        return bool(self._groups)
+
+    def submit(self, key: Hashable, prompt: PromptLike, params: SamplingParams) -> None:
+        from r1_rollout.vllm.requests import sample_settings
+
+        self._begun += 1
+        requests = {
+            f"{self._begun}.{sample}": sample_settings(params, self._ends, prompt.id, sample)
+            for sample in range(params.n)
+        }
+        self._groups[key] = _Group(prompt, list(requests))
+        self._owners |= dict.fromkeys(requests, key)
+        try:
+            self._add(prompt, requests)
+        except BaseException:
+            self.cancel(key)
+            raise
+
+    def step(self) -> list[tuple[Hashable, list[Completion]]]:
+        if not self._groups:
+            return []
+        finished: list[tuple[Hashable, list[Completion]]] = []
+        for name, completion in self._advance({name: self._groups[key].prompt for name, key in self._owners.items()}):
+            key = self._owners.pop(name)
+            group = self._groups[key]
+            group.completions[name] = completion
+            if len(group.completions) == len(group.names):
+                del self._groups[key]
+                finished.append((key, [group.completions[name] for name in group.names]))
+        return finished
+
+    def cancel(self, key: Hashable) -> None:
+        if (group := self._groups.pop(key, None)) is not None:
+            names = [name for name in group.names if self._owners.pop(name, None) is not None]
+            self._abort(names)
+
+    def close(self) -> None:
+        names = list(self._owners)
+        self._groups.clear()
+        self._owners.clear()
+        self._abort(names)
