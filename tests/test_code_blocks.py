@@ -74,7 +74,7 @@ BY: Mapping[str, Mapping[str, list[str]]] = {
     },
     "packages/r1-rewards/README.md": {
         "indented": [INSTALLS, SERVER, PUBLIC],
-        "python": [RUN, "not run: a model's log-probs", RUN, RUN, "not run: a model and servers"],
+        "python": [RUN, "not run: a model's log-probs", RUN, RUN, RUN, "not run: a model and servers"],
         "yaml": [RUN],
     },
     "packages/r1-rollout/README.md": {

@@ -2,6 +2,7 @@
 
 import ast
 import asyncio
+import functools
 import importlib
 import inspect
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
@@ -9,6 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from r1_rewards.environments import openenv
 from r1_rewards.environments.schema import function_schema
 from r1_rewards.environments.types import EnvironmentSpecError, JsonObject
 from r1_rewards.types import RewardSpecError, suggest
@@ -123,6 +125,8 @@ def find_file(spec: str, kind: str, built_in: Sequence[str] = ()) -> tuple[Path,
 
 def is_environment(spec: str) -> bool:
     """Whether FILE.py:NAME names a class. The file is read and not run. Raises EnvironmentSpecError."""
+    if spec.startswith(openenv.PREFIXES):
+        return True
     if spec in BUILT_IN or spec.endswith(".py"):
         return False
     path, name = find_file(spec, "environment", BUILT_IN)
@@ -147,14 +151,7 @@ def read_tool(function: Callable[..., Any], kwargs: Mapping[str, object], name: 
 
 
 def _load_environment(spec: str, kwargs: Mapping[str, object]) -> Loaded:
-    path, name = find_file(spec, "environment")
-    module = import_file(path, "environment", "r1_environment")
-    classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
-    if not name:
-        raise EnvironmentSpecError(f"environment {spec!r}: name the class after a colon" + suggest("", classes))
-    factory = getattr(module, name, None)
-    if not callable(factory):
-        raise EnvironmentSpecError(f"environment file {path} has no class {name!r}" + suggest(name, classes))
+    factory, file = _find_factory(spec)
     try:
         inspect.signature(factory).bind(**kwargs)
     except (TypeError, ValueError) as error:
@@ -188,8 +185,24 @@ def _load_environment(spec: str, kwargs: Mapping[str, object]) -> Loaded:
         closes=callable(getattr(kind, "close", None)),
         deterministic=bool(getattr(kind, "deterministic", False)),
         wants_pictures=any(key in PICTURES for key in wants),
-        files=(str(path),),
+        files=(file,) if file else (),
     )
+
+
+def _find_factory(spec: str) -> tuple[Callable[..., Any], str]:
+    """Return what makes environments, and the user's file."""
+    if spec.startswith(openenv.PREFIXES):
+        openenv.check_url(spec)
+        return functools.partial(openenv.OpenEnv, spec), ""
+    path, name = find_file(spec, "environment")
+    module = import_file(path, "environment", "r1_environment")
+    classes = [key for key, value in vars(module).items() if inspect.isclass(value)]
+    if not name:
+        raise EnvironmentSpecError(f"environment {spec!r}: name the class after a colon" + suggest("", classes))
+    factory = getattr(module, name, None)
+    if not callable(factory):
+        raise EnvironmentSpecError(f"environment file {path} has no class {name!r}" + suggest(name, classes))
+    return factory, str(path)
 
 
 def _read_method(function: Callable[..., Any], name: str) -> Tool:

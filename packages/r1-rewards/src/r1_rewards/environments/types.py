@@ -75,7 +75,8 @@ class EnvironmentSetup:
     """What episodes run with: tools, or one environment, and limits.
 
     A tool is a built-in name ("python", "calculator", "crop", "search"), FILE.py:FUNCTION, or FILE.py for all public
-    functions in it. An environment is FILE.py:CLASS. `tool_kwargs` fill keyword-only parameters, by tool.
+    functions in it. An environment is FILE.py:CLASS, or openenv+ws://HOST:PORT. `tool_kwargs` fill keyword-only
+    parameters, by tool.
     """
 
     tools: Sequence[str] = ()
