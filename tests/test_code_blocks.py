@@ -18,6 +18,7 @@ PAGES = [
 RUN = "run"  # by `code_blocks`; what blocks in docs/ are unless something else is said here
 INSTALLS = "not run: installs packages"
 SERVER = "not run: starts a server"
+MINUTES = "not run: takes minutes; tests/test_episodes.py trains with an environment"
 DOCS, CLI, R1 = "tests/test_docs.py", "packages/r1-cli/tests/test_cli_", "tests/recipes/test_recipes.py"
 ROLLOUT = "packages/r1-rollout/tests/test_rollout_readme.py"
 DATA = "packages/r1-data/tests/test_data_dataset.py::test_the_use_in_the_readme_runs"
@@ -35,6 +36,11 @@ BY: Mapping[str, Mapping[str, list[str]]] = {
             f"{DOCS}::test_the_checks_of_the_page_are_made",
             f"{CLI}preflight.py::test_a_model_alone_is_asked_four_questions",
         ]
+    },
+    "docs/episodes.md": {
+        "console": [MINUTES],
+        "python": [RUN] * 2,
+        "yaml": [RUN],
     },
     "docs/estimate.md": {"console": [f"{DOCS}::test_the_estimates_of_the_page_are_made"]},
     "docs/diagnose.md": {"indented": ["packages/r1-cli/tests/test_cli_diagnose.py"]},
@@ -79,7 +85,7 @@ BY: Mapping[str, Mapping[str, list[str]]] = {
     },
     "packages/r1-rollout/README.md": {
         "indented": [INSTALLS, INSTALLS, INSTALLS, "packages/r1-rollout/tests/test_vllm_engine.py", POOL, SERVER],
-        "python": [f"{ROLLOUT}::test_the_example_of_loading_prints_a_group_of_texts", TRAINER, TRAINER],
+        "python": [f"{ROLLOUT}::test_the_example_of_loading_prints_a_group_of_texts", TRAINER, TRAINER, TRAINER],
     },
     "examples/README.md": {
         "indented": [f"{R1}::test_the_page_of_easyr1_runs", "tests/recipes/test_served.py::" + SERVED],
@@ -94,6 +100,9 @@ BY: Mapping[str, Mapping[str, list[str]]] = {
         "indented": [f"{R1}::test_llama_3_ends_at_each_of_its_ends_and_stays_without_padding"] * 3
     },
     "examples/lmm_r1/README.md": {"indented": [f"{R1}::test_the_page_of_lmm_r1_runs"] * 9},
+    "examples/look/README.md": {
+        "indented": ["not run: takes minutes; tests/test_episodes.py trains with an environment"]
+    },
     "examples/quickstart/README.md": {
         "indented": [f"{QUICK}the_model_learns_to_look", "not run: eight minutes; makes the committed files again"]
     },

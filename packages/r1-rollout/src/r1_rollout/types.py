@@ -118,6 +118,11 @@ class Completion:
         object.__setattr__(self, "finish_reason", finish_reason)
         object.__setattr__(self, "weight_version", weight_version)
 
+    @property
+    def sampled_length(self) -> int:
+        """Tokens that the policy chose: all of them, in one turn."""
+        return len(self.token_ids)
+
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Completion):
             return NotImplemented

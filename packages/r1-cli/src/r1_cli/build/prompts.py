@@ -40,7 +40,7 @@ def build_prompts(config: RunConfig, opened: Sequence[OpenSource], rendering: Re
                 filter_overlong=data.filter_overlong_prompts,
                 bad_rows=data.bad_rows,
                 known_lengths=data.cache_dir,
-                reader=one.reader,
+                reader=replace(one.reader, prepare=rendering.prepare),
                 progress=counter(f"checking {one.source.name}"),
             )
         except DataError as error:

@@ -1,7 +1,7 @@
 """Build the renderer of a run and its worker processes, which all data sets share."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,6 +14,7 @@ from r1_data.media_cache import MediaCache
 from r1_data.positions import count_tokens, position_ids_of
 from r1_data.prefetch import RemoteRenderer
 from r1_data.render import Renderer
+from r1_data.types import Example
 from r1_data.videos import FrameRules
 from r1_data.workers import Ended, Workers
 
@@ -25,6 +26,7 @@ class Rendering:
     renderer: Renderer
     workers: Workers | None
     remote: RemoteRenderer | None = None  # renders rows with media, where ranks are on machines of a cluster
+    prepare: Callable[[Example], Example] | None = None  # changes every row, e.g. to show tools
 
 
 def build_renderer(config: RunConfig, model: ModelFiles, *, own_sizes: bool = False) -> Renderer:

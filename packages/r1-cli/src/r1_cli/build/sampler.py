@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from r1_cli.build.engines import EngineSetup
 from r1_cli.build.rewards.dispatch import DispatchingVerifier
@@ -14,14 +14,47 @@ from r1_cli.hardware import Hardware
 from r1_cli.models import load as models
 from r1_cli.models.files import ModelFiles, load_weights
 from r1_cli.train.types import Sampler
+from r1_data.render import Renderer
+from r1_rewards.types import Verifier
 from r1_rollout.errors import EngineError
 from r1_rollout.tokens import end_token_ids, media_token_ids
 from r1_rollout.types import Generator, SamplingParams, accept_old_names
 
+if TYPE_CHECKING:
+    from r1_cli.episodes.player import EpisodePlayer
 
-def build_sampler(config: RunConfig, model: ModelFiles, verifier: DispatchingVerifier, engine: Generator) -> Sampler:
-    plain = config.worker.reward.skip_special_tokens
-    return Sampler(engine, verifier, model.tokenizer, verifier.per_sample, plain, verifier.truth_problem)
+
+def open_player(config: RunConfig, model: ModelFiles, renderer: Renderer, stack: ExitStack) -> "EpisodePlayer | None":
+    """Open what plays the episodes of a multi-turn run; None for single responses. Raises as `episodes.open_player`."""
+    if not config.worker.rollout.multi_turn.enable:
+        return None
+    from r1_cli.build import episodes
+
+    return episodes.open_player(config, model, renderer, stack)
+
+
+def build_sampler(
+    config: RunConfig,
+    model: ModelFiles,
+    verifier: DispatchingVerifier,
+    engine: Generator,
+    player: "EpisodePlayer | None" = None,
+) -> Sampler:
+    """`player` plays episodes with the engine; None: single responses."""
+    plain, judge = config.worker.reward.skip_special_tokens, cast("Verifier", verifier)
+    if player is not None:
+        from r1_cli.build.episodes import episode_verifier
+
+        judge = episode_verifier(config, verifier)
+    return Sampler(
+        engine,
+        judge,
+        model.tokenizer,
+        verifier.per_sample,
+        plain,
+        verifier.truth_problem,
+        play=player.generate if player else None,
+    )
 
 
 def load_engine_weights(config: RunConfig, hardware: Hardware, model: ModelFiles) -> Any:

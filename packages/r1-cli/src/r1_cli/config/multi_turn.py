@@ -164,7 +164,6 @@ def replace_tool_class(entry: Tree) -> tuple[str, str]:
 
 
 UNSUPPORTED = (
-    KeyRemark(f"{KEY}.enable", "runs sample single answers", lambda v, c: v),
     KeyRemark(f"{KEY}.agent", "there is no gateway for agents", lambda v, c: v and c.worker.rollout.multi_turn.enable),
 )
 REMARKS = (KeyRemark(KEY, "set its enable to true", lambda v, c: not c.worker.rollout.multi_turn.enable),)

@@ -2,6 +2,7 @@
 
 import json
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 from rich import box
@@ -13,7 +14,7 @@ from r1_cli.build.rendering import build_renderer, open_rendering
 from r1_cli.build.rewards.connect import connect_models, in_evaluation
 from r1_cli.build.rewards.dispatch import open_verifier, require_columns
 from r1_cli.build.rows import open_sources
-from r1_cli.build.sampler import build_engine, build_sampler, build_sampling, load_engine_weights
+from r1_cli.build.sampler import build_engine, build_sampler, build_sampling, load_engine_weights, open_player
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.model import LoraConfig
 from r1_cli.config.sources import validation_sources
@@ -47,14 +48,17 @@ def evaluate_model(model: str, config: RunConfig, json_path: Path | None = None)
     hardware, (_, sampling) = find_hardware(), build_sampling(config)
     with ExitStack() as stack:
         reporter = stack.enter_context(ConsoleReporter(console, step_lines=False))
-        rendering = stack.enter_context(open_rendering(config, build_renderer(config, files)))
+        renderer = build_renderer(config, files)
+        player = open_player(config, files, renderer, stack)
+        rendering = stack.enter_context(open_rendering(config, renderer))
+        rendering = replace(rendering, prepare=player.renderer.tool_prompt if player else None)
         prompts = build_prompts(config, open_sources(sources), rendering, reporter.counter)
         weights = load_engine_weights(config, hardware, files)
         verifier = open_verifier(config, sources, stack)
         require_columns(verifier, sources, prompts.parts)
         engine = build_engine(config, hardware, files, lambda: weights, stack)
         connect_models(config, files, verifier.asking, in_evaluation(config, hardware, files, engine))
-        sampler = build_sampler(config, files, verifier, engine)
+        sampler = build_sampler(config, files, verifier, engine, player)
         sets = build_validation(prompts, sources, sampling)
         validation = Validation(sampler, sets, config.data.val_batch_size, shown=0, progress=reporter.progress)
         with sampler.generator.active(LocalWeights(weights.state_dict, 0)):

@@ -22,7 +22,7 @@ from r1_cli.build.rewards.connect import connect_references, in_training
 from r1_cli.build.rewards.dispatch import open_verifier, require_columns
 from r1_cli.build.rewards.ground_truths import GroundTruthReader, find_unusable_ground_truths
 from r1_cli.build.rows import open_sources
-from r1_cli.build.sampler import build_sampler, build_sampling
+from r1_cli.build.sampler import build_sampler, build_sampling, open_player
 from r1_cli.checkpoint.folders import CheckpointStore, read_state
 from r1_cli.checkpoint.saving import Saver
 from r1_cli.checkpoint.stop import StopRequest
@@ -120,14 +120,15 @@ class TrainingSession:
         verifier = open_verifier(config, [*sources, *val_sources], self.stack)
         opened, val_opened = open_sources(sources), open_sources(val_sources)
         renderer = build_renderer(config, devices.model)
+        player = open_player(config, devices.model, renderer, self.stack)
         rendering = self.stack.enter_context(open_rendering(config, renderer, reports.timeline.record))
         media = open_media(config, devices.hardware, renderer, devices.placement.ranks, self.stack)
-        rendering = replace(rendering, remote=media)
+        rendering = replace(rendering, remote=media, prepare=player.renderer.tool_prompt if player else None)
         training, validation = (
             DataSplit(names, rows, build_prompts(config, rows, rendering, reports.console.counter))
             for names, rows in ((sources, opened), (val_sources, val_opened))
         )
-        return Data(training, validation, verifier, renderer, media)
+        return Data(training, validation, verifier, renderer, media, player)
 
     def show_plan(self, config: RunConfig, devices: Devices, data: Data) -> Plan:
         """Print the plan. Raises ConfigError if rows do not fill a batch, or a node cannot hold one."""
@@ -236,7 +237,7 @@ class TrainingSession:
             reports.console.progress,
             resumed=folder.start is not None,
         )
-        sampler = build_sampler(config, model, verifier, models.engine)
+        sampler = build_sampler(config, model, verifier, models.engine, data.player)
         if not config.worker.rollout.canary:
             return sampler
         return add_weight_check(sampler, learner, build_canary(config, hardware, model, data.renderer, learner))

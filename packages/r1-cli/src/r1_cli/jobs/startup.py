@@ -31,6 +31,7 @@ from r1_rollout.types import Generator
 
 if TYPE_CHECKING:
     from r1_cli.cluster.actors import ActorGroup
+    from r1_cli.episodes.player import EpisodePlayer
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,7 @@ class Data:
     verifier: DispatchingVerifier
     renderer: Renderer
     media: RenderPool | None  # renders rows with media on the nodes of a cluster
+    player: "EpisodePlayer | None"  # of a multi-turn run
 
     @property
     def sources(self) -> list[Source]:

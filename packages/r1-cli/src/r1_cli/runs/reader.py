@@ -124,7 +124,8 @@ class RunReader:
             return []
 
     def sample_table(self, step: int, phase: Phase = "train", columns: Sequence[str] | None = None) -> "pa.Table":
-        """Return the answers of a step as a table. Raises as `samples` does."""
+        """Return the answers of a step as a table; columns that an older record lacks are null. Raises as `samples`."""
+        import pyarrow as pa
         import pyarrow.parquet as pq
 
         from r1_cli.runs.schema import SCHEMA
@@ -136,7 +137,13 @@ class RunReader:
             steps = self.recorded_steps(phase)
             there = f"steps {steps[0]} to {steps[-1]} are" if steps else "none is"
             raise FileNotFoundError(f"{self.path}: step {step} is not in the record ({phase}); {there}")
-        return pq.read_table(path, columns=None if columns is None else list(columns), partitioning=None)
+        wanted = SCHEMA.names if columns is None else list(columns)
+        written = set(pq.read_schema(path).names)
+        table = pq.read_table(path, columns=[name for name in wanted if name in written], partitioning=None)
+        for place, name in enumerate(wanted):
+            if name not in written:  # a column that this record is older than
+                table = table.add_column(place, SCHEMA.field(name), pa.nulls(table.num_rows, SCHEMA.field(name).type))
+        return table
 
     def media_path(self, name: str) -> Path:
         return self.path / MEDIA / Path(name).name

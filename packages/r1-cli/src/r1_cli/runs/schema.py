@@ -13,6 +13,26 @@ class Column(NamedTuple):
 
 TOKENS, NUMBERS = pa.list_(pa.int32()), pa.list_(pa.float32())
 
+CALL = pa.struct(
+    [
+        ("tool", pa.string()),
+        ("arguments", pa.string()),  # JSON
+        ("seconds", pa.float32()),
+        ("error", pa.string()),
+        ("truncated", pa.int32()),  # characters left out of the result
+    ]
+)
+TURN = pa.struct(
+    [
+        ("role", pa.string()),  # `assistant` or `environment`
+        ("begin", pa.int32()),  # of its tokens, among `tokens`
+        ("end", pa.int32()),
+        ("messages", pa.string()),  # JSON, OpenAI style; pictures as {"type": "image"}, in the order of `media`
+        ("calls", pa.list_(CALL)),  # that the environment executed, or refused
+        ("reward", pa.float64()),  # of an assistant's turn, from the environment
+    ]
+)
+
 COLUMNS = (
     Column("step", pa.int32(), "of training; answers of a validation carry the step whose weights were measured"),
     Column("phase", pa.string(), "`train` or `validation`"),
@@ -23,9 +43,13 @@ COLUMNS = (
     Column("prompt", pa.string(), "as rendered for the model"),
     Column("answer", pa.string(), "as decoded for the reward"),
     Column("ground_truth", pa.string(), "as the row has it"),
-    Column("media", pa.list_(pa.string()), "files in `media/`, in the prompt's order: as the model saw them"),
+    Column(
+        "media",
+        pa.list_(pa.string()),
+        "files in `media/`, in order, as the model saw them; an episode's come last",
+    ),
     Column("prompt_tokens", TOKENS, "token ids, pictures as their placeholders"),
-    Column("tokens", TOKENS, "token ids of the answer; all are trained on"),
+    Column("tokens", TOKENS, "token ids of the answer; all are trained on, or those of `sampled`"),
     Column("rollout_logprobs", NUMBERS, "of each token, as the engine sampled it, at the sampling temperature"),
     Column("old_logprobs", NUMBERS, "of each token, the learner's before its update; null in validation"),
     Column("entropies", NUMBERS, "of each token's distribution, nats, the learner's before its update; likewise"),
@@ -39,6 +63,9 @@ COLUMNS = (
     Column("failure", pa.string(), "why it could not be scored; null if it was"),
     Column("finish_reason", pa.string(), "`stop`, or `length` where it was cut off"),
     Column("weight_version", pa.int32(), "of the weights that sampled it"),
+    Column("sampled", pa.list_(pa.bool_()), "of an episode: which `tokens` the policy chose; null: all"),
+    Column("turns", pa.list_(TURN), "of an episode: its turns, with calls and rewards; null for single answers"),
+    Column("stop_reason", pa.string(), "of an episode: why it ended; null for single answers"),
 )
 
 SCHEMA = pa.schema([(column.name, column.type) for column in COLUMNS])

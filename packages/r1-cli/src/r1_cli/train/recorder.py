@@ -19,13 +19,17 @@ from r1_cli.runs.reader import MEDIA, SAMPLES, Phase, sample_file
 from r1_cli.runs.schema import COLUMNS, SCHEMA
 from r1_cli.runs.track import Generation
 from r1_cli.runs.track.timing import Record
-from r1_cli.train.groups.group import Group
+from r1_cli.train.groups.group import Group, Response, as_episode
 from r1_core.types import Sample, tokens
 from r1_data.types import Prompt
 
 if TYPE_CHECKING:
+    from numpy.typing import NDArray
     from PIL.Image import Image
 
+    from r1_cli.train.groups.trajectory import Trajectory
+
+    Shown = Prompt | Trajectory  # what has pictures
 
 log = logging.getLogger("r1")
 
@@ -119,7 +123,7 @@ def _media_of(path: Path) -> set[str]:
 
 
 def to_table(
-    step: int, phase: Phase, groups: Sequence[Group], samples: Sequence[Sample], media: Callable[[Prompt], list[str]]
+    step: int, phase: Phase, groups: Sequence[Group], samples: Sequence[Sample], media: "Callable[[Shown], list[str]]"
 ) -> pa.Table:
     """Return one row per response, group after group.
 
@@ -156,9 +160,11 @@ def to_table(
         "finish_reason": [one.completion.finish_reason for one in responses],
         "weight_version": [one.completion.weight_version for one in responses],
     }
+    columns |= _episode_columns(responses, columns["media"], media)
+    marks = [episode.sampled if (episode := as_episode(one.completion)) else None for one in responses]
     lengths = [len(one.completion.token_ids) for one in responses]
     for name in OF_THE_LEARNER:
-        columns[name] = _of_samples(samples, name, lengths)
+        columns[name] = _of_samples(samples, name, lengths, marks)
     arrays = [
         columns[column.name]
         if isinstance(columns[column.name], pa.Array)
@@ -168,11 +174,39 @@ def to_table(
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
 
-def _of_samples(samples: Sequence[Sample], name: str, lengths: Sequence[int]) -> pa.Array:
-    """Return a field of the trained tokens as one list per sample; null if samples lack it."""
+def _episode_columns(
+    responses: Sequence[Response], files: list[list[str]], media: "Callable[[Shown], list[str]]"
+) -> dict[str, Any]:
+    """Return the columns of episodes, null for single responses; `files` are those of the prompts, as `media` gives."""
+    episodes = [as_episode(one.completion) for one in responses]
+    if not any(episodes):
+        return {name: [None] * len(responses) for name in ("sampled", "turns", "stop_reason")}
+    from r1_cli.train.groups.trajectory import describe_turns
+
+    return {
+        "sampled": [None if one is None else one.sampled.tolist() for one in episodes],
+        "turns": [None if one is None else describe_turns(one) for one in episodes],
+        "stop_reason": [None if one is None else one.stop_reason for one in episodes],
+        "media": [own + media(one) if one is not None else own for own, one in zip(files, episodes, strict=True)],
+    }
+
+
+def _of_samples(
+    samples: Sequence[Sample], name: str, lengths: Sequence[int], marks: "Sequence[NDArray[np.bool_] | None]"
+) -> pa.Array:
+    """Return a field of the trained tokens as one list per sample; null if samples lack it.
+
+    Of an episode the list covers the environment's tokens, too, with 0.
+    """
     if not samples or any(sample.get(name) is None for sample in samples):
         return pa.nulls(len(lengths), SCHEMA.field(name).type)
-    return _cut(tokens(samples, name).float().cpu().numpy(), lengths)
+    values = tokens(samples, name).float().cpu().numpy()
+    if any(mark is not None for mark in marks):
+        trained = np.concatenate([np.ones(n, bool) if m is None else m for n, m in zip(lengths, marks, strict=True)])
+        spread = np.zeros(len(trained), np.float32)
+        spread[trained] = values
+        values = spread
+    return _cut(values, lengths)
 
 
 def _lists(values: Sequence[Any], dtype: Any) -> pa.Array:
@@ -195,10 +229,10 @@ class MediaFolder:
         self.folder = folder
         self.written = 0  # bytes, by this process
 
-    def save(self, prompt: Prompt) -> list[str]:
-        """Write a prompt's missing pictures and videos; return all file names in order."""
-        pictures = [self._save([picture]) for picture in prompt.images]
-        return pictures + [self._save(_frames(video)) for video in prompt.videos]
+    def save(self, shown: "Shown") -> list[str]:
+        """Write the missing pictures and videos of a prompt or an episode; return all file names in order."""
+        pictures = [self._save([picture]) for picture in shown.images]
+        return pictures + [self._save(_frames(video)) for video in shown.videos]
 
     def _save(self, frames: "list[Image]") -> str:
         digest = hashlib.blake2b(digest_size=16)
@@ -249,7 +283,7 @@ def to_generations(groups: Sequence[Group], split: Literal["train", "val"]) -> l
             reason=one.score.reason or group.truth_problem or "",
             failure=f"{one.score.error.cause}: {one.score.error.message}" if one.score.error else None,
             reward=one.reward,
-            tokens=len(one.completion.token_ids),
+            tokens=one.completion.sampled_length,
             finish_reason=one.completion.finish_reason,
             pictures=len(group.prompt.images),
         )

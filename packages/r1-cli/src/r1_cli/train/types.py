@@ -22,7 +22,7 @@ from r1_core.reward_shaping import RewardNormalizer
 from r1_core.types import Sample
 from r1_data.types import Prompt
 from r1_rewards.types import Verifier
-from r1_rollout.types import Generator
+from r1_rollout.types import Generator, Groups, SamplingParams
 from r1_rollout.weights import LocalWeights, WeightSource
 
 if TYPE_CHECKING:
@@ -67,6 +67,13 @@ class Sampler:
     # (source, ground truth, columns) -> why no response can be correct; None if one can
     truth_problem: Callable[[str, str, Mapping[str, Any]], str | None] = lambda source, ground_truth, columns: None
     failures_shown: set[str] = field(default_factory=set)  # causes that were logged
+    # (engine, prompts, params) -> groups: plays episodes of several turns; None: single responses
+    play: Callable[[Generator, Sequence[Prompt], SamplingParams], Groups] | None = None
+
+    def generate(self, prompts: Sequence[Prompt], params: SamplingParams) -> Groups:
+        if self.play is not None:
+            return self.play(self.generator, prompts, params)
+        return self.generator.generate(prompts, params)
 
 
 @dataclass(frozen=True, slots=True)

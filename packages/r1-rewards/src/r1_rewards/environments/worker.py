@@ -24,6 +24,8 @@ def main(descriptor: int) -> None:
     except EnvironmentSpecError as error:
         frames.send(pool, {"error": str(error)})
         return
+    if pictures := sys.modules.get("PIL.Image"):
+        pictures.init()  # here, once: else each fork imports the formats at its first picture, in 0.1 s
     serve(pool, loaded.describe(), setup["memory_mib"], lambda connection: answer_requests(connection, loaded, setup))
 
 

@@ -25,7 +25,7 @@ class OverlongBuffer:
     factor: float  # penalty of a response that fills the buffer
 
     def penalties(self, group: Group) -> list[float]:
-        lengths = torch.tensor([len(completion.token_ids) for completion in group.completions])
+        lengths = torch.tensor([completion.sampled_length for completion in group.completions])
         return overlong_punishment(lengths, self.max_length, self.buffer, self.factor).tolist()
 
     def penalize(self, group: Group) -> Group:

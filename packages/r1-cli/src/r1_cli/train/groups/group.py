@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
@@ -18,13 +18,15 @@ from r1_rollout.types import Completion, PromptLike
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+    from r1_cli.train.groups.trajectory import Trajectory
+
 
 @dataclass(frozen=True, slots=True)
 class Response:
     """One scored completion. Example: `Response(Completion([51, 2], …), "3", Score(1.0), reward=0.9)`."""
 
     completion: Completion
-    text: str  # the completion, decoded
+    text: str  # the completion, decoded; of an episode everything behind the prompt
     score: Score
     reward: float  # the shaped value of the score, which the estimator sees
 
@@ -37,6 +39,11 @@ class Group:
     dropped: tuple[Score, ...] = ()  # scores of dropped responses, which failed
     truth_problem: str | None = None  # why no response can be correct, if known
     row: int = -1  # of the data set, to render the prompt again after a resume
+
+    @property
+    def episodes(self) -> "list[Trajectory]":
+        """The responses that are episodes of several turns; none in a single-turn run."""
+        return [episode for one in self.responses if (episode := as_episode(one.completion)) is not None]
 
     @property
     def completions(self) -> list[Completion]:
@@ -69,6 +76,11 @@ class Group:
         return replace(self, responses=kept, dropped=tuple(score for score in self.scores if not score.keep))
 
 
+def as_episode(completion: Completion | None) -> "Trajectory | None":
+    """Return the completion if it is an episode, without importing what episodes need."""
+    return None if completion is None or type(completion) is Completion else cast("Trajectory", completion)
+
+
 # --- inputs of verifiers ----------------------------------------------------------------------------------------------
 
 
@@ -87,9 +99,12 @@ def to_reward_inputs(
     *,
     skip_special_tokens: bool = True,
 ) -> list[RewardInput]:
-    """Return the verifier's input for each completion, without columns that JSON cannot hold."""
+    """Return the verifier's input for each completion, without columns that JSON cannot hold.
+
+    Of an episode the response is the last turn; the turns before it are messages.
+    """
     metadata = json_columns(prompt.metadata)
-    return [
+    inputs: list[RewardInput] = [
         SampledInput(
             response=tokenizer.decode(completion.token_ids.tolist(), skip_special_tokens=skip_special_tokens),
             ground_truth=prompt.ground_truth,
@@ -105,6 +120,10 @@ def to_reward_inputs(
         )
         for completion in completions
     ]
+    if completions and as_episode(completions[0]):
+        episodes = map(as_episode, completions)
+        inputs = [one.reward_input(plain) for one, plain in zip(episodes, inputs, strict=True) if one]
+    return inputs
 
 
 # --- inputs of filters ------------------------------------------------------------------------------------------------
@@ -136,6 +155,12 @@ def to_samples(groups: Sequence[Group]) -> list[Sample]:
     """Return one sample per response, group after group. `group_id` is the index in `groups`."""
     samples: list[Sample] = []
     for group_id, group in enumerate(groups):
+        if episodes := group.episodes:
+            samples += [
+                episode.to_sample(group.prompt, group_id, reward)
+                for episode, reward in zip(episodes, group.rewards, strict=True)
+            ]
+            continue
         responses = [(one.completion.token_ids, one.completion.logprobs, one.reward) for one in group.responses]
         samples += _samples_of(group.prompt, responses, group_id)
     return samples

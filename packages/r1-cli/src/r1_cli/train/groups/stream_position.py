@@ -47,8 +47,16 @@ def save_groups(carried_over: Sequence[Group], folder: Path) -> None:
         "token_ids": torch.from_numpy(np.concatenate([c.token_ids for c in completions])),
         "logprobs": torch.from_numpy(np.concatenate([c.logprobs for c in completions])),
     }
+    entries = [_describe(group) for group in carried_over]
+    if carried_over[0].episodes:
+        from r1_cli.train.groups.saved_episodes import save_episodes
+
+        more, episodes = save_episodes([episode for group in carried_over for episode in group.episodes])
+        tensors |= more
+        described = iter(episodes)
+        entries = [{**entry, "episodes": [next(described) for _ in entry["completions"]]} for entry in entries]
     save_file(tensors, folder / TOKENS_FILE)
-    (folder / GROUPS_FILE).write_text(json.dumps([_describe(group) for group in carried_over]) + "\n", encoding="utf-8")
+    (folder / GROUPS_FILE).write_text(json.dumps(entries) + "\n", encoding="utf-8")
 
 
 def load_groups(folder: Path, render: Callable[[int], Prompt]) -> tuple[Group, ...]:
@@ -62,9 +70,9 @@ def load_groups(folder: Path, render: Callable[[int], Prompt]) -> tuple[Group, .
     tensors = load_file(folder / TOKENS_FILE)
     token_ids, logprobs = tensors["token_ids"].numpy(), tensors["logprobs"].numpy()
     carried_over = []
-    begin = 0  # of the next completion's tokens
+    begin = first = 0  # of the next completion: its first token, its number
     for entry in json.loads((folder / GROUPS_FILE).read_text(encoding="utf-8")):
-        completions = []
+        completions: list[Completion] = []
         for one in entry["completions"]:
             end = begin + one["tokens"]
             completions.append(
@@ -76,6 +84,12 @@ def load_groups(folder: Path, render: Callable[[int], Prompt]) -> tuple[Group, .
                 )
             )
             begin = end
+        if "episodes" in entry:
+            from r1_cli.train.groups.saved_episodes import load_episode
+
+            pairs = zip(completions, entry["episodes"], strict=True)
+            completions = [load_episode(one, saved, tensors, first + place) for place, (one, saved) in enumerate(pairs)]
+        first += len(completions)
         try:
             prompt = render(entry["row"])
         except (DataError, IndexError):

@@ -36,7 +36,16 @@ def step_metrics(step: int, groups: Sequence[Group], samples: Sequence[Sample]) 
         **advantage_metrics(samples),
         **length_metrics(groups),
         **staleness(step, groups, samples),
+        **_episode_metrics(groups),
     }
+
+
+def _episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
+    if not groups[0].episodes:
+        return {}
+    from r1_cli.train.metrics.episodes import episode_metrics
+
+    return episode_metrics([episode for group in groups for episode in group.episodes])
 
 
 def spread(name: str, values: Iterable[float]) -> dict[str, float]:
@@ -106,7 +115,7 @@ def advantage_metrics(samples: Sequence[Sample]) -> dict[str, float]:
 def length_metrics(groups: Sequence[Group]) -> dict[str, float]:
     completions = [completion for group in groups for completion in group.completions]
     return {
-        **spread("response_length", [len(c.token_ids) for c in completions]),
+        **spread("response_length", [c.sampled_length for c in completions]),
         "response_length/clip_ratio": fmean([c.finish_reason == "length" for c in completions]),
         **spread("prompt_length", [len(group.prompt.token_ids) for group in groups]),
     }

@@ -122,7 +122,7 @@ class DynamicSampling:
         state.unscored += len(sampled) - len(groups)
         state.unreadable += len(rows) - len(readable)
         for group in sampled.values():
-            state.tokens += sum([len(completion.token_ids) for completion in group.completions])
+            state.tokens += sum([completion.sampled_length for completion in group.completions])
 
     def _choose_rows(self, state: SamplingState, at: Position) -> tuple[list[int], StreamPosition]:
         """Return the rows to sample next and the position after them; group filters get whole batches."""

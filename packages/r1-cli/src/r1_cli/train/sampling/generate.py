@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from itertools import islice
 
 from r1_cli.runs.track.timing import Stopwatch
-from r1_cli.train.groups.group import Group, Response, to_reward_inputs
+from r1_cli.train.groups.group import Group, Response, as_episode, to_reward_inputs
 from r1_cli.train.types import Dataset, Progress, Sampler
 from r1_data.types import DataError, Prompt
 from r1_rewards.types import Failure, RewardInput, Score, Verifier
@@ -81,7 +81,7 @@ def sample_groups(
             return to_group(sampler, prompts[index], completions[index], inputs[index], thread.scores(index))
 
         with watch("gen"):
-            sampled = sampler.generator.generate(with_distinct_ids(prompts), params)
+            sampled = sampler.generate(with_distinct_ids(prompts), params)
         for index, of_prompt in watch.each("gen", progress(sampled, what, len(prompts))):
             with watch.background("decode"):
                 completions[index] = of_prompt
@@ -90,7 +90,7 @@ def sample_groups(
                 )
             if sampler.per_sample(prompts[index].source):
                 thread.put(index, inputs[index])
-                if drain_rule is not None:
+                if drain_rule is not None and sampler.play is None:
                     with watch("reward"):
                         drain_rule.observe(index, wait_for_group, sampler.generator)
         order = sorted(inputs)
@@ -126,8 +126,8 @@ def to_group(
             prompt.id, problem,
         )  # fmt: skip
     responses = [
-        Response(completion, given.response, score, score.value)
-        for completion, given, score in zip(completions, inputs, scores, strict=True)
+        Response(one, episode.text if (episode := as_episode(one)) else given.response, score, score.value)
+        for one, given, score in zip(completions, inputs, scores, strict=True)
     ]
     return Group(prompt, responses, truth_problem=problem)
 

@@ -1,0 +1,77 @@
+"""Build what plays episodes: the environments' processes, the turns of the chat template, the limits."""
+
+from contextlib import ExitStack
+from functools import partial
+
+from r1_cli.config import RunConfig
+from r1_cli.config.multi_turn import MultiTurnSettings
+from r1_cli.episodes.episode import EpisodeLimits
+from r1_cli.episodes.player import EpisodePlayer
+from r1_cli.episodes.scores import score_episodes
+from r1_cli.models import load as models
+from r1_cli.models.files import ModelFiles
+from r1_data.render import Renderer
+from r1_data.turns.probe import probe_template
+from r1_data.turns.turn_renderer import TurnRenderer
+from r1_rewards.environments.pool import EnvironmentPool
+from r1_rewards.environments.types import EnvironmentSetup
+from r1_rewards.types import FailureRule, Verifier
+from r1_rollout.tokens import end_token_ids
+
+ENDLESS = 10**6  # turns, where max_response_length is the only limit
+
+
+def open_player(config: RunConfig, model: ModelFiles, renderer: Renderer, stack: ExitStack) -> EpisodePlayer:
+    """Start the environments, and probe the chat template. `stack` ends their processes.
+
+    Raises:
+        EnvironmentSpecError: the tools or the environment cannot be loaded.
+        DataError: turns cannot be appended with the model's chat template.
+    """
+    settings = config.worker.rollout.multi_turn
+    environments = stack.enter_context(EnvironmentPool(environment_setup(settings), workers=settings.num_workers))
+    ends = end_token_ids(models.load_generation_config(model.path, model.config), model.config, model.tokenizer)
+    turns = TurnRenderer(
+        renderer,
+        probe_template(renderer, end_token_ids=sorted(ends)),
+        tools=environments.tools,
+        tool_format=settings.format,
+        history=settings.history,
+        max_parallel_calls=settings.max_parallel_calls,
+    )
+    limits = EpisodeLimits(
+        max_tokens=config.data.max_response_length,
+        max_turns=min(settings.max_assistant_turns or ENDLESS, (settings.max_user_turns or ENDLESS) + 1),
+        max_turn_tokens=settings.max_turn_tokens,
+        max_malformed_calls=settings.max_malformed_calls,
+    )
+    return EpisodePlayer(
+        environments,
+        turns,
+        model.tokenizer,
+        frozenset(ends),
+        limits,
+        rounds=settings.scheduling == "rounds",
+        max_concurrent=settings.max_concurrent,
+    )
+
+
+def environment_setup(settings: MultiTurnSettings) -> EnvironmentSetup:
+    return EnvironmentSetup(
+        tools=settings.tool_specs(),
+        environment=settings.environment or "",
+        environment_kwargs=settings.environment_kwargs,
+        tool_kwargs=settings.tool_kwargs,
+        tool_timeout=settings.tool_timeout,
+        episode_timeout=settings.episode_timeout,
+        max_parallel_calls=settings.max_parallel_calls,
+        max_response_length=settings.max_tool_response_length,
+        truncate_side=settings.tool_response_truncate_side,
+        max_images=settings.max_images,
+    )
+
+
+def episode_verifier(config: RunConfig, verifier: Verifier) -> Verifier:
+    """Return a verifier that takes the environment's own score where there is one."""
+    reward = config.worker.reward
+    return partial(score_episodes, verifier, FailureRule(reward.failure_policy, reward.failure_score))

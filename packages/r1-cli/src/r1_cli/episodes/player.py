@@ -1,0 +1,257 @@
+"""Play episodes: the engine samples turns while environments answer others."""
+
+from collections import deque
+from collections.abc import Generator, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING
+
+from r1_cli.episodes.episode import Episode, EpisodeLimits
+from r1_cli.train.groups.trajectory import Call, StopReason, Trajectory
+from r1_data.turns.continuation import Continuation
+from r1_data.turns.turn_renderer import TurnRenderer
+from r1_data.types import DataError, MediaError, Message, Prompt, json_columns
+from r1_rewards.environments.pool import EnvironmentPool
+from r1_rewards.environments.types import PolicyTurn, StepResult, ToolCall
+from r1_rewards.types import Failure, Score
+from r1_rollout.errors import EngineError
+from r1_rollout.types import Completion, GenerationSession, Interactive, SamplingParams
+from r1_rollout.types import Generator as Engine
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Finished = tuple[int, list[Completion]]  # a prompt's index and its trajectories
+POLL_SECONDS = 0.01  # of the engine's work between two looks at the environments
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodePlayer:
+    """Plays episodes with an engine; the counterpart of an engine's `generate` for multi-turn runs.
+
+    A turn's noise depends on (seed, prompt id, sample, turn). With `rounds`, the next turns of all episodes begin
+    together, so that tokens do not depend on how long tools take.
+    """
+
+    environments: EnvironmentPool
+    renderer: TurnRenderer
+    tokenizer: "PreTrainedTokenizerBase"
+    end_token_ids: frozenset[int]
+    limits: EpisodeLimits
+    rounds: bool = False
+    max_concurrent: int | None = None  # open episodes; None: all
+
+    def generate(
+        self, engine: Engine, prompts: Sequence[Prompt], params: SamplingParams
+    ) -> Generator[Finished, None, None]:
+        """Yield (index into `prompts`, its `params.n` episodes) as each group finishes. Raises as `engine.generate`."""
+        if not isinstance(engine, Interactive):
+            raise EngineError(f"{type(engine).__name__} has no open_session, which episodes of several turns need")
+        session = engine.open_session(params)
+        play = Play(
+            replace(self, limits=replace(self.limits, max_tokens=params.max_tokens)), session, prompts, params.n
+        )
+        try:
+            yield from play
+        finally:
+            play.close()
+
+
+@dataclass(slots=True)
+class Play:
+    """One call: prompts that wait, episodes that are open, groups that are finished."""
+
+    player: EpisodePlayer
+    session: GenerationSession
+    prompts: Sequence[Prompt]
+    n: int
+    _waiting: deque[int] = field(init=False)  # prompts that have not begun
+    _episodes: dict[str, Episode] = field(default_factory=dict)  # open, by key
+    _groups: dict[int, dict[int, Trajectory | None]] = field(default_factory=dict)  # None: open
+    _ready: list[Episode] = field(default_factory=list)  # whose next turn may be sampled
+    _sampling: dict[str, list[Episode]] = field(default_factory=dict)  # by the key of their request
+    _starting: set[str] = field(default_factory=set)  # episodes whose environment is being reset
+    _held: dict[str, PolicyTurn] = field(default_factory=dict)  # turns that wait for that
+    _answering: set[str] = field(default_factory=set)  # episodes whose environment takes a step or computes its score
+    _finished: deque[Finished] = field(default_factory=deque)
+
+    def __post_init__(self) -> None:
+        self._waiting = deque(range(len(self.prompts)))
+
+    def __iter__(self) -> Iterator[Finished]:
+        while self._waiting or self._episodes:
+            self._begin()
+            self._submit()
+            self._receive()
+            while self._finished:
+                yield self._finished.popleft()
+
+    def close(self) -> None:
+        self.session.close()
+        for key in self._episodes:
+            self.player.environments.cancel(key)
+
+    # --- the engine ---------------------------------------------------------------------------------------------------
+
+    def _begin(self) -> None:
+        """Open the groups that there is room for. With rounds, only between two of them."""
+        if self.player.rounds and self._pending:
+            return
+        most, stop = self.player.max_concurrent, self.player.renderer.stop_strings
+        while self._waiting and (not self._episodes or most is None or len(self._episodes) + self.n <= most):
+            index = self._waiting.popleft()
+            prompt = self.prompts[index]
+            episodes = [Episode(prompt, sample, self.player.limits, index) for sample in range(self.n)]
+            self._groups[index] = dict.fromkeys(range(self.n))
+            for episode in episodes:
+                self._episodes[episode.key] = episode
+                self._starting.add(episode.key)
+                self.player.environments.start(episode.key, environment_row(prompt), prompt.images)
+            # The group's first turns share one prompt, which is computed once.
+            self._sampling[prompt.id] = episodes
+            self.session.submit(prompt.id, prompt, n=self.n, max_tokens=episodes[0].tokens_allowed, stop=stop)
+
+    def _submit(self) -> None:
+        if self.player.rounds:
+            if self._pending:
+                return
+            self._ready.sort(key=lambda episode: (episode.index, episode.sample))
+        stop = self.player.renderer.stop_strings
+        for episode in self._ready:
+            prompt = episode.next_prompt()
+            self._sampling[prompt.id] = [episode]
+            self.session.submit(prompt.id, prompt, max_tokens=episode.tokens_allowed, stop=stop)
+        self._ready.clear()
+
+    @property
+    def _pending(self) -> bool:
+        return bool(self._sampling or self._starting or self._answering)
+
+    def _receive(self) -> None:
+        """Wait until the engine or an environment has something."""
+        waiting = bool(self._starting or self._answering)
+        if self._sampling:
+            for key, completions in self.session.poll(POLL_SECONDS if waiting else None):
+                for episode, completion in zip(self._sampling.pop(key), completions, strict=True):
+                    self._take_turn(episode, completion)
+        if waiting:
+            for key, answer in self.player.environments.poll(0.0 if self._sampling or self._ready else None):
+                self._take_answer(self._episodes[key], answer)
+
+    # --- turns and answers --------------------------------------------------------------------------------------------
+
+    def _take_turn(self, episode: Episode, completion: Completion) -> None:
+        player, tokens = self.player, completion.token_ids.tolist()
+        text = player.tokenizer.decode(tokens, skip_special_tokens=True)
+        episode.add_turn(completion, {"role": "assistant", "content": text})
+        cut = completion.finish_reason == "length"
+        if episode.failure:
+            return self._stop(episode, "failed")
+        if not player.environments.tools:
+            return self._step(episode, PolicyTurn(text, cut=cut))
+        if cut:  # half a turn has no whole call, and is no answer
+            return self._stop(episode, "turn_tokens" if episode.length < player.limits.max_tokens else "max_tokens")
+        calls = player.renderer.parse_calls(player.renderer.decode_turn(tokens), episode.prompt.metadata)
+        if not calls:
+            return self._stop(episode, "answered")
+        episode.malformed = episode.malformed + 1 if any(call.error for call in calls) else 0
+        if episode.malformed >= player.limits.max_malformed_calls:
+            return self._stop(episode, "malformed_calls")
+        if episode.turns >= player.limits.max_turns:
+            return self._stop(episode, "max_turns")
+        made = tuple(ToolCall(call.name, call.arguments, call.id, call.error) for call in calls)
+        return self._step(episode, PolicyTurn(text, made))
+
+    def _step(self, episode: Episode, turn: PolicyTurn) -> None:
+        if episode.key in self._starting:
+            self._held[episode.key] = turn
+        else:
+            self._answering.add(episode.key)
+            self.player.environments.step(episode.key, turn)
+
+    def _take_answer(self, episode: Episode, answer: StepResult | Score | Failure) -> None:
+        started, key = episode.key in self._starting, episode.key
+        self._starting.discard(key)
+        self._answering.discard(key)
+        if isinstance(answer, Score):
+            episode.score = answer
+            self._close(episode)
+        elif isinstance(answer, Failure):
+            self._take_failure(episode, answer)
+        elif not started:
+            self._take_observation(episode, answer)
+        elif answer.messages:
+            first = answer.messages[0].get("content")
+            raise DataError(f"{key}: reset() returned {first!r:.100}; put it into the row's prompt, and return None")
+        elif key in self._held:
+            self._step(episode, self._held.pop(key))
+
+    def _take_observation(self, episode: Episode, answer: StepResult) -> None:
+        player, limits = self.player, self.player.limits
+        calls = [Call(one.name, one.arguments, one.seconds, one.error, one.truncated) for one in answer.calls]
+        episode.add_outcome(answer.reward, answer.state)
+        if answer.done or episode.turns >= limits.max_turns or episode.tokens_allowed < 1:
+            episode.add_last_answer(answer.messages, calls)
+            reason: StopReason = "max_turns" if episode.turns >= limits.max_turns else "max_tokens"
+            return self._stop(episode, "done" if answer.done else reason)
+        piece = player.renderer.continuation(
+            episode.last_tokens, answer.messages, closed=episode.closed(player.end_token_ids)
+        )
+        if not episode.add_observation(piece, answer.messages, calls):
+            episode.add_last_answer(answer.messages, calls)
+            return self._stop(episode, "max_tokens")
+        self._ready.append(episode)
+
+    def _continue(self, episode: Episode, messages: Sequence[Message]) -> Continuation:
+        """Render what an environment answered. A picture that cannot be used becomes an error text."""
+        renderer, tokens = self.player.renderer, episode.last_tokens
+        closed = episode.closed(self.player.end_token_ids)
+        try:
+            return renderer.continuation(tokens, messages, closed=closed)
+        except MediaError as error:
+            told = [{**message, "content": f"error: {error}"} for message in messages]
+            return renderer.continuation(tokens, told, closed=closed)
+
+    def _take_failure(self, episode: Episode, failure: Failure) -> None:
+        """End an episode whose environment failed, whatever it waits for.
+
+        One that took too long is judged by what it has, unless only its environment could judge it.
+        """
+        late = failure.cause == "timeout" and not self.player.environments.scores
+        if not late:
+            episode.failure = failure
+        if episode.stop_reason is not None:  # its own score failed
+            return self._close(episode)
+        self._held.pop(episode.key, None)
+        self._ready = [one for one in self._ready if one is not episode]
+        if not episode.turns:
+            return None  # its first turn is being sampled with its group's: it stops when that arrives
+        request = episode.next_prompt().id
+        if self._sampling.pop(request, None):
+            self.session.cancel(request)
+        return self._stop(episode, "timeout" if late else "failed")
+
+    def _stop(self, episode: Episode, reason: StopReason) -> None:
+        episode.stop_reason = reason
+        environments = self.player.environments
+        if environments.scores and episode.failure is None:
+            self._answering.add(episode.key)
+            environments.finish(episode.key)
+        else:
+            environments.cancel(episode.key)
+            self._close(episode)
+
+    def _close(self, episode: Episode) -> None:
+        group = self._groups[episode.index]
+        tokens = episode.context.token_ids[len(episode.prompt.token_ids) :]
+        group[episode.sample] = episode.trajectory(self.player.tokenizer.decode(tokens, skip_special_tokens=True))
+        del self._episodes[episode.key]
+        done: list[Completion] = [trajectory for trajectory in group.values() if trajectory is not None]
+        if len(done) == self.n:
+            del self._groups[episode.index]
+            self._finished.append((episode.index, done))
+
+
+def environment_row(prompt: Prompt) -> dict[str, object]:
+    """Return the row that `reset` gets: the columns that JSON can hold, and the ground truth as `answer`."""
+    row = {"answer": prompt.ground_truth, "ground_truth": prompt.ground_truth, **json_columns(prompt.metadata)}
+    return row

@@ -1,0 +1,198 @@
+"""What an episode leaves: all tokens behind its prompt, which of them the policy chose, and its turns."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from r1_core.types import Sample
+from r1_data.types import Message, Prompt
+from r1_rewards.types import Failure, RewardInput, Score
+from r1_rollout.types import Completion
+
+if TYPE_CHECKING:
+    from PIL.Image import Image
+
+StopReason = Literal[
+    "answered",  # a turn without a tool call
+    "done",  # the environment said so
+    "max_turns",
+    "max_tokens",  # data.max_response_length
+    "turn_tokens",  # a turn was cut, and nothing can answer half a turn
+    "malformed_calls",
+    "failed",  # the environment
+    "timeout",  # episode_timeout
+]
+CUT: frozenset[StopReason] = frozenset({"max_turns", "max_tokens", "turn_tokens", "timeout"})
+
+
+Input = TypeVar("Input", bound=RewardInput)
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A tool call that was executed, or refused with `error`."""
+
+    tool: str
+    arguments: Mapping[str, object]
+    seconds: float = 0.0
+    error: str = ""
+    truncated: int = 0  # characters left out of its result
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """Tokens [begin, end) behind the prompt, from one speaker."""
+
+    role: Literal["assistant", "environment"]
+    begin: int
+    end: int
+    messages: tuple[Message, ...] = ()  # OpenAI style; pictures as {"type": "image"}, in the order of `images`
+    calls: tuple[Call, ...] = ()  # of an environment's turn: what it executed
+    reward: float = 0.0  # that the environment gave for an assistant's turn
+    state: int = 0  # hash of the state that an assistant's turn saw (GiGPO, arXiv 2505.10978)
+    finish_reason: Literal["stop", "length"] = "stop"  # of an assistant's turn
+
+
+@dataclass(frozen=True, slots=True, init=False, eq=False)
+class Trajectory(Completion):
+    """An episode in the form of a completion: `token_ids` and `logprobs` cover everything behind the prompt.
+
+    Log-probs are 0 on tokens of the environment. `finish_reason` is "length" if a limit ended the episode.
+    """
+
+    sampled: NDArray[np.bool_]  # [response_length], tokens that the policy chose
+    turns: tuple[Turn, ...]
+    position_ids: Tensor  # int64 [axes, prompt_length + response_length]
+    later_inputs: Mapping[str, Tensor]  # forward arguments of the environment's pictures
+    images: "tuple[Image, ...]"  # the environment's pictures, decoded and resized
+    stop_reason: StopReason
+    score: Score | None  # the environment's own, if it has one
+    failure: Failure | None  # of the environment
+    text: str  # everything behind the prompt, decoded
+
+    def __init__(
+        self,
+        token_ids: Sequence[int] | NDArray[np.int32],
+        logprobs: Sequence[float] | NDArray[np.float32],
+        sampled: Sequence[bool] | NDArray[np.bool_],
+        turns: Sequence[Turn],
+        position_ids: Tensor,
+        stop_reason: StopReason,
+        weight_version: int,
+        *,
+        later_inputs: Mapping[str, Tensor] | None = None,
+        images: "Sequence[Image]" = (),
+        score: Score | None = None,
+        failure: Failure | None = None,
+        text: str = "",
+    ) -> None:
+        """Raises ValueError if there is not one log-prob and one mark for each token."""
+        # `super()` without arguments does not work in a dataclass with slots.
+        Completion.__init__(self, token_ids, logprobs, "length" if stop_reason in CUT else "stop", weight_version)
+        marks = np.asarray(sampled, np.bool_)
+        if marks.shape != self.token_ids.shape:
+            raise ValueError(f"an episode of {len(self.token_ids)} tokens has marks of shape {marks.shape}")
+        values = {
+            "sampled": marks,
+            "turns": tuple(turns),
+            "position_ids": position_ids,
+            "later_inputs": later_inputs or {},
+            "images": tuple(images),
+            "stop_reason": stop_reason,
+            "score": score,
+            "failure": failure,
+            "text": text,
+        }
+        for name, value in values.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def sampled_length(self) -> int:
+        return int(self.sampled.sum())
+
+    @property
+    def messages(self) -> list[Message]:
+        """The conversation behind the prompt's messages."""
+        return [message for turn in self.turns for message in turn.messages]
+
+    @property
+    def calls(self) -> list[Call]:
+        return [call for turn in self.turns for call in turn.calls]
+
+    @property
+    def assistant_turns(self) -> list[Turn]:
+        return [turn for turn in self.turns if turn.role == "assistant"]
+
+    videos: ClassVar[tuple[Tensor, ...]] = ()  # environments return none
+
+    def reward_input(self, plain: Input) -> Input:
+        """Return what a verifier gets: the last turn as the response, and the conversation before it."""
+        last = max(index for index, turn in enumerate(self.turns) if turn.role == "assistant")
+        before = [message for turn in self.turns[:last] for message in turn.messages]
+        return replace(
+            plain,
+            response=str(self.turns[last].messages[0]["content"]),
+            response_length=self.sampled_length,
+            messages=[*plain.messages, *before],
+            images=[*plain.images, *self.images],
+        )
+
+    def to_sample(self, prompt: Prompt, group_id: int, reward: float) -> Sample:
+        """Return the sample that the learner trains on: the loss covers sampled tokens only."""
+        start, marks = len(prompt.token_ids), torch.from_numpy(self.sampled)
+        nothing = torch.zeros(start)
+        turn_ids, rewards, states = self._per_token(start)
+        return Sample(
+            token_ids=torch.cat([torch.tensor(prompt.token_ids), torch.from_numpy(self.token_ids).long()]),
+            loss_mask=torch.cat([nothing.bool(), marks]),
+            position_ids=self.position_ids,
+            group_id=group_id,
+            reward=reward,
+            model_inputs=prompt.model_inputs,
+            later_inputs=self.later_inputs,
+            prompt_length=start,
+            rollout_logprobs=torch.cat([nothing, torch.from_numpy(self.logprobs)]),
+            turn_ids=turn_ids,
+            token_rewards=rewards,
+            state_ids=states,
+        )
+
+    def _per_token(self, start: int) -> tuple[Tensor, Tensor, Tensor]:
+        length = start + len(self.token_ids)
+        turn_ids = torch.full([length], -1, dtype=torch.int32)
+        rewards, states = torch.zeros(length), torch.zeros(length, dtype=torch.int64)
+        marks = torch.cat([torch.zeros(start, dtype=torch.bool), torch.from_numpy(self.sampled)])
+        for number, turn in enumerate(self.assistant_turns):
+            own = slice(start + turn.begin, start + turn.end)
+            turn_ids[own], states[own] = number, turn.state
+            rewards[start + turn.end - 1] = turn.reward
+        return turn_ids.masked_fill(~marks, -1), rewards, states * marks
+
+
+def describe_turns(episode: Trajectory) -> list[dict[str, Any]]:
+    """Return the turns in the form of the record; pictures are in its column `media`."""
+    return [
+        {
+            "role": turn.role,
+            "begin": turn.begin,
+            "end": turn.end,
+            "messages": json.dumps(turn.messages),
+            "calls": [asdict(call) | {"arguments": json.dumps(dict(call.arguments))} for call in turn.calls],
+            "reward": turn.reward,
+        }
+        for turn in episode.turns
+    ]
+
+
+def without_pictures(message: Message) -> Message:
+    """Return the message with pictures as {"type": "image"}, so that JSON can hold it."""
+    content = message["content"]
+    if isinstance(content, str):
+        return message
+    return {**message, "content": [{"type": "image"} if part["type"] == "image" else part for part in content]}

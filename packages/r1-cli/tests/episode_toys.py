@@ -1,0 +1,51 @@
+"""Environments of the tests of episodes. They answer the words of a policy that was never taught to call anything."""
+
+import io
+import os
+import time
+
+from PIL import Image
+
+
+def png(colour: tuple[int, int, int]) -> bytes:
+    content = io.BytesIO()
+    Image.new("RGB", (56, 56), colour).save(content, "PNG")
+    return content.getvalue()
+
+
+class Album:
+    """Answers two turns, the second with a picture, each after `seconds`; the third ends the episode."""
+
+    def __init__(self, seconds: float = 0.0) -> None:
+        self.seconds = seconds
+
+    def reset(self, row: dict[str, object]) -> None:
+        self.turns, self.answer = 0, row["answer"]
+
+    def step(self, text: str) -> object:
+        self.turns += 1
+        time.sleep(self.seconds * len(text) % 0.05)
+        if self.turns == 1:
+            return "<|im_end|> is no control token here."
+        if self.turns == 2:
+            return [
+                {"type": "text", "text": "Look:"},
+                {"type": "image", "image": Image.new("RGB", (56, 84), (9, 99, 9))},
+            ]
+        return None
+
+
+class Judge(Album):
+    """Judges its episodes itself: the number of turns, times ten for the right answer `3`."""
+
+    def score(self) -> float:
+        return self.turns * (10.0 if self.answer == "3" else 1.0)
+
+
+class Mortal(Album):
+    """Dies in the second turn of every row that asks for it."""
+
+    def step(self, text: str) -> object:
+        if self.turns == 1 and self.answer == "die":
+            os._exit(3)
+        return super().step(text)

@@ -1,0 +1,248 @@
+import json
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from episode_toys import png
+from transformers import AutoModelForImageTextToText, AutoProcessor
+
+from r1_cli.episodes.episode import EpisodeLimits
+from r1_cli.episodes.player import EpisodePlayer
+from r1_cli.episodes.scores import score_episodes
+from r1_cli.train.groups.group import to_reward_inputs
+from r1_cli.train.groups.saved_episodes import load_episode, save_episodes
+from r1_cli.train.groups.trajectory import Trajectory, describe_turns
+from r1_cli.train.metrics.episodes import episode_metrics
+from r1_data.positions import position_ids_of
+from r1_data.render import Renderer
+from r1_data.turns.probe import probe_template
+from r1_data.turns.turn_renderer import TurnRenderer
+from r1_data.types import Example, Prompt
+from r1_rewards.environments.pool import EnvironmentPool
+from r1_rewards.environments.types import EnvironmentSetup
+from r1_rewards.types import FailureRule, Score
+from r1_rollout.embedded.engine import EmbeddedEngine
+from r1_rollout.types import Completion, SamplingParams
+
+MODEL = Path(__file__).parents[3] / "examples/quickstart/model"
+TOYS = Path(__file__).with_name("episode_toys.py")
+PARAMS = SamplingParams(max_tokens=90, n=3, seed=5)
+LIMITS = EpisodeLimits(max_tokens=90, max_turns=4, max_turn_tokens=9)
+
+
+class Toy:
+    """The quickstart's model with its renderer, and players of the toys' environments."""
+
+    def __init__(self) -> None:
+        processor = AutoProcessor.from_pretrained(MODEL)
+        self.tokenizer = processor.tokenizer
+        self.model = AutoModelForImageTextToText.from_pretrained(MODEL, dtype=torch.float32)
+        rule = position_ids_of(self.model.config)
+        self.renderer = Renderer(processor, min_pixels=3136, max_pixels=50176, position_ids=rule)
+        self.end = self.tokenizer.convert_tokens_to_ids("<|im_end|>")
+        copy = AutoModelForImageTextToText.from_pretrained(MODEL, dtype=torch.float32)
+        media = [self.model.config.image_token_id, self.model.config.video_token_id]
+        self.engine = EmbeddedEngine(
+            copy, end_token_ids={self.end}, banned_token_ids=media, version=7, tokenizer=self.tokenizer, max_sequences=8
+        )
+
+    def prompts(self, *answers: str) -> list[Prompt]:
+        content = [{"type": "image"}, {"type": "text", "text": "How many shapes are there?"}]
+        examples = [
+            Example(f"row:{n}", [{"role": "user", "content": content}], (png((n, 40, 40)),), answer)
+            for n, answer in enumerate(answers)
+        ]
+        return [self.renderer.render(example) for example in examples]
+
+    def player(
+        self, stack: ExitStack, name: str = "Album", *, rounds: bool = True, **settings: object
+    ) -> EpisodePlayer:
+        setup = EnvironmentSetup(environment=f"{TOYS}:{name}", environment_kwargs=settings, tool_timeout=20.0)
+        pool = stack.enter_context(EnvironmentPool(setup, workers=2))
+        turns = TurnRenderer(self.renderer, probe_template(self.renderer, end_token_ids=[self.end]))
+        return EpisodePlayer(pool, turns, self.tokenizer, frozenset({self.end}), LIMITS, rounds=rounds)
+
+    def play(self, player: EpisodePlayer, prompts: list[Prompt]) -> list[list[Trajectory]]:
+        with self.engine.active():
+            found = dict(player.generate(self.engine, prompts, PARAMS))
+        return [[one for one in found[index] if isinstance(one, Trajectory)] for index in range(len(prompts))]
+
+
+@pytest.fixture(scope="module")
+def toy() -> Toy:
+    return Toy()
+
+
+@pytest.fixture(scope="module")
+def prompts(toy: Toy) -> list[Prompt]:
+    return toy.prompts("3", "2")
+
+
+@pytest.fixture(scope="module")
+def groups(toy: Toy, prompts: list[Prompt]) -> list[list[Trajectory]]:
+    with ExitStack() as stack:
+        return toy.play(toy.player(stack), prompts)
+
+
+def test_each_turn_goes_on_from_the_exact_tokens_before_it(toy: Toy, groups: list[list[Trajectory]]) -> None:
+    for episode in (one for group in groups for one in group):
+        assert [turn.role for turn in episode.turns] == ["assistant", "environment"] * 3
+        assert [turn.begin for turn in episode.turns] == [0, *(turn.end for turn in episode.turns[:-1])]
+        assert episode.turns[-1].end == episode.turns[-1].begin  # nobody reads the last answer
+        assert episode.turns[-1].end == len(episode.token_ids)
+        by_role = np.concatenate([[turn.role == "assistant"] * (turn.end - turn.begin) for turn in episode.turns])
+        assert episode.sampled.tolist() == by_role.tolist()
+        for turn in episode.assistant_turns:
+            tokens = episode.token_ids[turn.begin : turn.end].tolist()
+            assert toy.tokenizer.decode(tokens, skip_special_tokens=True) == turn.messages[0]["content"]
+            assert 1 <= len(tokens) <= 9
+            assert (turn.finish_reason == "stop") == (tokens[-1] == toy.end)
+        assert not episode.logprobs[~episode.sampled].any()
+        assert episode.stop_reason == "done"
+
+
+def test_the_text_of_an_environment_spells_no_control_token(toy: Toy, groups: list[list[Trajectory]]) -> None:
+    answers = [(episode, turn) for group in groups for episode in group for turn in episode.turns[1:4:2]]
+    for episode, turn in answers:
+        tokens = episode.token_ids[turn.begin : turn.end].tolist()
+        cut = episode.turns[episode.turns.index(turn) - 1].finish_reason == "length"
+        assert tokens.count(toy.end) == 1 + cut  # behind the user's message, and behind a turn that was cut
+
+
+def test_engine_and_model_agree_over_an_episode_with_a_picture_in_its_middle(
+    toy: Toy, prompts: list[Prompt], groups: list[list[Trajectory]]
+) -> None:
+    for prompt, group in zip(prompts, groups, strict=True):
+        for sample in (episode.to_sample(prompt, 0, 0.0) for episode in group):
+            inputs = {
+                name: torch.cat([prompt.model_inputs[name], value]) for name, value in sample.later_inputs.items()
+            }
+            ids = sample.token_ids[None]
+            kinds = (ids == toy.model.config.image_token_id).int()
+            own, _ = toy.model.model.get_rope_index(
+                input_ids=ids, mm_token_type_ids=kinds, image_grid_thw=inputs["image_grid_thw"]
+            )
+            assert torch.equal(own[:, 0], sample.position_ids[1:])
+            with torch.inference_mode():
+                logits = toy.model(input_ids=ids, position_ids=own, mm_token_type_ids=kinds, **inputs).logits[0, :-1]
+            expected = logits.float().log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+            mask = sample.loss_mask[1:]
+            assert sample.rollout_logprobs is not None
+            assert (expected - sample.rollout_logprobs[1:])[mask].abs().max() < 2e-5
+            assert mask.any()
+
+
+def test_rounds_sample_the_same_tokens_however_long_the_environment_takes(
+    toy: Toy, prompts: list[Prompt], groups: list[list[Trajectory]]
+) -> None:
+    with ExitStack() as stack:
+        again = toy.play(toy.player(stack, seconds=0.003), prompts)
+    for group, same in zip(groups, again, strict=True):
+        for episode, repeated in zip(group, same, strict=True):
+            assert episode == repeated  # tokens and log-probs, to the bit
+
+
+def test_arrival_samples_the_same_tokens_up_to_rounding(toy: Toy, prompts: list[Prompt]) -> None:
+    with ExitStack() as stack:
+        found = toy.play(toy.player(stack, rounds=False, seconds=0.003), prompts)
+        several = toy.play(replace(toy.player(stack, rounds=False), max_concurrent=3), prompts)
+    for group, same in zip(found, several, strict=True):
+        assert [one.token_ids.tolist() for one in group] == [one.token_ids.tolist() for one in same]
+        assert all(np.abs(one.logprobs - two.logprobs).max() < 1e-4 for one, two in zip(group, same, strict=True))
+
+
+def test_a_verifier_gets_the_last_turn_and_the_conversation_before_it(
+    toy: Toy, prompts: list[Prompt], groups: list[list[Trajectory]]
+) -> None:
+    for item, episode in zip(to_reward_inputs(prompts[0], groups[0], toy.tokenizer), groups[0], strict=True):
+        assert item.response == episode.assistant_turns[-1].messages[0]["content"]
+        assert item.response_length == episode.sampled.sum()
+        assert [message["role"] for message in item.messages] == ["user", "assistant", "user", "assistant", "user"]
+        assert json.loads(json.dumps(item.messages))[-1]["content"][-1] == {"type": "image"}
+        assert [picture.size for picture in item.images] == [(56, 56), (56, 84)]
+
+
+def test_an_environment_judges_its_episodes_and_others_go_to_the_verifier(toy: Toy, prompts: list[Prompt]) -> None:
+    asked: list[int] = []
+
+    def verifier(inputs: object) -> list[Score]:
+        asked.append(len(inputs))
+        return [Score(-1.0) for _ in inputs]
+
+    with ExitStack() as stack:
+        judged = toy.play(toy.player(stack, "Judge"), prompts)
+    values = [
+        [
+            score.value
+            for score in score_episodes(verifier, FailureRule(), to_reward_inputs(prompt, group, toy.tokenizer))
+        ]
+        for prompt, group in zip(prompts, judged, strict=True)
+    ]
+    assert values == [[30.0] * 3, [3.0] * 3]
+    assert not asked
+
+
+def test_an_environment_that_dies_costs_its_own_episodes_only(toy: Toy) -> None:
+    prompts = toy.prompts("3", "die", "2")
+    with ExitStack() as stack:
+        groups = toy.play(toy.player(stack, "Mortal", rounds=False), prompts)
+    stops = [{episode.stop_reason for episode in group} for group in groups]
+    assert stops == [{"done"}, {"failed"}, {"done"}]
+    inputs = to_reward_inputs(prompts[1], groups[1], toy.tokenizer)
+    scores = score_episodes(lambda inputs: [], FailureRule("drop"), inputs)
+    assert [score.keep for score in scores] == [False] * 3
+    assert all(score.error and "code 3" in score.error.message for score in scores)
+
+
+def test_a_limit_ends_an_episode_and_an_answer_that_does_not_fit_is_left_out_whole(
+    toy: Toy, prompts: list[Prompt]
+) -> None:
+    for most, turns in ((90, 2), (24, 4)):
+        with ExitStack() as stack:
+            player = toy.player(stack)
+            limits = replace(player.limits, max_turns=turns, max_turn_tokens=6)
+            with toy.engine.active():
+                params = replace(PARAMS, max_tokens=most)
+                found = dict(replace(player, limits=limits).generate(toy.engine, prompts[:1], params))
+        for episode in found[0]:
+            assert isinstance(episode, Trajectory)
+            assert episode.stop_reason == ("max_turns" if turns == 2 else "max_tokens")
+            assert episode.finish_reason == "length"
+            assert len(episode.token_ids) <= most
+            assert episode.sampled[-1]
+
+
+def test_an_episode_survives_a_checkpoint(groups: list[list[Trajectory]]) -> None:
+    episodes = [episode for group in groups for episode in group]
+    tensors, entries = save_episodes(episodes)
+    entries = json.loads(json.dumps(entries))
+    for number, episode in enumerate(episodes):
+        plain = Completion(episode.token_ids, episode.logprobs, episode.finish_reason, episode.weight_version)
+        loaded = load_episode(plain, entries[number], tensors, number)
+        assert loaded == episode
+        assert loaded.turns == episode.turns
+        assert loaded.sampled.tolist() == episode.sampled.tolist()
+        assert torch.equal(loaded.position_ids, episode.position_ids)
+        assert {name: value.sum() for name, value in loaded.later_inputs.items()} == {
+            name: value.sum() for name, value in episode.later_inputs.items()
+        }
+        assert [image.tobytes() for image in loaded.images] == [image.tobytes() for image in episode.images]
+        assert (loaded.stop_reason, loaded.score, loaded.text) == (episode.stop_reason, episode.score, episode.text)
+
+
+def test_turns_and_metrics_describe_episodes(groups: list[list[Trajectory]]) -> None:
+    episodes = [episode for group in groups for episode in group]
+    found = episode_metrics(episodes)
+    assert found["episode/turns/mean"] == found["episode/turns/max"] == 3
+    assert found["episode/stop/done"] == 1
+    assert found["episode/pictures"] == 1
+    assert found["episode/sampled_share"] == pytest.approx(
+        sum(one.sampled.sum() for one in episodes) / sum(len(one.token_ids) for one in episodes)
+    )
+    described = describe_turns(episodes[0])
+    assert [turn["role"] for turn in described] == ["assistant", "environment"] * 3
+    assert [call["tool"] for turn in described for call in turn["calls"]] == ["step"] * 3
+    assert json.loads(described[3]["messages"])[0]["content"] == [{"type": "text", "text": "Look:"}, {"type": "image"}]

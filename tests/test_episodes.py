@@ -1,0 +1,66 @@
+"""Runs of several turns with an environment: the whole command, its record, and a resume."""
+
+from pathlib import Path
+
+import pyarrow.parquet as pq
+from endtoend import QUICKSTART, R1, SMALL, read_log, without_clock
+
+from r1_cli.runs.reader import RunReader
+
+ENVIRONMENT = '''
+from PIL import Image
+
+
+class Album:
+    """Shows one more picture, and judges by the parity of the words that it heard."""
+
+    def reset(self, row):
+        self.heard = ""
+
+    def step(self, text):
+        first, self.heard = not self.heard, self.heard + text
+        picture = Image.new("RGB", (56, 56), (9, 99, 9))
+        return [{"type": "image", "image": picture}, {"type": "text", "text": "Again?"}] if first else None
+
+    def score(self):
+        return float(sum(map(ord, self.heard)) % 2)
+'''
+
+
+def words(folder: Path, environment: Path, steps: int) -> list[str]:
+    return [
+        "train", QUICKSTART, *SMALL, f"trainer.save_checkpoint_path={folder}", f"trainer.max_steps={steps}",
+        "worker.rollout.multi_turn.enable=true", f"worker.rollout.multi_turn.environment={environment}:Album",
+        "worker.rollout.multi_turn.scheduling=rounds", "worker.rollout.multi_turn.max_turn_tokens=8",
+        "data.max_response_length=60", "worker.actor.optim.lr_scheduler_type=constant",
+        "algorithm.online_filtering=true", "algorithm.filter_key=overall", "trainer.max_try_make_batch=-1",
+        "trainer.val_before_train=false", "trainer.val_freq=-1", "trainer.save_freq=1", "trainer.save_limit=-1",
+    ]  # fmt: skip
+
+
+def test_a_run_with_an_environment_resumes_to_the_bit_and_records_its_turns(tmp_path: Path, r1: R1) -> None:
+    environment = tmp_path / "album.py"
+    environment.write_text(ENVIRONMENT)
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert r1(*words(whole, environment, 3)).exit_code == 0
+    assert r1(*words(parts, environment, 2)).exit_code == 0
+    assert r1(*words(parts, environment, 3)).exit_code == 0
+    log = read_log(whole)
+    assert without_clock(read_log(parts)) == without_clock(log)
+    assert any(record["rollout/groups_kept"] for record in log)  # so that episodes were in a checkpoint
+    name = RunReader(whole).sample_path(3).relative_to(whole)
+    without_seconds = [pq.read_table(folder / name).drop_columns(["turns"]) for folder in (parts, whole)]
+    assert without_seconds[0].equals(without_seconds[1])
+
+    rows = pq.read_table(whole / name).to_pylist()
+    for row in rows:
+        assert [turn["role"] for turn in row["turns"]] == ["assistant", "environment"] * 2
+        assert row["stop_reason"] == "done"
+        assert len(row["sampled"]) == len(row["tokens"]) == len(row["advantages"]) == len(row["old_logprobs"])
+        gaps = [abs(a - b) for a, b in zip(row["old_logprobs"], row["rollout_logprobs"], strict=True)]
+        assert max(gaps) < 1e-4 or row["weight_version"] < 2
+        assert all(row["advantages"][t] == 0 for t, chosen in enumerate(row["sampled"]) if not chosen)
+        assert len(row["media"]) == 2
+        assert all((whole / "media" / file).is_file() for file in row["media"])
+    assert log[-1]["episode/turns/mean"] == 2
+    assert log[-1]["response_length/max"] <= 16  # tokens of the environment do not count
