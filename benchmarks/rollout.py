@@ -66,7 +66,7 @@ def r1(model: Any, prompts: list[Prompt], lengths: Lengths) -> Run:
         """The engine's own plan, but each sample ends at its own length."""
 
         def stopped(rows: Any) -> torch.Tensor:
-            return rows.ages >= torch.tensor([lengths[prompt][sample] for prompt, sample in rows.owners])
+            return rows.ages >= torch.tensor([lengths[request.key][sample] for request, sample in rows.owners])
 
         return replace(plan(*args, **options), stopped=stopped)
 

@@ -78,7 +78,7 @@ def end_at(lengths: list[list[int]]) -> None:
 
     def scheduled(*args: Any, **options: Any) -> Any:
         def stopped(rows: Any) -> torch.Tensor:
-            return rows.ages >= torch.tensor([lengths[prompt][sample] for prompt, sample in rows.owners])
+            return rows.ages >= torch.tensor([lengths[request.key][sample] for request, sample in rows.owners])
 
         return replace(plan(*args, **options), stopped=stopped)
 

@@ -1,8 +1,11 @@
 """Several engines behind one: what they draw is what one draws, and all get the learner's weights or none samples."""
 
 import threading
+from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -76,16 +79,51 @@ def test_engines_together_draw_what_one_draws_sample_by_sample(count: int) -> No
     assert all("work" in member.asked for member in members), "one engine had nothing to do"
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_a_session_over_engines_gives_what_generate_gives(count: int) -> None:
+    members = hosts(count)
+    engines = as_set(members)
+    with engines.active(weights(4)):
+        session = engines.open_session(PARAMS)
+        assert session.poll() == []
+        found: dict[str, Any] = {}
+        for one in PROMPTS:
+            session.submit(one.id, one, n=2, max_tokens=9)
+            session.submit(f"{one.id} in vain", one, max_tokens=9)
+            found.update(session.poll(0))
+            if f"{one.id} in vain" not in found:
+                session.cancel(f"{one.id} in vain")
+        while finished := session.poll(60):
+            found.update(finished)
+        assert plain({index: found[f"p{index}"] for index in range(len(PROMPTS))}) == one_engine(replace(PARAMS, n=2))
+        assert plain(dict(engines.generate(PROMPTS, PARAMS))) == one_engine()
+        with pytest.raises(RuntimeError, match="a later generate"):
+            session.submit("late", PROMPTS[0], max_tokens=2)
+    assert all("work" in member.asked for member in members), "one engine had nothing to do"
+
+
+def test_a_dead_engine_ends_a_session_with_its_name() -> None:
+    members = hosts(2)
+    engines = as_set(members)
+    with engines.active(weights(4)):
+        members[1].dies_in = "work"
+        session = engines.open_session(PARAMS)
+        for one in PROMPTS[:4]:
+            session.submit(one.id, one, max_tokens=9)
+        with pytest.raises(EngineError, match=r"engine-1 on 127.0.0.1 died in work"):
+            deque(iter(partial(session.poll, 60), []))
+
+
 def test_no_engine_has_more_than_it_has_room_for_while_another_has_less() -> None:
     members, most = hosts(2), [0, 0]
 
     def watched(number: int, member: OneHost) -> None:
         work, unfinished = member.host.work, set[int]()
 
-        def counted(prompts: Any) -> Any:
-            unfinished.update(index for index, _ in prompts)
+        def counted(tasks: Any, cancelled: Any) -> Any:
+            unfinished.update(task.index for task in tasks)
             most[number] = max(most[number], len(unfinished))
-            finished = work(prompts)
+            finished = work(tasks)
             unfinished.difference_update(index for index, _ in finished)
             return finished
 
@@ -207,7 +245,7 @@ def test_a_dead_engine_ends_the_call_with_its_name_and_nobody_waits_for_the_othe
     def sample() -> None:
         with engines.active(weights(4)):
             members[1].dies_in = "work"
-            members[0].host.work = lambda prompts: held.wait() and []  # type: ignore[assignment, method-assign]
+            members[0].host.work = lambda *work: held.wait() and []  # type: ignore[assignment, method-assign]
             list(engines.generate(PROMPTS, PARAMS))
 
     with pytest.raises(EngineError, match=r"engine-1 on 127\.0\.0\.1 died in work"):

@@ -2,13 +2,14 @@
 
 import threading
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from r1_rollout.errors import EngineError
-from r1_rollout.pool.dispatch import Backlog, Dispatch, Fleet, MemberLost
+from r1_rollout.pool.dispatch import Backlog, Dispatch, Fleet, MemberLost, Task
 from r1_rollout.pool.pool import require_agreement
 from r1_rollout.types import SamplingParams
 
@@ -23,10 +24,14 @@ class Quiet:
     def __init__(self, name: str) -> None:
         self.name, self.backlog = name, Backlog()
         self.given: list[int] = []
+        self.told_off: list[int] = []
         self.closed: list[bool] = []
 
-    def submit(self, groups: Sequence[tuple[int, Any]]) -> None:
-        self.given += [index for index, _ in groups]
+    def submit(self, tasks: Sequence[Task]) -> None:
+        self.given += [task.index for task in tasks]
+
+    def cancel(self, index: int) -> None:
+        self.told_off.append(index)
 
     def close(self, *, wait: bool) -> Iterable[int]:
         self.closed.append(wait)
@@ -75,7 +80,7 @@ def test_the_smallest_backlog_in_tokens_gets_the_next_group_and_is_empty_at_the_
         for index in list(member.given):
             finish(dispatch, member, index)
     assert sorted(index for index, _ in dispatch) == [0, 1, 2, 3, 4, 5]
-    assert [(one.backlog.tokens, one.backlog.groups) for one in (first, second)] == [(0, 0), (0, 0)]
+    assert [(one.backlog.tokens, one.backlog.samples) for one in (first, second)] == [(0, 0), (0, 0)]
 
 
 def test_a_failed_group_goes_to_another_member_though_the_first_is_idle() -> None:
@@ -104,7 +109,98 @@ def test_the_first_failure_ends_a_call_of_members_that_nobody_restarts_and_waits
         next(dispatch)
     assert fleet.broken
     assert (dead.closed, other.closed) == ([False], [False])
-    assert (dead.backlog.groups, other.backlog.groups) == (0, 0)
+    assert (dead.backlog.samples, other.backlog.samples) == (0, 0)
+
+
+def session(*members: Quiet, slots: int = 2) -> Dispatch:
+    """A session on members of two slots each."""
+    dispatch = Dispatch(Fleet(members), [], PARAMS, max_sequences=slots, session=True)  # type: ignore[arg-type]
+    return dispatch.start({member: member for member in members})  # type: ignore[misc]
+
+
+def turn(*tokens: int, n: int = 1) -> tuple[Any, SamplingParams]:
+    return SimpleNamespace(id="p", token_ids=tokens), replace(PARAMS, n=n)
+
+
+def test_a_session_takes_groups_at_any_time_and_waits_for_the_first_that_finishes() -> None:
+    member = Quiet("a")
+    dispatch = session(member)
+    assert dispatch.take(None) == []
+    for number in range(3):
+        assert dispatch.add(*turn(1)) == number
+    until(lambda: member.given == [0, 1])  # two slots
+    assert dispatch.take(0) == dispatch.take(0.01) == []
+    threading.Timer(0.05, finish, (dispatch, member, 1)).start()
+    assert dispatch.take(None) == [(1, ["a 1"])]  # type: ignore[comparison-overlap]
+    until(lambda: member.given == [0, 2])
+    finish(dispatch, member, 0)
+    finish(dispatch, member, 2)
+    assert [index for index, _ in dispatch.take(10)] == [0, 2]
+    assert not dispatch.pending
+    assert dispatch.add(*turn(1)) == 3
+    until(lambda: member.given == [3])
+    dispatch.end("done")
+    with pytest.raises(RuntimeError, match="this session is over: done"):
+        dispatch.take(None)
+
+
+def test_a_group_of_more_samples_needs_more_room() -> None:
+    member = Quiet("a")
+    dispatch = session(member, slots=3)
+    dispatch.add(*turn(1, n=2))
+    dispatch.add(*turn(1, n=2))
+    dispatch.add(*turn(1, n=1))  # the one behind the second has room
+    until(lambda: member.given == [0, 2])
+    finish(dispatch, member, 0)
+    until(lambda: member.given == [2, 1])
+    dispatch.end("done")
+    assert member.backlog == Backlog()
+
+
+def test_a_cancelled_group_never_comes_wherever_it_is() -> None:
+    member = Quiet("a")
+    dispatch = session(member)
+    for _ in range(4):
+        dispatch.add(*turn(1))
+    until(lambda: member.given == [0, 1])
+    dispatch.cancel(3)  # waits
+    dispatch.cancel(0)  # runs: the member is told, and reports it
+    assert member.told_off == [0]
+    finish(dispatch, member, 0, ConnectionError("cancelled"))
+    until(lambda: member.given == [1, 2])
+    finish(dispatch, member, 1)
+    dispatch.cancel(1)  # has finished, and was not taken
+    finish(dispatch, member, 2)
+    assert [index for index, _ in dispatch.take(10)] == [2]
+    assert not dispatch.pending
+    assert member.backlog == Backlog()
+    dispatch.end("done")
+
+
+def test_a_turn_goes_to_the_member_that_has_its_beginning_unless_that_is_full() -> None:
+    first, second = Quiet("a"), Quiet("b")
+    dispatch = session(first, second)
+    beginnings = [tuple(range(number, number + 40)) for number in (100, 200)]
+    for beginning in beginnings:
+        dispatch.add(*turn(*beginning))
+    until(lambda: (first.given, second.given) == ([0], [1]))
+    finish(dispatch, second, 1)
+    assert len(dispatch.take(10)) == 1
+    dispatch.add(*turn(*beginnings[0], 7, 8))  # its first turn is at the first member, which is busier
+    until(lambda: first.given == [0, 2])
+    for number in range(2):
+        dispatch.add(*turn(*beginnings[1], number))
+    until(lambda: second.given == [3, 4])
+    dispatch.add(*turn(*beginnings[0], 5))  # group 5 waits for the first member, 6 for the second
+    dispatch.add(*turn(*beginnings[1], 6))
+    finish(dispatch, second, 3)
+    until(lambda: second.given == [4, 6])
+    finish(dispatch, first, 0)
+    until(lambda: first.given == [2, 5])
+    dispatch.add(*turn(*beginnings[0], 7))
+    finish(dispatch, second, 4)
+    until(lambda: second.given == [6, 7])  # nothing else could go to the second member, and the first is full
+    dispatch.end("done")
 
 
 def test_members_must_agree_within_the_tolerance_of_each_sequence() -> None:

@@ -54,6 +54,50 @@ def test_a_group_goes_elsewhere_when_its_server_answers_nonsense(pools: Pools, k
     assert len(good.requests) == 6
 
 
+def test_a_session_over_servers_gives_what_generate_gives_and_outlives_a_server_that_answers_nonsense(
+    pools: Pools,
+) -> None:
+    bad, good = FakeServer(lambda number, body: "bad_json"), FakeServer()
+    pool, asked = pools.open(bad, good), prompts(9)
+    wanted = {f"row {index}": replace(PARAMS, n=1 + index % 3, max_tokens=2 + index % 5) for index in range(len(asked))}
+    with pool.active(LocalWeights(weights(), 7)):
+        session = pool.open_session(PARAMS)
+        assert session.poll() == []
+        for prompt in asked:
+            session.submit(prompt.id, prompt, n=wanted[prompt.id].n, max_tokens=wanted[prompt.id].max_tokens)
+        found: dict[str, Any] = {}
+        while finished := session.poll(60):
+            found.update(finished)
+        with pytest.raises(ValueError, match="n=257 samples"):
+            session.submit("a", asked[0], n=257, max_tokens=1)
+        with pytest.raises(PromptError, match="outside the vocabulary"):
+            session.submit("a", SimpleNamespace(id="p", token_ids=[64], model_inputs={}), max_tokens=1)
+    assert {key: told(group) for key, group in found.items()} == {p.id: expected(p, wanted[p.id]) for p in asked}
+    assert bad.requests
+    with pytest.raises(RuntimeError, match="its active block ended"):
+        session.poll()
+
+
+def test_a_cancelled_request_to_a_server_is_broken_off_and_never_comes(pools: Pools) -> None:
+    fake = FakeServer()
+    pool, (first, second) = pools.open(fake), prompts(2)
+    with pool.active(LocalWeights(weights(), 7)):
+        session = pool.open_session(PARAMS)
+        fake.gate.clear()
+        session.submit("first", first, max_tokens=6)
+        session.submit("second", second, max_tokens=6)
+        wait_for(lambda: len(fake.requests) == 2)
+        assert session.poll(0) == session.poll(0.01) == []
+        session.cancel("first")
+        fake.gate.set()
+        assert [key for key, _ in session.poll(60)] == ["second"]
+        assert session.poll() == []
+        session.close()
+        with pytest.raises(RuntimeError, match="it was closed"):
+            session.poll()
+        assert len(dict(pool.generate(prompts(3), PARAMS))) == 3
+
+
 def test_a_server_that_hangs_is_left_after_its_deadline(pools: Pools) -> None:
     hung = FakeServer(lambda number, body: "hang")
     pool = pools.open(hung, FakeServer(), deadlines=Deadlines(stall=2.0, load=60, probe=0.01, recovery=120))

@@ -45,7 +45,8 @@ class SteppedSession:
         while True:
             self._require_open()
             try:
-                finished = [(str(key), completions) for key, completions in self._steps.step()]
+                left = None if until is None else max(0.0, until - time.monotonic())
+                finished = [(str(key), completions) for key, completions in self._step(left)]
             except BaseException as error:
                 self.end(f"a step failed ({type(error).__name__})")
                 raise
@@ -53,6 +54,10 @@ class SteppedSession:
             self._pending.difference_update(key for key, _ in finished)
             if finished or not self._steps.pending or (until is not None and time.monotonic() >= until):
                 return finished
+
+    def _step(self, timeout: float | None) -> list[tuple[Hashable, list[Completion]]]:
+        """Run one step, or wait up to `timeout` seconds for an engine that runs by itself."""
+        return self._steps.step()
 
     def cancel(self, key: str) -> None:
         if key in self._pending:

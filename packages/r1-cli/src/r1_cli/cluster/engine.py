@@ -16,15 +16,28 @@ from torch import Tensor
 
 from r1_cli.cluster.batch_transfer import to_tensor
 from r1_cli.cluster.worker_group import Reference
+from r1_rollout.errors import EngineError
 from r1_rollout.fault import Engine
 from r1_rollout.lora import Adapter
-from r1_rollout.types import Checksummed, Comparison, Completion, Expected, Groups, PromptLike, SamplingParams
+from r1_rollout.pool.dispatch import Task
+from r1_rollout.types import (
+    Checksummed,
+    Comparison,
+    Completion,
+    Expected,
+    GenerationSession,
+    Groups,
+    Interactive,
+    PromptLike,
+    SamplingParams,
+)
 from r1_rollout.weights import DirectWeights, LocalWeights, TransferCall, WeightSource
 
 if TYPE_CHECKING:
     from r1_rollout.types import Tokens
 
 BuildEngine = Callable[[ExitStack], Engine]  # makes the engine, which ends with the stack
+TURN = 0.05  # seconds of sampling in a session before the engine looks for further groups
 Numbered = tuple[int, list[Completion]]  # a group by the number that its prompt was sent with
 
 
@@ -47,6 +60,7 @@ class EngineHost:
         self._numbers: list[int] = []  # of the prompts that the running call knows
         self._prompts: list[PromptLike] = []
         self._groups: Groups | None = None
+        self._session: GenerationSession | None = None
 
     def describe(self) -> EngineInfo:
         engine = cast(Checksummed, self._engine)
@@ -98,18 +112,27 @@ class EngineHost:
 
     # --- sampling ----------------------------------------------------------------------------------------------------
 
-    def begin_sampling(self, params: SamplingParams) -> None:
-        """Set the sampling parameters; unfinished groups are abandoned."""
+    def begin_sampling(self, params: SamplingParams, session: bool = False) -> None:
+        """Begin a call to `generate`, or a session; unfinished groups are abandoned.
+
+        Raises EngineError if the engine has no sessions.
+        """
         self.abandon()
         self._params = params
+        if session:
+            if not isinstance(self._engine, Interactive):
+                raise EngineError(f"{type(self._engine).__name__} has no open_session, which episodes need")
+            self._session = self._engine.open_session(params)
 
-    def work(self, prompts: Sequence[tuple[int, PromptLike]]) -> list[Numbered]:
-        """Add prompts, and sample until another group is finished; return it, or nothing if there is none."""
+    def work(self, tasks: Sequence[Task], cancelled: Sequence[int] = ()) -> list[Numbered]:
+        """Add groups and sample until one is finished, or in a session for `TURN` seconds; return what is finished."""
+        if self._session is not None:
+            return self._work_in_session(self._session, tasks, cancelled)
         assert self._params is not None
         if self._groups is None:
             self._numbers, self._prompts = [], []
-        self._numbers += [number for number, _ in prompts]
-        self._prompts += [prompt for _, prompt in prompts]
+        self._numbers += [task.index for task in tasks]
+        self._prompts += [task.prompt for task in tasks]
         if self._groups is None:
             self._groups = self._engine.generate(self._prompts, self._params)
         try:
@@ -119,11 +142,25 @@ class EngineHost:
             return []
         return [(self._numbers[index], group)]
 
+    def _work_in_session(
+        self, session: GenerationSession, tasks: Sequence[Task], cancelled: Sequence[int]
+    ) -> list[Numbered]:
+        assert self._params is not None
+        known = len(self._params.stop)  # strings that the session has already
+        for index in cancelled:
+            session.cancel(str(index))
+        for task in tasks:
+            if task.index not in cancelled:
+                n, length, stop = task.params.n, task.params.max_tokens, task.params.stop[known:]
+                session.submit(str(task.index), task.prompt, n=n, max_tokens=length, stop=stop)
+        return [(int(key), group) for key, group in session.poll(TURN)]
+
     def abandon(self) -> None:
         """Abandon unfinished groups, and drop prompts to free their pictures."""
-        if self._groups is not None:
-            self._groups.close()
-        self._groups, self._numbers, self._prompts = None, [], []
+        for call in (self._groups, self._session):
+            if call is not None:
+                call.close()
+        self._groups, self._session, self._numbers, self._prompts = None, None, [], []
 
     def logprobs_of(
         self, prompts: Sequence[PromptLike], responses: "Sequence[Tokens]", temperature: float

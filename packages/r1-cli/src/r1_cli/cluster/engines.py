@@ -14,7 +14,7 @@ from r1_cli.cluster.direct import Ask, DirectBackend
 from r1_cli.cluster.engine import EngineInfo, Numbered
 from r1_cli.cluster.weights import RankedWeights, put_buckets
 from r1_cli.cluster.worker_group import ClusterError, Put, Reference, WorkerGroup
-from r1_rollout.pool.dispatch import Backlog, Dispatch, Fleet, MemberLost
+from r1_rollout.pool.dispatch import Backlog, Dispatch, Fleet, MemberLost, Task
 from r1_rollout.pool.pool import EnginePool
 from r1_rollout.types import Comparison, Expected, PromptLike, SamplingParams
 from r1_rollout.weights import WeightSource
@@ -58,7 +58,7 @@ class RemoteEngine:
         return self.ranks.remote_caller
 
     def open(self, params: SamplingParams, dispatch: Dispatch) -> "RemoteSession":
-        self.call("begin_sampling", params)
+        self.call("begin_sampling", params, dispatch.session)
         return RemoteSession(self, dispatch)
 
     def logprobs_of(
@@ -73,12 +73,13 @@ class RemoteEngine:
 
 
 class RemoteSession:
-    """One `generate` call on one engine. Threads here call `EngineHost.work` repeatedly."""
+    """One call on one engine. Threads here call `EngineHost.work` repeatedly."""
 
     def __init__(self, member: RemoteEngine, dispatch: Dispatch) -> None:
         self._member, self._dispatch = member, dispatch
         self._changed = threading.Condition()
-        self._inbox: list[tuple[int, PromptLike]] = []  # groups that are to be sent
+        self._inbox: list[Task] = []  # that are to be sent
+        self._cancelled: list[int] = []  # tasks whose engine is to be told
         self._unfinished: set[int] = set()
         self._calls = 0  # in flight
         self._closed = False
@@ -88,11 +89,20 @@ class RemoteSession:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, groups: Sequence[tuple[int, PromptLike]]) -> None:
+    def submit(self, tasks: Sequence[Task]) -> None:
         with self._changed:
-            self._inbox += groups
-            self._unfinished.update(index for index, _ in groups)
+            self._inbox += tasks
+            self._unfinished.update(task.index for task in tasks)
             self._changed.notify_all()
+
+    def cancel(self, index: int) -> None:
+        with self._changed:
+            if index not in self._unfinished:
+                return
+            self._unfinished.remove(index)
+            self._cancelled.append(index)
+            self._changed.notify_all()
+        self._dispatch.finish(index, [])
 
     def close(self, *, wait: bool) -> Iterable[int]:
         with self._changed:
@@ -106,10 +116,10 @@ class RemoteSession:
             return left
 
     def _serve(self) -> None:
-        while (groups := self._next()) is not None:
+        while (work := self._next()) is not None:
             finished: list[Numbered] = []
             try:
-                finished = self._member.call("work", groups)
+                finished = self._member.call("work", *work)
             except BaseException as error:  # a thread's error must reach the consumer
                 self._dispatch.fail(self._member, error)
                 with self._changed:
@@ -122,15 +132,18 @@ class RemoteSession:
             for index, group in reported:
                 self._dispatch.finish(index, group)
 
-    def _next(self) -> list[tuple[int, PromptLike]] | None:
-        """Wait until the engine is due; return the groups to send, None at the end."""
+    def _next(self) -> tuple[list[Task], list[int]] | None:
+        """Wait until the engine is due; return the tasks and the cancellations to send, None at the end."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or self._inbox or self._calls < len(self._unfinished))
+            self._changed.wait_for(
+                lambda: self._closed or self._inbox or self._cancelled or self._calls < len(self._unfinished)
+            )
             if self._closed:
                 return None
-            groups, self._inbox = self._inbox, []
+            work = self._inbox, self._cancelled
+            self._inbox, self._cancelled = [], []
             self._calls += 1
-            return groups
+            return work
 
 
 class RemoteEnginePool(EnginePool[RemoteEngine]):

@@ -1,14 +1,16 @@
-"""Load balancing of a `generate` call over the members of a pool."""
+"""Load balancing of a call, `generate` or a session, over the members of a pool."""
 
 import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Protocol, Self
 
 from r1_rollout.errors import EngineError
+from r1_rollout.pool.prefixes import PrefixIndex
 from r1_rollout.types import Comparison, Completion, Expected, PromptLike, SamplingParams
 
 if TYPE_CHECKING:
@@ -27,13 +29,25 @@ class Backlog:
     """The unfinished work of a member, its load measure."""
 
     tokens: int = 0  # of prompts, and of answers at full length that have not arrived yet
-    groups: int = 0
+    samples: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Task:
+    """A group to sample, as a member gets it."""
+
+    index: int  # of the prompt, or of the request in its session
+    prompt: PromptLike
+    params: SamplingParams
 
 
 class Session(Protocol):
-    """One `generate` call on one member, which reports each group to the `Dispatch` once."""
+    """One call on one member, which reports each group to the `Dispatch` once."""
 
-    def submit(self, groups: Sequence[tuple[int, PromptLike]]) -> None: ...
+    def submit(self, tasks: Sequence[Task]) -> None: ...
+
+    def cancel(self, index: int) -> None:
+        """Abandon an unfinished group, which is reported nevertheless, with any outcome."""
 
     def close(self, *, wait: bool) -> Iterable[int]:
         """Abandon unfinished groups; return those that will not be reported any more.
@@ -50,7 +64,8 @@ class Member(Protocol):
     backlog: Backlog
     reserve: int  # groups that wait at the engine beyond those that fit, so that it never idles
 
-    def open(self, params: SamplingParams, dispatch: "Dispatch") -> Session: ...
+    def open(self, params: SamplingParams, dispatch: "Dispatch") -> Session:
+        """Begin a call; in a session, each request's parameters differ from `params` in `n`, length and stops."""
 
     def logprobs_of(
         self, prompts: Sequence[PromptLike], responses: "Sequence[Tokens]", temperature: float
@@ -86,10 +101,10 @@ class Fleet:
 
 
 class Dispatch:
-    """The groups of one `generate` call: an iterator of (index of the prompt, its completions).
+    """The groups of one call. For `generate` it is an iterator of (index of the prompt, its completions).
 
-    Each group goes to the ready member with the smallest backlog that has room for it. Partial results of a failed
-    member are dropped, so no group is lost or doubled.
+    Each group goes to the ready member with the smallest backlog that has room for it, or to the one that has computed
+    the beginning of its prompt. Partial results of a failed member are dropped, so no group is lost or doubled.
     """
 
     def __init__(
@@ -100,11 +115,23 @@ class Dispatch:
         *,
         max_sequences: int,
         max_attempts: int = 1,
+        session: bool = False,
     ) -> None:
-        """`max_sequences`: samples that a member works on at once; `max_attempts`: members that a group is tried on."""
-        self._fleet, self._prompts, self._params = fleet, prompts, params
-        self._room, self._max_attempts = max_sequences // params.n, max_attempts
-        self._waiting = deque(range(len(prompts)))
+        """Take the call.
+
+        Args:
+            max_sequences: samples that a member works on at once.
+            max_attempts: members that a group is tried on.
+            session: more groups may come, by `add`, until the call is closed.
+        """
+        self._fleet, self._max_sequences, self._max_attempts = fleet, max_sequences, max_attempts
+        self.session = session
+        self._tasks = {index: Task(index, prompt, params) for index, prompt in enumerate(prompts)}  # not yet delivered
+        self._waiting = deque(self._tasks)
+        self._added = len(prompts)
+        self._prefixes: PrefixIndex[Member] = PrefixIndex()
+        self._holders: dict[int, Member] = {}  # of the beginning of a waiting group's prompt
+        self._cancelled: set[int] = set()  # groups that members still work on
         self._failed: dict[int, list[Member]] = {}  # members that each group has failed on
         self._unfinished: dict[int, tuple[Member, int]] = {}  # at which member, and how many tokens are to come
         self._sessions: dict[Member, Session] = {}
@@ -125,13 +152,68 @@ class Dispatch:
         if not self._left:
             self.end("it is complete")
             raise StopIteration
-        outcome = self._error or self._done.get()
+        group = self._require_group(self._error or self._done.get())
+        self._left -= 1
+        return group
+
+    def _require_group(self, outcome: FinishedGroup | BaseException) -> FinishedGroup:
         if isinstance(outcome, BaseException):
             self._error = outcome
             self.end("it failed")
             raise outcome
-        self._left -= 1
         return outcome
+
+    # Of a session.
+
+    @property
+    def pending(self) -> bool:
+        return self._left > 0
+
+    def add(self, prompt: PromptLike, params: SamplingParams) -> int:
+        """Add a group; return its index."""
+        with self._fleet.changed:
+            index, self._added = self._added, self._added + 1
+            self._tasks[index] = Task(index, prompt, params)
+            if (holder := self._prefixes.find(prompt.token_ids)) is not None:
+                self._holders[index] = holder
+            self._waiting.append(index)
+            self._left += 1
+            self._fleet.changed.notify_all()
+        return index
+
+    def take(self, timeout: float | None) -> list[FinishedGroup]:
+        """Return the groups that have finished; wait up to `timeout` seconds for the first, or as long as it takes."""
+        if self._error is not None:
+            raise self._error
+        if not self._left:
+            return []
+        until = None if timeout is None else time.monotonic() + timeout
+        taken: list[FinishedGroup] = []
+        with suppress(Empty):
+            while self._left > len(taken):
+                wait = None if until is None else until - time.monotonic()
+                block = not taken and (wait is None or wait > 0)
+                index, completions = self._require_group(self._done.get(block, wait if block else None))
+                if index in self._cancelled:  # when it had finished already
+                    self._cancelled.remove(index)
+                else:
+                    taken.append((index, completions))
+        self._left -= len(taken)
+        return taken
+
+    def cancel(self, index: int) -> None:
+        """Abandon a group that `take` has not returned."""
+        with self._fleet.changed:
+            self._left -= 1
+            if index in self._waiting:
+                self._waiting.remove(index)
+                del self._tasks[index]
+                self._holders.pop(index, None)
+                return
+            self._cancelled.add(index)
+            member = self._unfinished[index][0] if index in self._unfinished else None
+        if member is not None:
+            self._sessions[member].cancel(index)
 
     def close(self) -> None:
         self._left = 0
@@ -141,7 +223,7 @@ class Dispatch:
         """Abandon unfinished groups; a consumer who asks for more gets RuntimeError."""
         with self._fleet.changed:
             if not self._over:
-                self._error = RuntimeError(f"this generate() call is over: {reason}")
+                self._error = RuntimeError(f"this {'session' if self.session else 'generate() call'} is over: {reason}")
                 self._done.put(self._error)
             self._over = True
             closing, self._closed = not self._closed, True
@@ -164,10 +246,14 @@ class Dispatch:
             member = self._release(index)
             if self._over:
                 return
-            if isinstance(outcome, BaseException):
+            if index in self._cancelled:
+                self._cancelled.remove(index)
+                del self._tasks[index]
+            elif isinstance(outcome, BaseException):
                 self._retry(index, member, outcome)
             else:
                 self._fleet.succeeded(member)
+                del self._tasks[index]
                 self._done.put((index, outcome))
 
     def fail(self, member: Member, error: BaseException) -> None:
@@ -183,7 +269,7 @@ class Dispatch:
         if len(failed) < self._max_attempts:
             self._waiting.appendleft(index)
         else:
-            prompt = self._prompts[index].id
+            prompt = self._tasks[index].prompt.id
             self._give_up(type(error)(f"prompt {prompt} failed {self._max_attempts} times, at last: {error}"))
 
     def _give_up(self, error: BaseException) -> None:
@@ -197,7 +283,7 @@ class Dispatch:
         with self._fleet.changed:
             member, owed = self._unfinished.pop(index)
             member.backlog.tokens -= owed
-            member.backlog.groups -= 1
+            member.backlog.samples -= self._tasks[index].params.n
             self._fleet.changed.notify_all()
             return member
 
@@ -207,11 +293,10 @@ class Dispatch:
         since = time.monotonic()
         try:
             with self._fleet.changed:
-                while not self._over and (self._waiting or self._unfinished):
-                    given = self._assign()
-                    for member, groups in given.items():
-                        self._sessions[member].submit(groups)
-                    if self._unfinished or self._fleet.ready():
+                while not self._over and (self.session or self._waiting or self._unfinished):
+                    for member, tasks in self._assign().items():
+                        self._sessions[member].submit(tasks)
+                    if self._unfinished or not self._waiting or self._fleet.ready():
                         since = time.monotonic()
                     else:
                         self._fleet.require_hope(since)
@@ -219,32 +304,45 @@ class Dispatch:
         except BaseException as error:  # a thread's error must reach the consumer
             self._give_up(error)
 
-    def _assign(self) -> dict[Member, list[tuple[int, PromptLike]]]:
-        given: dict[Member, list[tuple[int, PromptLike]]] = {}
+    def _assign(self) -> dict[Member, list[Task]]:
+        given: dict[Member, list[Task]] = {}
         while self._waiting and (choice := self._choose()) is not None:
             index, member = choice
             self._waiting.remove(index)
-            owed = self._count_tokens(index)
+            task, _ = self._tasks[index], self._holders.pop(index, None)
+            owed = len(task.prompt.token_ids) + task.params.n * task.params.max_tokens
             self._unfinished[index] = member, owed
             member.backlog.tokens += owed
-            member.backlog.groups += 1
-            given.setdefault(member, []).append((index, self._prompts[index]))
+            member.backlog.samples += task.params.n
+            if self.session:
+                self._prefixes.add(task.prompt.token_ids, member)
+            given.setdefault(member, []).append(task)
         return given
 
     def _choose(self) -> tuple[int, Member] | None:
         """Return the next group that a member has room for, and this member.
 
         A group returns to a member that failed on it only after all others: a server that answers nonsense is always
-        idle and would attract every group.
+        idle and would attract every group. A group whose beginning a busy member holds goes to another one only if no
+        other group could.
         """
-        free = [one for one in self._fleet.ready() if one.backlog.groups < self._room + one.reserve]
-        usable = set(self._fleet.usable())
-        for index in self._waiting if free else ():
+        ready, usable = self._fleet.ready(), set(self._fleet.usable())
+        free: dict[int, list[Member]] = {}  # those with room for a group, by its samples
+        second: tuple[int, Member] | None = None
+        for index in self._waiting:
+            n = self._tasks[index].params.n
+            if n not in free:
+                room = self._max_sequences - n
+                free[n] = [one for one in ready if one.backlog.samples <= room + one.reserve * n]
             failed = self._failed.get(index, [])
-            fresh = [one for one in free if one not in failed] if usable.difference(failed) else free
-            if fresh:
-                return index, min(fresh, key=lambda one: one.backlog.tokens)
-        return None
-
-    def _count_tokens(self, index: int) -> int:
-        return len(self._prompts[index].token_ids) + self._params.n * self._params.max_tokens
+            fresh = [one for one in free[n] if one not in failed] if usable.difference(failed) else free[n]
+            if not fresh:
+                continue
+            holder = self._holders.get(index)
+            if holder in fresh:
+                return index, holder
+            least = min(fresh, key=lambda one: one.backlog.tokens)
+            if holder is None or holder not in ready or holder in failed:
+                return index, least
+            second = second or (index, least)
+        return second

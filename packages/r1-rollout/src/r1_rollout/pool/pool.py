@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from r1_rollout.errors import EngineError
 from r1_rollout.pool.dispatch import Dispatch, Fleet, Member
+from r1_rollout.pool.session import DispatchedRequests, PoolSession
 from r1_rollout.types import Comparison, Expected, OldEngineNames, PromptLike, SamplingParams
 from r1_rollout.weight_checks import TOLERANCE, merged, widest_gap
 from r1_rollout.weights import WeightSource, dtype_named
@@ -43,7 +44,7 @@ class EnginePool(OldEngineNames, Generic[M]):
         # How far log-probs of two members may differ, see `widest_gap`. Until a tolerance is learned from the model's
         # rounding noise, that of the coarsest precision.
         self.tolerance = max(TOLERANCE.get(dtype_named(name), 0.0) for name in precisions)
-        self._dispatch: Dispatch | None = None
+        self._call: Dispatch | PoolSession | None = None  # the last one
         self._inside = self._stays_ready = False
 
     @contextmanager
@@ -74,21 +75,37 @@ class EnginePool(OldEngineNames, Generic[M]):
 
     def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> Dispatch:
         self._require_active("generate")
-        if params.n > self._max_sequences:
-            raise ValueError(f"n={params.n} samples a prompt, but max_sequences={self._max_sequences}: raise it")
+        self._require_capacity(params)
         self._check_sampling(prompts, params)
         self._end("a later generate() began before it finished")
-        dispatch = Dispatch(
-            self._fleet,
-            self._prepare(prompts),
-            params,
-            max_sequences=self._max_sequences,
-            max_attempts=self._max_attempts,
-        )
+        self._call = dispatch = self._start(self._prepare(prompts), params)
+        return dispatch
+
+    def open_session(self, params: SamplingParams) -> PoolSession:
+        self._require_active("open_session")
+        self._check_sampling([], params)
+        self._end("a later session began")
+        requests = DispatchedRequests(self._start([], params, session=True))
+
+        def submit(key: str, prompt: PromptLike, request: SamplingParams) -> None:
+            self._require_capacity(request)
+            self._check_sampling([prompt], request)
+            (sent,) = self._prepare([prompt])
+            requests.submit(key, sent, request)
+
+        self._call = session = PoolSession(requests, params, submit)
+        return session
+
+    def _start(self, prompts: Sequence[PromptLike], params: SamplingParams, *, session: bool = False) -> Dispatch:
+        limits = {"max_sequences": self._max_sequences, "max_attempts": self._max_attempts}
+        dispatch = Dispatch(self._fleet, prompts, params, session=session, **limits)
         members: Sequence[Any] = self._fleet.members
-        sessions = self._each(lambda member: member.open(params, dispatch), members)
-        self._dispatch = dispatch.start(dict(zip(members, sessions, strict=True)))
-        return self._dispatch
+        opened = self._each(lambda member: member.open(params, dispatch), members)
+        return dispatch.start(dict(zip(members, opened, strict=True)))
+
+    def _require_capacity(self, params: SamplingParams) -> None:
+        if params.n > self._max_sequences:
+            raise ValueError(f"n={params.n} samples a prompt, but max_sequences={self._max_sequences}: raise it")
 
     def logprobs_of(
         self, prompts: Sequence[PromptLike], responses: "Sequence[Tokens]", temperature: float = 1.0
@@ -117,9 +134,9 @@ class EnginePool(OldEngineNames, Generic[M]):
         return [one.result() for one in calls]
 
     def _end(self, reason: str) -> None:
-        dispatch, self._dispatch = self._dispatch, None
-        if dispatch is not None:
-            dispatch.end(reason)
+        call, self._call = self._call, None
+        if call is not None:
+            call.end(reason)
 
     def _require_active(self, what: str) -> None:
         if not (self._inside or self._stays_ready):

@@ -9,7 +9,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from r1_rollout.errors import EngineError
-from r1_rollout.pool.dispatch import Backlog, Dispatch
+from r1_rollout.pool.dispatch import Backlog, Dispatch, Task
 from r1_rollout.transports.direct import Bucket
 from r1_rollout.transports.folder import PushedWeights
 from r1_rollout.types import Comparison, Completion, Expected, Json, JsonObject, PromptLike, SamplingParams
@@ -74,6 +74,7 @@ class PooledServer:
         self.faults = 0  # in a row
         self.half_loaded = False  # a load began and did not end well: which weights vLLM has now is unknown
         self.error = ""
+        self._has_tokenizer = False  # it has shown so in this call
         self.limits: Limits | None = None  # of a request; known once the server has been activated
 
     @property
@@ -86,7 +87,8 @@ class PooledServer:
     # Sampling.
 
     def open(self, params: SamplingParams, dispatch: Dispatch) -> "ServerSession":
-        return ServerSession(self, params, self._require_current(), dispatch)
+        self._has_tokenizer = False
+        return ServerSession(self, self._require_current(), dispatch)
 
     def sample(
         self,
@@ -136,6 +138,8 @@ class PooledServer:
 
     def require_tokenizer(self) -> None:
         """Raise RequestRefused if the server has no tokenizer: it would ignore stop strings."""
+        if self._has_tokenizer:
+            return
         try:
             ask(self.endpoint, "POST", "/detokenize", {"tokens": [0]}, timeout=self.deadlines.stall)
         except (RequestRefused, ServerRejected) as error:
@@ -144,6 +148,7 @@ class PooledServer:
             ) from error
         except ServerFault:
             return  # it is gone, which its requests will show
+        self._has_tokenizer = True
 
     # Weights.
 
@@ -295,22 +300,24 @@ class PooledServer:
 
 
 class ServerSession:
-    """One `generate` call on one server: a request and a thread for each group."""
+    """One call on one server: a request and a thread for each group."""
 
-    def __init__(
-        self, server: PooledServer, params: SamplingParams, weights: PushedWeights, dispatch: Dispatch
-    ) -> None:
-        self._server, self._params, self._weights, self._dispatch = server, params, weights, dispatch
+    def __init__(self, server: PooledServer, weights: PushedWeights, dispatch: Dispatch) -> None:
+        self._server, self._weights, self._dispatch = server, weights, dispatch
         self._lock = threading.Lock()
         self._calls: dict[int, Call] = {}
 
-    def submit(self, groups: Sequence[tuple[int, PromptLike]]) -> None:
-        for index, prompt in groups:
+    def submit(self, tasks: Sequence[Task]) -> None:
+        for task in tasks:
             with self._lock:
-                self._calls[index] = call = Call()
-            threading.Thread(
-                target=self._sample, args=(index, prompt, call), daemon=True, name=f"r1-group-{index}"
-            ).start()
+                self._calls[task.index] = call = Call()
+            threading.Thread(target=self._sample, args=(task, call), daemon=True, name=f"r1-group-{task.index}").start()
+
+    def cancel(self, index: int) -> None:
+        with self._lock:
+            call = self._calls.get(index)
+        if call is not None:
+            call.cancel()
 
     def close(self, *, wait: bool) -> Iterable[int]:
         with self._lock:
@@ -319,13 +326,13 @@ class ServerSession:
             call.cancel()
         return ()  # the threads report their groups
 
-    def _sample(self, index: int, prompt: PromptLike, call: Call) -> None:
+    def _sample(self, task: Task, call: Call) -> None:
         outcome: list[Completion] | BaseException
         try:
-            arrived = partial(self._dispatch.arrived, index)
-            outcome = self._server.sample(prompt, self._params, self._weights, call, arrived)
+            arrived = partial(self._dispatch.arrived, task.index)
+            outcome = self._server.sample(task.prompt, task.params, self._weights, call, arrived)
         except BaseException as error:  # a thread's error must reach the consumer
             outcome = error
         with self._lock:
-            del self._calls[index]
-        self._dispatch.finish(index, outcome)
+            del self._calls[task.index]
+        self._dispatch.finish(task.index, outcome)
