@@ -6,11 +6,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
 from pathlib import Path
 
 import pytest
-from environment_files import TOOLS, answer, call, open_pool, opened, write
+from environment_files import TOOLS, answer, call, open_pool, opened, say, write
 from patience import ended, eventually, growing
 
 from r1_rewards.environments.types import PolicyTurn, StepResult, ToolCall
@@ -318,19 +317,15 @@ class Faulty:
 """
 
 
-def test_hundreds_of_faulty_environments_and_none_is_lost(tmp_path):
-    faults = ["raise", "exit", "die", "segfault", "kill", "hang", "stop", "fork", "daemon", "thread", "close"]
-    faults += ["garbage", "object", "nan", "long", "none"]
-    rows = [f"{fault} in {place}" for fault in faults for place in ("reset", "step", "score")] * 7
-    random.Random(0).shuffle(rows)
-    outcomes = dict[str, object]()
-    with open_pool(environment=f"{write(tmp_path, FAULTY)}:Faulty", workers=4, tool_timeout=1.0) as pool:
-        for index, fault in enumerate(rows):
+def play_faulty(spec, faults, seconds):
+    """Play an episode per fault, and return how each ended."""
+    outcomes = dict[str, Score | Failure]()
+    with open_pool(environment=spec, workers=4, tool_timeout=seconds) as pool:
+        for index, fault in enumerate(faults):
             pool.start(str(index), {"fault": fault})
-        begin = time.monotonic()
-        while len(outcomes) < len(rows):
-            found = pool.poll(60.0)
-            assert found, f"{len(rows) - len(outcomes)} episodes are lost"
+        while len(outcomes) < len(faults):
+            found = pool.poll(300.0)
+            assert found, f"{len(faults) - len(outcomes)} episodes are lost"
             for key, result in found:
                 if not isinstance(result, StepResult):
                     outcomes[key] = result
@@ -338,15 +333,68 @@ def test_hundreds_of_faulty_environments_and_none_is_lost(tmp_path):
                     pool.finish(key)
                 else:
                     pool.step(key, PolicyTurn("x"))
-        assert time.monotonic() - begin < 200
         assert eventually(lambda: len(pool.pids()) == 1)
-    harmless = ("fork", "daemon", "thread", "long", "none")
-    for key, fault in enumerate(rows):
-        outcome, name = outcomes[str(key)], fault.split()[0]
-        if name in harmless or fault in ("object in reset", "nan in reset", "long in score"):
-            assert isinstance(outcome, Score), (fault, outcome)
-            assert outcome.value == 3.0, fault
-        else:
-            assert isinstance(outcome, Failure), (fault, outcome)
-    causes = Counter(outcome.cause for outcome in outcomes.values() if isinstance(outcome, Failure))
-    assert set(causes) == {"exception", "crash", "timeout", "wrong_shape", "non_finite"}
+    return [outcomes[str(index)] for index in range(len(faults))]
+
+
+def is_harmless(fault):
+    harmless = fault.startswith(("fork", "daemon", "thread", "long", "none"))
+    return harmless or fault in ("object in reset", "nan in reset")
+
+
+def test_hundreds_of_faulty_environments_and_none_is_lost(tmp_path):
+    names = ["raise", "exit", "die", "segfault", "kill", "hang", "stop", "fork", "daemon", "thread", "close"]
+    names += ["garbage", "object", "nan", "long", "none"]
+    faults = [f"{name} in {place}" for name in names for place in ("reset", "step", "score")] * 7
+    random.Random(0).shuffle(faults)
+    spec = f"{write(tmp_path, FAULTY)}:Faulty"
+
+    def harmless_ones_score(outcomes):
+        values = [one.value if isinstance(one, Score) else one for one in outcomes]
+        return {value for value, fault in zip(values, faults, strict=True) if is_harmless(fault)} == {3.0}
+
+    # A busy machine may keep a harmless one waiting for so long that it is taken for one that hangs.
+    outcomes = growing(lambda seconds: play_faulty(spec, faults, seconds), harmless_ones_score, (1.0, 10.0))
+    assert harmless_ones_score(outcomes)
+    failed = [one for one, fault in zip(outcomes, faults, strict=True) if not is_harmless(fault)]
+    assert all(isinstance(one, Failure) for one in failed)
+    assert {one.cause for one in failed} == {"exception", "crash", "timeout", "wrong_shape", "non_finite"}
+
+
+THREAD = """
+import threading, time, asyncio
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+class Env:
+    async def reset(self, row):
+        self.event = asyncio.Event()
+    async def step(self, text):
+        if text == "hang": await self.event.wait()
+        return "" if text == "quiet" else text
+"""
+
+
+def test_a_file_that_starts_a_thread_has_a_process_for_each_episode(tmp_path):
+    with open_pool(environment=f"{write(tmp_path, THREAD)}:Env", tool_timeout=1.0) as pool:
+        for key in "ab":
+            opened(pool, key=key)
+        assert len(pool.pids()) == 2
+        assert say(pool, "x", "a").messages == ({"role": "user", "content": "x"},)
+        assert say(pool, "hang", "b").cause == "timeout"
+        assert say(pool, "quiet", "a").messages == ({"role": "user", "content": ""},)
+
+
+STOPPED = """
+import os, signal, threading, time
+def stop():
+    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGSTOP)).start()
+    return "stops"
+def look(*, row): return str(len(row["text"]))
+"""
+
+
+def test_a_worker_that_stops_while_it_is_idle_holds_nobody_up(tmp_path):
+    with open_pool(write(tmp_path, STOPPED), tool_timeout=1.0) as pool:
+        opened(pool, {"text": "x" * 5_000_000})
+        assert call(pool, "stop")[1] == "stops"
+        time.sleep(0.3)
+        assert call(pool, "look")[1] == "5000000"

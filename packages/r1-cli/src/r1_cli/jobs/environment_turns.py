@@ -42,7 +42,7 @@ HOSTILE: dict[str, str] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class EpisodePlan:
     """An episode's row, pictures and turns; the last turn is played again until the episode is over."""
 
     kind: Kind
@@ -65,7 +65,7 @@ def example_rows() -> list[tuple[dict[str, object], list[object]]]:
 
 def make_plans(
     rows: Sequence[tuple[Mapping[str, object], Sequence[object]]], tools: Sequence[JsonObject], count: int, turns: int
-) -> list[Plan]:
+) -> list[EpisodePlan]:
     """Return plans for `count` episodes of at most `turns` turns: two fifths scripted, the rest random and hostile."""
     plans = []
     for number in range(count):
@@ -74,7 +74,7 @@ def make_plans(
         row, pictures = rows[number % len(rows)]
         name = list(HOSTILE)[(number // 2) % len(HOSTILE)] if kind == "hostile" else ""
         make = _make_calls(tools, choose) if tools else _make_text(row, choose)
-        plans.append(Plan(kind, row, pictures, [make(kind, HOSTILE.get(name, "")) for _ in range(turns)], name))
+        plans.append(EpisodePlan(kind, row, pictures, [make(kind, HOSTILE.get(name, "")) for _ in range(turns)], name))
     return plans
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from r1_cli.jobs.environment_turns import CONTROL_TOKENS, KINDS, Plan, make_plans
+from r1_cli.jobs.environment_turns import CONTROL_TOKENS, KINDS, EpisodePlan, make_plans
 from r1_rewards.environments.pool import EnvironmentPool
 from r1_rewards.environments.types import CallRecord, EnvironmentSetup, Message, StepResult
 from r1_rewards.types import Failure, Score
@@ -28,7 +28,7 @@ class EnvironmentCheck:
 class Played:
     """One episode as it was played."""
 
-    plan: Plan
+    plan: EpisodePlan
     results: list[StepResult] = field(default_factory=list)
     score: Score | None = None
     failure: Failure | None = None
@@ -84,7 +84,7 @@ def try_environment(
     yield from _describe_seconds(together, seconds)
 
 
-def play(pool: EnvironmentPool, plans: Sequence[Plan], concurrent: int) -> list[Played]:
+def play(pool: EnvironmentPool, plans: Sequence[EpisodePlan], concurrent: int) -> list[Played]:
     """Play episodes, `concurrent` at a time, and return them in the order of their plans."""
     played = [Played(plan) for plan in plans]
     waiting, open_episodes, began = list(range(len(plans)))[::-1], set[int](), dict[int, float]()
@@ -114,7 +114,7 @@ def play(pool: EnvironmentPool, plans: Sequence[Plan], concurrent: int) -> list[
     return played
 
 
-def _play_alone(setup: EnvironmentSetup, plans: Sequence[Plan]) -> list[Played]:
+def _play_alone(setup: EnvironmentSetup, plans: Sequence[EpisodePlan]) -> list[Played]:
     with EnvironmentPool(setup, workers=1) as pool:
         return play(pool, plans, 1)
 

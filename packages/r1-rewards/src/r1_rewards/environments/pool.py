@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Self
 
 from r1_rewards.environments.scheduler import Command, Scheduler
-from r1_rewards.environments.session import Answer, Description, Session
+from r1_rewards.environments.session import Answer, Description, EpisodeSession
 from r1_rewards.environments.types import EnvironmentSetup, EnvironmentSpecError, JsonObject, PolicyTurn, StepResult
 from r1_rewards.types import Failure, RewardSpecError, Score
 from r1_rewards.workers.frames import encode_picture
@@ -58,9 +58,9 @@ class EnvironmentPool:
         self.tools: list[JsonObject] = self._loaded.tools
         self.scores: bool = self._loaded.scores
         self.deterministic: bool = self._loaded.deterministic
-        self._sessions: dict[str, Session] = {}
-        self._asked: set[Session] = set()  # without an answer
-        self._answers: deque[tuple[Session, Answer]] = deque()
+        self._sessions: dict[str, EpisodeSession] = {}
+        self._asked: set[EpisodeSession] = set()  # without an answer
+        self._answers: deque[tuple[EpisodeSession, Answer]] = deque()
         self._arrived = threading.Condition()
         self._pictures: dict[
             int, tuple[object, JsonObject]
@@ -82,7 +82,7 @@ class EnvironmentPool:
         _check_json(row, f"row of the episode {key!r}")
         pictures = [self._encode(image) for image in images] if self._loaded.wants_pictures else []
         self._serial += 1
-        session = Session(key, self._serial, dict(row), pictures, self.setup, self._loaded)
+        session = EpisodeSession(key, self._serial, dict(row), pictures, self.setup, self._loaded)
         self._sessions[key] = session
         self._ask(session, "start")
 
@@ -119,7 +119,7 @@ class EnvironmentPool:
             )
             if self._fault is not None:
                 raise RuntimeError("the thread that runs the environments has ended") from self._fault
-            found, later = dict[str, Answer](), deque[tuple[Session, Answer]]()
+            found, later = dict[str, Answer](), deque[tuple[EpisodeSession, Answer]]()
             while self._answers:
                 session, answer = self._answers.popleft()
                 if session.key in found:
@@ -152,7 +152,7 @@ class EnvironmentPool:
     ) -> None:
         self.close()
 
-    def _ask(self, session: Session, kind: str, turn: PolicyTurn | None = None) -> None:
+    def _ask(self, session: EpisodeSession, kind: str, turn: PolicyTurn | None = None) -> None:
         with self._arrived:
             if session in self._asked:
                 raise ValueError(f"the episode {session.key!r} has not answered yet")
@@ -171,7 +171,7 @@ class EnvironmentPool:
             self._pictures[id(image)] = image, dict(encode_picture(image, {}))
         return self._pictures[id(image)][1]
 
-    def _deliver(self, session: Session, answer: Answer) -> None:
+    def _deliver(self, session: EpisodeSession, answer: Answer) -> None:
         with self._arrived:
             self._asked.discard(session)
             self._answers.append((session, answer))

@@ -13,12 +13,12 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 
-from r1_rewards.environments.session import Answer, Job, Session, digest
+from r1_rewards.environments.session import Answer, CallJob, EpisodeSession, digest
 from r1_rewards.environments.types import PolicyTurn, StepResult
 from r1_rewards.types import Failure, RewardSpecError
 from r1_rewards.workers.batch import seconds_waited
 from r1_rewards.workers.descendants import computes
-from r1_rewards.workers.process import ForkServer, Worker, WorkerCrash
+from r1_rewards.workers.process import SEND_TIMEOUT, ForkServer, Worker, WorkerCrash
 
 MAX_RUNNING = 256  # jobs at a time, computing or not
 MAX_IDLE = 16  # workers for tools without a state
@@ -30,7 +30,7 @@ LOOK_SHARE = 0.2  # at most of the time is spent on these looks
 
 @dataclass(frozen=True, slots=True)
 class Command:
-    session: Session
+    session: EpisodeSession
     kind: str  # "start", "step", "finish" or "cancel"
     turn: PolicyTurn | None = None
 
@@ -40,16 +40,16 @@ class Scheduler:
 
     def __init__(
         self, server: ForkServer, workers: int, timeout: float, episode_timeout: float | None,
-        deliver: Callable[[Session, Answer], None],
+        deliver: Callable[[EpisodeSession, Answer], None],
     ) -> None:  # fmt: skip
         """`timeout` is in seconds per job; `deliver` takes an episode's answers, in the thread."""
         self._server, self._workers, self._timeout, self._deliver = server, workers, timeout, deliver
         self._episode_timeout = episode_timeout
         self._commands: deque[Command] = deque()
-        self._ready: deque[Job] = deque()
-        self._running: dict[Worker, Job] = {}
+        self._ready: deque[CallJob] = deque()
+        self._running: dict[Worker, CallJob] = {}
         self._idle: list[Worker] = []
-        self._sessions: dict[int, Session] = {}
+        self._sessions: dict[int, EpisodeSession] = {}
         self._selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
         self._woken.setblocking(False)
@@ -105,7 +105,7 @@ class Scheduler:
         else:
             self._end(session)
 
-    def _take(self, session: Session, found: list[Job] | Answer) -> None:
+    def _take(self, session: EpisodeSession, found: list[CallJob] | Answer) -> None:
         if not isinstance(found, list):
             self._answer(session, found)
         elif session.stateful:
@@ -114,7 +114,7 @@ class Scheduler:
         else:
             self._ready.extend(found)
 
-    def _answer(self, session: Session, answer: Answer | None) -> None:
+    def _answer(self, session: EpisodeSession, answer: Answer | None) -> None:
         """Deliver an episode's answer, if it is complete; else go on with its next job."""
         if answer is None:
             if session.stateful and session.queue and not session.running:
@@ -124,7 +124,7 @@ class Scheduler:
         if not isinstance(answer, StepResult):
             self._end(session)
 
-    def _end(self, session: Session) -> None:
+    def _end(self, session: EpisodeSession) -> None:
         """Close an episode; its environment's `close` is called if that is possible at once."""
         if session.ended:
             return
@@ -135,7 +135,7 @@ class Scheduler:
             self._lose(job)
         session.history.clear()
         if session.worker is not None and session.loaded.closes:
-            self._ready.append(Job(session, {"op": "close", "max_images": 0}))
+            self._ready.append(CallJob(session, {"op": "close", "max_images": 0}))
         elif session.worker is not None:
             self._server.reap(session.worker)
             session.worker = None
@@ -160,13 +160,13 @@ class Scheduler:
                 failure = Failure("crash", f"no worker can be started: {error}")
                 self._answer(session, session.lose_job(job, failure, time.monotonic()))
 
-    def _play_again(self, session: Session, job: Job) -> Job:
+    def _play_again(self, session: EpisodeSession, job: CallJob) -> CallJob:
         """Queue the answered jobs of a deterministic environment before `job`, for a new worker."""
-        again = [Job(session, old.request, old.index, expected=old.expected) for old in session.history]
+        again = [CallJob(session, old.request, old.index, expected=old.expected) for old in session.history]
         session.queue.extendleft([job, *again[:0:-1]])
         return again[0]
 
-    def _send(self, job: Job) -> None:
+    def _send(self, job: CallJob) -> None:
         """Raises WorkerClosed, WorkerCrash, RewardSpecError or OSError if no worker takes it."""
         session = job.session
         while True:
@@ -178,7 +178,7 @@ class Scheduler:
                 worker = self._idle.pop() if self._idle else self._server.start()
             job.worker, job.began, job.waited = worker, time.monotonic(), seconds_waited(worker.pid)
             try:
-                worker.send(job.request)
+                worker.send(job.request, min(SEND_TIMEOUT, self._timeout))
                 break
             except OSError:
                 self._server.reap(worker)
@@ -193,14 +193,14 @@ class Scheduler:
         session.running.add(job)
         self._selector.register(worker.connection, selectors.EVENT_READ, job)
 
-    def _release(self, job: Job) -> None:
+    def _release(self, job: CallJob) -> None:
         worker = job.worker
         assert worker is not None
         self._selector.unregister(worker.connection)
         del self._running[worker]
         job.session.running.discard(job)
 
-    def _lose(self, job: Job) -> WorkerCrash:
+    def _lose(self, job: CallJob) -> WorkerCrash:
         """Kill a job's worker and all that it started."""
         self._release(job)
         assert job.worker is not None
@@ -225,7 +225,7 @@ class Scheduler:
 
     # --- replies ------------------------------------------------------------------------------------------------------
 
-    def _receive(self, job: Job) -> None:
+    def _receive(self, job: CallJob) -> None:
         worker, session = job.worker, job.session
         assert worker is not None
         try:
@@ -256,14 +256,14 @@ class Scheduler:
                 self._server.reap(worker)
         self._answer(session, answer)
 
-    def _read_reply(self, job: Job, reply: object) -> Answer | None:
+    def _read_reply(self, job: CallJob, reply: object) -> Answer | None:
         if job.expected is None:
             return job.session.take_reply(job, reply, time.monotonic())
         if digest(reply) != job.expected:
             return Failure("exception", "deterministic = True, but played again it answered differently")
         return None
 
-    def _on_death(self, job: Job) -> None:
+    def _on_death(self, job: CallJob) -> None:
         """Try a job once more after its worker died, if that can be: it may have been the fault of another."""
         session = job.session
         end = self._lose(job)
@@ -293,13 +293,13 @@ class Scheduler:
                     message = f"the episode took longer than {self._episode_timeout:g} s"
                     self._answer(session, Failure("timeout", message))
 
-    def _timed_out(self, job: Job, now: float) -> bool:
+    def _timed_out(self, job: CallJob, now: float) -> bool:
         assert job.worker is not None
         if now - job.began >= MAX_WALL * self._timeout:
             return True
         return now - job.began - (seconds_waited(job.worker.pid) - job.waited) >= self._timeout
 
-    def _on_timeout(self, job: Job) -> None:
+    def _on_timeout(self, job: CallJob) -> None:
         session = job.session
         self._lose(job)
         if session.ended:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from r1_rewards.environments.results import NO_MORE_PICTURES
+from r1_rewards.environments.results import MAX_ERROR, NO_MORE_PICTURES
 from r1_rewards.environments.schema import check_arguments
 from r1_rewards.environments.types import CallRecord, EnvironmentSetup, JsonObject, Message, PolicyTurn, StepResult
 from r1_rewards.types import Failure, Score, read_score, suggest
@@ -20,10 +20,10 @@ Answer = StepResult | Score | Failure
 
 
 @dataclass(eq=False, slots=True)
-class Job:
+class CallJob:
     """A request for a worker. `index` is its call in the turn; `expected` is set for one that is played again."""
 
-    session: "Session"
+    session: "EpisodeSession"
     request: JsonObject
     index: int = 0
     worker: Worker | None = None
@@ -48,7 +48,7 @@ class Description:
 
 
 @dataclass(eq=False, slots=True)
-class Session:
+class EpisodeSession:
     """An episode's environment. The scheduler runs the jobs that `begin`, `take_turn` and `take_reply` return."""
 
     key: str
@@ -60,9 +60,9 @@ class Session:
     began: float = field(default_factory=time.monotonic)
     worker: Worker | None = None  # of a stateful environment
     ended: bool = False
-    history: list[Job] = field(default_factory=list)  # answered, to be played again
-    queue: deque[Job] = field(default_factory=deque)  # of a stateful environment: one at a time
-    running: set[Job] = field(default_factory=set)
+    history: list[CallJob] = field(default_factory=list)  # answered, to be played again
+    queue: deque[CallJob] = field(default_factory=deque)  # of a stateful environment: one at a time
+    running: set[CallJob] = field(default_factory=set)
     _images_left: int = 0
     _calls: list[CallRecord] = field(default_factory=list)
     _contents: list[list[JsonObject]] = field(default_factory=list)
@@ -77,10 +77,10 @@ class Session:
     def stateful(self) -> bool:
         return self.loaded.shape != "tools"
 
-    def begin(self) -> list[Job] | Answer:
+    def begin(self) -> list[CallJob] | Answer:
         if self.stateful:
             row = {"row": dict(self.row), "images": list(self.pictures)}
-            return self._open_jobs([Job(self, {"op": "reset", **row, "max_images": self._images_left})])
+            return self._open_jobs([CallJob(self, {"op": "reset", **row, "max_images": self._images_left})])
         for tool, names in self.loaded.needs.items():
             for name in names:
                 if name == "image" and not self.pictures:
@@ -90,12 +90,12 @@ class Session:
                     return Failure("exception", missing + suggest(name, self.row))
         return StepResult()
 
-    def take_turn(self, turn: PolicyTurn) -> list[Job] | Answer:
+    def take_turn(self, turn: PolicyTurn) -> list[CallJob] | Answer:
         self._turn, self._result = turn, StepResult()
         if self.loaded.shape == "gym":
             self._calls, self._contents = [CallRecord("step", {}, 0.0)], [[]]
             request = {"op": "step", "text": turn.text, "max_images": self._images_left}
-            return self._open_jobs([Job(self, request)])
+            return self._open_jobs([CallJob(self, request)])
         if not turn.calls:
             return StepResult(done=True)
         self._calls = [
@@ -104,7 +104,7 @@ class Session:
         ]
         self._contents = [[] for _ in turn.calls]
         schemas = {tool["function"]["name"]: tool["function"] for tool in self.loaded.tools}
-        jobs, ids = list[Job](), set[str]()
+        jobs, ids = list[CallJob](), set[str]()
         for index, call in enumerate(turn.calls):
             error, cause = call.error, "malformed"
             arguments: dict[str, Any] = {}
@@ -128,13 +128,13 @@ class Session:
             if error:
                 self._fail_call(index, error, cause)
             else:
-                jobs.append(Job(self, self._call_request(call.name, arguments), index))
+                jobs.append(CallJob(self, self._call_request(call.name, arguments), index))
         return self._open_jobs(jobs) if jobs else self._assemble()
 
-    def finish(self) -> list[Job]:
-        return self._open_jobs([Job(self, {"op": "score", "max_images": 0})])
+    def finish(self) -> list[CallJob]:
+        return self._open_jobs([CallJob(self, {"op": "score", "max_images": 0})])
 
-    def take_reply(self, job: Job, reply: Any, now: float) -> Answer | None:
+    def take_reply(self, job: CallJob, reply: Any, now: float) -> Answer | None:
         """Return the episode's answer if this was the last reply that it needs. Raises ValueError if it is garbled."""
         seconds = max(0.0, now - job.began)
         operation = job.request["op"]
@@ -158,7 +158,7 @@ class Session:
             self.history.append(job)
         return self._close_job()
 
-    def lose_job(self, job: Job, failure: Failure, now: float) -> Answer | None:
+    def lose_job(self, job: CallJob, failure: Failure, now: float) -> Answer | None:
         """Answer a job whose worker is lost: an error text for the policy, or the episode's failure."""
         if job.request["op"] != "call" or (self.stateful and not self.loaded.deterministic):
             return Failure(failure.cause, f"{self._name_of(job)}: {failure.message}")
@@ -173,7 +173,7 @@ class Session:
         self.queue.clear()
         return self._assemble()
 
-    def _open_jobs(self, jobs: list[Job]) -> list[Job]:
+    def _open_jobs(self, jobs: list[CallJob]) -> list[CallJob]:
         self._open = len(jobs)
         return jobs
 
@@ -191,7 +191,7 @@ class Session:
         pictures = list(self.pictures) if {"image", "images"} & {*fills} else []
         return {**request, "row": dict(self.row) if fills else {}, "images": pictures}
 
-    def _take_result(self, job: Job, result: Mapping[str, Any]) -> Failure | None:
+    def _take_result(self, job: CallJob, result: Mapping[str, Any]) -> Failure | None:
         reward = read_score(result["reward"])
         if isinstance(reward, Failure):
             return Failure(reward.cause, f"{self._name_of(job)} returned a reward that is no finite number")
@@ -213,7 +213,7 @@ class Session:
         return None
 
     def _fail_call(self, index: int, error: str, cause: str) -> None:
-        text = error if error.startswith("error:") else f"error: {error}"
+        text = f"error: {error}"[:MAX_ERROR].encode("utf-8", "replace").decode()
         self._calls[index] = replace(self._calls[index], error=text, cause=cause)
         self._contents[index] = [{"type": "text", "text": text}]
 
@@ -221,7 +221,8 @@ class Session:
         contents = [self._read_parts(parts) for parts in self._contents]
         messages = list[Message]()
         if self._turn is None or self.loaded.shape == "gym":
-            messages = [{"role": "user", "content": content} for content in contents if content]
+            quiet = self._turn is None or self._result.done  # then nothing needs to be said
+            messages = [{"role": "user", "content": content} for content in contents if content or not quiet]
         else:
             for call, content in zip(self._turn.calls, contents, strict=True):
                 named = {"tool_call_id": call.id} if call.id else {}
@@ -242,7 +243,7 @@ class Session:
             return "".join(part["text"] for part in found)
         return found
 
-    def _name_of(self, job: Job) -> str:
+    def _name_of(self, job: CallJob) -> str:
         operation = job.request["op"]
         return f"{job.request['tool']}()" if operation == "call" else f"{operation}()"
 

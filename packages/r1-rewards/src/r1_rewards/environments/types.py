@@ -92,6 +92,8 @@ class EnvironmentSetup:
     memory_mib: int | None = 4096  # of a worker, beyond what loading took
 
     def __post_init__(self) -> None:
+        if isinstance(self.tools, str):
+            raise EnvironmentSpecError(f"tools is a list, got {self.tools!r}")
         if bool(self.tools) == bool(self.environment):
             raise EnvironmentSpecError(f"name tools or an environment, got {list(self.tools)} and {self.environment!r}")
         if self.truncate_side not in get_args(TruncateSide):

@@ -30,12 +30,12 @@ def main(descriptor: int) -> None:
 
 
 def answer_requests(connection: socket.socket, loaded: shapes.Loaded, setup: Mapping[str, Any]) -> None:
-    worker, session = os.getpid(), Session(loaded, setup)
+    worker, handler = os.getpid(), RequestHandler(loaded, setup)
     while True:
         try:
             request = frames.receive(connection)
             limit_processor_time(setup["cpu_seconds"])
-            reply = session.answer(request)
+            reply = handler.answer(request)
             if os.getpid() != worker:  # user code forked, and came back twice
                 os._exit(0)
             frames.send(connection, reply)
@@ -43,8 +43,8 @@ def answer_requests(connection: socket.socket, loaded: shapes.Loaded, setup: Map
             return
 
 
-class Session:
-    """One episode's environment, or tools that know of no episode."""
+class RequestHandler:
+    """Answers requests with one episode's environment, or with tools that have no state."""
 
     def __init__(self, loaded: shapes.Loaded, setup: Mapping[str, Any]) -> None:
         self._loaded = loaded

@@ -51,9 +51,9 @@ class Worker:
         self.inbox = frames.Inbox(connection)
         self.scored = 0  # samples
 
-    def send(self, job: object) -> None:
+    def send(self, job: object, seconds: float = SEND_TIMEOUT) -> None:
         """Send JSON; outcomes arrive in `inbox`. Raises OSError if the worker is dead or does not read."""
-        frames.send(self.connection, job, time.monotonic() + SEND_TIMEOUT)
+        frames.send(self.connection, job, time.monotonic() + seconds)
 
     def kill(self) -> None:
         kill_tree(self.pid)
