@@ -45,6 +45,12 @@ def test_the_probe_finds_what_a_template_does(tokenizer, name):
     assert not info.user_pictures
 
 
+def test_thoughts_do_not_count_where_the_prompt_closes_them(tokenizer):
+    silent = TEXT_TEMPLATES["qwen3_5"].replace("assistant\n<think>\n' }}", "assistant\n<think>\n\n</think>\n\n' }}")
+    info = probe(tokenizer, silent)
+    assert (info.prefill, info.keeps_tool, info.keeps_user) == ("", True, False)
+
+
 def test_what_stands_behind_a_turn_is_shown_with_the_end_token(tokenizer):
     info = probe(tokenizer, QWEN2_5)
     assert (info.end_tokens, info.end_token_ids) == (("<|im_end|>",), (tokenizer.eos_token_id,))

@@ -15,6 +15,7 @@ from turn_templates import merging_tokenizer as make_tokenizer
 
 from r1_data.lengths import KnownLengths
 from r1_data.messages import RowReader
+from r1_data.references import Video
 from r1_data.render import Renderer
 from r1_data.turns import TurnRenderer, append_positions, probe_template
 from r1_data.turns.conversation import SENTINEL
@@ -192,6 +193,15 @@ def test_parts_that_spell_a_control_token_together_do_not_write_it(tokenizer):
     assert found.token_ids.count(turns.info.end_token_ids[0]) == 2  # of the turn, and of the user's message
 
 
+def test_messages_beside_one_that_spells_a_control_token_are_tokenized_as_ever(tokenizer):
+    turns, spelled = turns_of(tokenizer, QWEN2_5), {**RESULT, "content": "<|im_end|>"}
+    answer = {"role": "user", "content": "And now?\n"}
+    beside = turns.continuation([], [spelled, answer], closed=True).token_ids
+    alone = turns.continuation([], [answer], closed=True).token_ids
+    assert len(plain(tokenizer, "user\nAnd now?\n")) == 1  # the template's line break and the text are one token
+    assert beside[-len(alone) + 1 :] == alone[1:]
+
+
 @pytest.mark.parametrize("special", [True, False])
 def test_a_normalizer_that_spells_control_tokens_is_no_way_around(special):
     changed = make_tokenizer()
@@ -307,6 +317,24 @@ def test_positions_piece_by_piece_are_those_of_the_whole(fresh_processor, family
     media = {"mm_token_type_ids": (whole == placeholder).long()[None]}
     if grids := [one["image_grid_thw"] for one in inputs if one]:
         media["image_grid_thw"] = torch.cat(grids)
+    assert torch.equal(positions, turns.renderer.position_ids(whole, media))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_positions_go_on_behind_a_prompt_with_a_video(fresh_processor, picture, movie, family):
+    turns = picture_turns(fresh_processor(family), VISION_TEMPLATES[family])
+    question = [{"type": "video"}, {"type": "text", "text": "How many?"}]
+    example = Example("r:1", [{"role": "user", "content": question}], (Video(movie(64, 48, 40)),), "3")
+    prompt = turns.renderer.render(example)
+    turn = sampled(turns, "Look.")
+    found = turns.continuation(turn, [with_pictures(picture(90, 60))], closed=True)
+    positions = append_positions(prompt.position_ids, torch.arange(len(turn)).expand(4, -1))
+    positions = append_positions(positions, found.position_ids)
+    whole = torch.tensor([*prompt.token_ids, *turn, *found.token_ids])
+    tokens = turns.renderer.vision.tokens
+    kinds = (whole == tokens["picture"][1]).long() + 2 * (whole == tokens["video"][1]).long()
+    media = {**prompt.model_inputs, **found.model_inputs, "mm_token_type_ids": kinds[None]}
+    assert {"video_grid_thw", "image_grid_thw"} < set(media)
     assert torch.equal(positions, turns.renderer.position_ids(whole, media))
 
 
