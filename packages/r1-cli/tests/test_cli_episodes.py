@@ -246,3 +246,68 @@ def test_turns_and_metrics_describe_episodes(groups: list[list[Trajectory]]) -> 
     assert [turn["role"] for turn in described] == ["assistant", "environment"] * 3
     assert [call["tool"] for turn in described for call in turn["calls"]] == ["step"] * 3
     assert json.loads(described[3]["messages"])[0]["content"] == [{"type": "text", "text": "Look:"}, {"type": "image"}]
+
+
+class ScriptedEngine:
+    """An engine whose episodes say given texts, turn by turn."""
+
+    def __init__(self, toy: Toy, *episodes: list[str]) -> None:
+        self.toy, self.episodes = toy, episodes
+        self.asked: list[tuple[str, list[int]]] = []
+        self.finished: list[tuple[str, list[Completion]]] = []
+
+    def open_session(self, params: SamplingParams) -> "ScriptedEngine":
+        return self
+
+    def submit(self, key: str, prompt: Prompt, *, max_tokens: int, n: int = 1, stop: tuple[str, ...] = ()) -> None:
+        self.asked.append((key, list(prompt.token_ids)))
+        turns = [(number, 0) for number in range(n)] if "/" not in key else [tuple(map(int, key.split("/")[1:]))]
+        self.finished.append((key, [self.say(self.episodes[number][turn], max_tokens) for number, turn in turns]))
+
+    def say(self, text: str, max_tokens: int) -> Completion:
+        tokens = [*self.toy.tokenizer(text, add_special_tokens=False)["input_ids"], self.toy.end][:max_tokens]
+        return Completion(tokens, [-0.5] * len(tokens), "stop" if tokens[-1] == self.toy.end else "length", 7)
+
+    def poll(self, timeout: float | None = None) -> list[tuple[str, list[Completion]]]:
+        found, self.finished = self.finished, []
+        return found
+
+    def cancel(self, key: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def call(name: str, **arguments: object) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+def test_tools_are_called_until_a_turn_has_no_call(toy: Toy, prompts: list[Prompt]) -> None:
+    right, wrong = call("calculator", expression="6*7"), call("calculator", formula="6*7")
+    engine = ScriptedEngine(
+        toy,
+        [f"Let me see. {right}", "It is 42."],
+        ["I know it."],
+        [wrong, right, wrong, right, "Done."],
+        [wrong, wrong, wrong],
+        [right] * 6,
+        ["long " * 200],
+    )
+    with ExitStack() as stack:
+        pool = stack.enter_context(EnvironmentPool(EnvironmentSetup(tools=["calculator"]), workers=2))
+        turns = TurnRenderer(toy.renderer, probe_template(toy.renderer, end_token_ids=[toy.end]), tools=pool.tools)
+        limits = EpisodeLimits(max_tokens=9000, max_turns=5, max_turn_tokens=200)
+        player = EpisodePlayer(pool, turns, toy.tokenizer, frozenset({toy.end}), limits)
+        [(_, episodes)] = player.generate(engine, prompts[:1], replace(PARAMS, max_tokens=9000, n=6))
+    assert [one.stop_reason for one in episodes] == [
+        "answered", "answered", "answered", "malformed_calls", "max_turns", "turn_tokens",
+    ]  # fmt: skip
+    assert [len(one.assistant_turns) for one in episodes] == [2, 1, 5, 3, 5, 1]
+    [executed] = episodes[0].calls
+    assert (executed.tool, dict(executed.arguments), executed.error) == ("calculator", {"expression": "6*7"}, "")
+    assert "42" in episodes[0].messages[1]["content"]
+    assert [bool(one.error) for one in episodes[2].calls] == [True, False] * 2
+    assert "expression" in episodes[2].messages[1]["content"]  # the error names the parameter
+    for key, prompt in engine.asked:  # every prompt is what its episode had sampled, and what was answered
+        if "/" in key:
+            tokens = [*prompts[0].token_ids, *episodes[int(key.split("/")[1])].token_ids.tolist()]
+            assert tokens[: len(prompt)] == prompt

@@ -124,10 +124,20 @@ def test_settings_without_enable_have_no_effect_and_are_not_checked() -> None:
     ]
 
 
-def test_a_run_refuses_episodes_instead_of_sampling_single_answers() -> None:
-    assert [limit.key for limit in unavailable(*load_config(settings("enable=true", "tools=python")))] == [
-        f"{KEY}.enable"
-    ]
+def test_a_run_refuses_an_agent_by_name() -> None:
+    config, provenance = load_config(settings("enable=true", "agent=./solve.sh"))
+    assert [remark.key for remark in unavailable(config, provenance)] == [f"{KEY}.agent"]
+    config, provenance = load_config(settings("enable=true", "tools=[python]", "history=template"))
+    assert [remark.key for remark in unavailable(config, provenance)] == [f"{KEY}.history"]
+    config, provenance = load_config(settings("enable=true", "tools=[python]"))
+    assert not [remark.key for remark in unavailable(config, provenance)]
+
+
+def test_an_environment_may_stand_in_the_place_of_a_reward_function(folder: Path) -> None:
+    without = [word for word in settings("enable=true") if "reward_function" not in word]
+    load_config([*without, f"{KEY}.environment=./tools.py:Game"])
+    with pytest.raises(ConfigError, match="reward_function: is missing"):
+        load_config([*without, f"{KEY}.tools=[python]"])
 
 
 def test_secrets_among_the_keywords_of_tools_are_masked() -> None:

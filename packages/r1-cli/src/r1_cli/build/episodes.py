@@ -3,7 +3,7 @@
 from contextlib import ExitStack
 from functools import partial
 
-from r1_cli.config import RunConfig
+from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.multi_turn import MultiTurnSettings
 from r1_cli.episodes.episode import EpisodeLimits
 from r1_cli.episodes.player import EpisodePlayer
@@ -25,11 +25,15 @@ def open_player(config: RunConfig, model: ModelFiles, renderer: Renderer, stack:
     """Start the environments, and probe the chat template. `stack` ends their processes.
 
     Raises:
+        ConfigError: nothing judges the episodes.
         EnvironmentSpecError: the tools or the environment cannot be loaded.
         DataError: turns cannot be appended with the model's chat template.
     """
     settings = config.worker.rollout.multi_turn
     environments = stack.enter_context(EnvironmentPool(environment_setup(settings), workers=settings.num_workers))
+    if not environments.scores and not config.worker.reward.reward_function:
+        message = f"is missing: {settings.environment} has no method `score` or `get_reward` that judges its episodes"
+        raise ConfigError([Problem("worker.reward.reward_function", message, "null")])
     ends = end_token_ids(models.load_generation_config(model.path, model.config), model.config, model.tokenizer)
     turns = TurnRenderer(
         renderer,

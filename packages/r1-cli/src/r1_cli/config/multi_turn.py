@@ -54,6 +54,11 @@ class MultiTurnSettings(Section):
     num_workers: Count = 8  # processes that run tools; an environment has one of its own for each episode
     max_concurrent: Count | None = None  # episodes at a time; null: all of a sampling round
 
+    @property
+    def has_environment(self) -> bool:
+        """Whether there is one, which may judge its episodes itself."""
+        return self.enable and self.environment is not None
+
     def tool_specs(self) -> list[str]:
         """Return all tools as `tools` has them. Raises ValueError if `tool_config_path` cannot be used."""
         own = [self.function_tool_path] if self.function_tool_path else []
@@ -164,6 +169,7 @@ def replace_tool_class(entry: Tree) -> tuple[str, str]:
 
 
 UNSUPPORTED = (
+    KeyRemark(f"{KEY}.history", "only sampled turns are kept", lambda v, c: v == "template"),
     KeyRemark(f"{KEY}.agent", "there is no gateway for agents", lambda v, c: v and c.worker.rollout.multi_turn.enable),
 )
 REMARKS = (KeyRemark(KEY, "set its enable to true", lambda v, c: not c.worker.rollout.multi_turn.enable),)

@@ -37,7 +37,7 @@ def _input_problems(config: RunConfig, command: Command) -> Iterator[KeyProblem]
     yield from row_problems(data, command)
     if not model.model_path:
         yield "worker.actor.model.model_path", "is missing: name a Hugging Face folder or hub model"
-    if command != "data" and not reward.reward_function:
+    if command != "data" and not reward.reward_function and not rollout.multi_turn.has_environment:
         yield from source_reward_problems(data, command)
     yield from source_problems(data)
     yield from rollout.sampling_problems(data.max_response_length)

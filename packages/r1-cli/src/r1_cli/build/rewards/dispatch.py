@@ -10,7 +10,7 @@ from r1_cli.build.rewards.reference_verifier import ReferenceVerifier
 from r1_cli.config import RunConfig
 from r1_cli.config.sources import Source
 from r1_rewards.load import load
-from r1_rewards.types import OpenVerifier, RewardInput, Score, Verifier
+from r1_rewards.types import OpenVerifier, RewardFailure, RewardInput, Score, Verifier
 from r1_rewards.workers.arguments import check_columns
 from r1_rewards.workers.pool import PooledVerifier
 
@@ -61,6 +61,17 @@ class DispatchingVerifier:
         return [scores[index] for index in range(len(inputs))]
 
 
+class JudgedByEnvironment(OpenVerifier):
+    """In the place of a reward function in a run whose environment judges its episodes."""
+
+    @property
+    def per_sample(self) -> bool:
+        return True
+
+    def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:
+        raise RewardFailure("the environment gave an episode no score, and worker.reward.reward_function is not set")
+
+
 def open_verifier(config: RunConfig, sources: Sequence[Source], stack: ExitStack) -> DispatchingVerifier:
     """Open the rewards of `sources`; `stack` closes them.
 
@@ -94,6 +105,8 @@ def open_verifier(config: RunConfig, sources: Sequence[Source], stack: ExitStack
     truths = GroundTruthReader(config, sources)
     if own and all(source.name in own for source in sources):
         return DispatchingVerifier(None, own, truths, asking)
+    if not reward.reward_function and config.worker.rollout.multi_turn.has_environment:
+        return DispatchingVerifier(JudgedByEnvironment(), own, truths, asking)
     default = open_once(reward.reward_function or "", reward.reward_function_kwargs)
     return DispatchingVerifier(default, own, truths, asking)
 
