@@ -10,7 +10,7 @@ import torch
 
 from r1_core.advantages import ESTIMATORS, GAE, GRPO, GiGPO, Reinforce, ReinforcePlusPlus, assign
 from r1_core.own import as_estimator
-from r1_core.types import Sample
+from r1_core.types import Sample, tokens, trained, with_tokens
 
 HASH = 2**62  # as far from 0 as float64 cannot tell neighbours apart
 
@@ -195,10 +195,9 @@ ONCE = {
     **{name: ESTIMATORS.get(name)() for name in ESTIMATORS},
     "grpo without std": GRPO(norm_by_std=False),
     "reinforce leave_one_out": Reinforce("leave_one_out", whiten=False),
+    "reinforce_plus_plus by turn": ReinforcePlusPlus(0.5, gamma_per="turn"),
+    "gae by turn": GAE(0.5, 0.9, gamma_per="turn"),
 }
-# These estimate tokens by what follows in their row, or compare rows token by token.
-for by_token in ("gae", "remax", "optimal_token_baseline", "gigpo"):
-    del ONCE[by_token]
 
 
 def split(episodes: list[Episode]) -> list[Episode]:
@@ -207,31 +206,26 @@ def split(episodes: list[Episode]) -> list[Episode]:
     return [replace(one, forks=own) for one, own in zip(episodes, forks, strict=True)]
 
 
-# GDPO refuses penalties; these have them on tokens, where a later sample's do not reach.
-PENALTIES_BY_TOKEN = ("gdpo", "reinforce_plus_plus", "reinforce_baseline", "reinforce leave_one_out")
-
-
 @pytest.mark.parametrize(
-    ("name", "kl"), [(name, None) for name in ONCE] + [(name, "kl") for name in ONCE if name not in PENALTIES_BY_TOKEN]
+    ("name", "kl"), [(name, None) for name in ONCE] + [(name, "kl") for name in ONCE if name != "gdpo"]
 )
 def test_an_episode_in_several_samples_has_the_advantages_of_the_whole(name: str, kl: str | None) -> None:
     episodes = [replace(one, outcome=one.outcome + 2) for one in draw_episodes(3)]
     whole, forked = to_samples(episodes), to_samples(split(episodes))
     assert len(forked) > len(whole)
+    draw = torch.Generator().manual_seed(0)
+    numbers = {field: -torch.rand(100, generator=draw) for field in ("old_logprobs", "ref_logprobs", "values")}
     found = []
     for samples in (whole, forked):
-        logprobs = [torch.full((len(one.token_ids),), -1.5) for one in samples]
-        samples = [
-            replace(one, old_logprobs=own, ref_logprobs=own - 0.5) for one, own in zip(samples, logprobs, strict=True)
-        ]
-        parts = [{"a": one.reward, "b": one.reward**2} for one in samples] if name == "gdpo" else None
-        assigned = assign(samples, ONCE[name], parts=parts, kl_penalty=kl, kl_coef=0.1)
-        by_episode: dict[int, list[float]] = {}
-        for one, own in zip(assigned, advantages(assigned), strict=True):
-            by_episode.setdefault(one.episode_id, []).extend(own)
-        found.append(by_episode)
-    for number, expected in found[0].items():
-        assert found[1][number] == pytest.approx(expected, rel=1e-5, abs=1e-6)
+        given = with_tokens(samples, **{field: drawn[: trained(samples).sum()] for field, drawn in numbers.items()})
+        given = with_tokens(given, squared_probs=tokens(given, "old_logprobs").exp().square())
+        assigned = assign(
+            given, ONCE[name], baselines=[one.outcome for one in episodes], kl_penalty=kl, kl_coef=0.1,
+            parts=[{"a": one.outcome, "b": one.outcome**2} for one in episodes],
+        )  # fmt: skip
+        found.append([value for own in advantages(assigned) for value in own])
+    assert len(set(found[0])) > 1
+    assert found[1] == found[0]
 
 
 def test_gae_of_an_episode_in_two_samples_credits_the_first_with_what_the_second_earned() -> None:
@@ -247,3 +241,15 @@ def test_samples_of_no_episode_are_their_own() -> None:
     distinct = [replace(one, episode_id=number) for number, one in enumerate(forked)]
     assert advantages(assign(alone, GRPO())) == advantages(assign(distinct, GRPO()))
     assert advantages(assign(alone, GRPO())) != advantages(assign(forked, GRPO()))
+
+
+def test_samples_of_an_episode_stand_together_with_one_group_and_one_reward() -> None:
+    first, second = to_samples(split([Episode(4, 1.0, (Turn(0, 2, 1.0), Turn(0, 2, 2.0)))]))
+    [other] = to_samples([Episode(4, 0.0, (Turn(0, 2, 1.0),))])
+    for samples, message in (
+        ([first, replace(other, episode_id=1), second], "with episode_id 0, and the sample before it has 1"),
+        ([first, replace(second, group_id=5)], "with group_id 5, and the sample before it has 4"),
+        ([first, replace(second, reward=0.0)], r"with reward 0.0, and the sample before it has 1.0"),
+    ):
+        with pytest.raises(ValueError, match=f"sample {len(samples) - 1} continues episode 0 {message}"):
+            assign(samples, GRPO())

@@ -58,8 +58,8 @@ class Sample:
     which counts on the last trained token.
 
     An episode of several turns is one sample, with untrained tokens between the turns. A turn that does not continue
-    the tokens before it begins another sample. The samples of an episode share `episode_id`, come in the order of their
-    turns, and have the same `reward`. Each turn is trained in one of them.
+    the tokens before it begins another sample. The samples of an episode share `episode_id`, stand together in the
+    order of their turns, and have the same `reward`. Each turn is trained in one of them.
 
     Example: prompt [7, 8], answer [4, 2]: `Sample(token_ids=[7, 8, 4, 2], loss_mask=[0, 0, 1, 1], position_ids=[[0, 1,
     2, 3]], group_id=0, reward=1.0)` with tensors in place of the lists.
@@ -193,7 +193,11 @@ class LossOutput:
 
 def trained(samples: Sequence[Sample]) -> Tensor:
     """Return where rows have tokens, bool [N, R]. R is at least 1."""
-    lengths = torch.tensor([sample.response_length for sample in samples])
+    return row_mask(torch.tensor([sample.response_length for sample in samples]))
+
+
+def row_mask(lengths: Tensor) -> Tensor:
+    """Return where rows of these lengths [N] have tokens, bool [N, R]. R is at least 1."""
     return torch.arange(max(1, int(lengths.max()))) < lengths[:, None]
 
 
@@ -216,9 +220,13 @@ def known(samples: Sequence[Sample], name: str) -> bool:
     return not lacking
 
 
-def rows(samples: Sequence[Sample], name: str) -> Tensor:
-    """Return a per-token field in rows [N, R], in its own dtype. Raises ValueError if a sample lacks it."""
-    return to_rows(tokens(samples, name), trained(samples))
+def rows(samples: Sequence[Sample], name: str, mask: Tensor | None = None) -> Tensor:
+    """Return a per-token field in rows [N, R], in its own dtype. Raises ValueError if a sample lacks it.
+
+    Args:
+        mask: where rows have tokens, if a row is not a sample.
+    """
+    return to_rows(tokens(samples, name), trained(samples) if mask is None else mask)
 
 
 def tokens(samples: Sequence[Sample], name: str) -> Tensor:

@@ -26,4 +26,4 @@ class DrGRPO(Estimator):
     needs = ("groups",)
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
-        return inputs.spread(group_statistics(inputs.rewards, inputs.groups).distance)
+        return inputs.spread(group_statistics(inputs.rewards, inputs.group_ids).distance)

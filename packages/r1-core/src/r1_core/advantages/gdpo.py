@@ -40,14 +40,14 @@ class GDPO(Estimator):
             raise ValueError(f"reward_weights has {len(weights)} numbers, but the answers have {len(parts)} parts")
         if inputs.token_penalties is not None:
             raise ValueError("GDPO judges the parts of rewards and has no place for penalties; put the KL in the loss")
-        total = torch.zeros(inputs.groups.shape, dtype=torch.float64, device=inputs.groups.device)
+        total = torch.zeros(inputs.group_ids.shape, dtype=torch.float64, device=inputs.group_ids.device)
         for weight, part in zip(weights, parts, strict=True):
-            total = total + weight * group_statistics(part, inputs.groups).standardized(self.eps)
-        batch = group_statistics(total, torch.zeros_like(inputs.groups))
+            total = total + weight * group_statistics(part, inputs.group_ids).standardized(self.eps)
+        batch = group_statistics(total, torch.zeros_like(inputs.group_ids))
         return inputs.spread(batch.standardized(self.eps))
 
     def _chosen(self, inputs: AdvantageInputs) -> list[Tensor]:
-        columns = list(inputs.of_episodes(inputs.require("parts", "GDPO").double()).unbind(-1))
+        columns = list(inputs.require("parts", "GDPO").double().unbind(-1))
         if self.reward_keys is None:
             return columns
         if inputs.part_names is None:

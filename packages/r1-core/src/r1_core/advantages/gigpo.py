@@ -34,7 +34,7 @@ class GiGPO(Estimator):
     eps: NonNegative = 1e-6
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
-        episodes = self._compare(inputs.rewards, inputs.groups)
+        episodes = self._compare(inputs.rewards, inputs.group_ids)
         return inputs.spread(episodes) + self.omega * self._compare_turns(inputs)
 
     def _compare(self, rewards: Tensor, groups: Tensor) -> Tensor:

@@ -35,7 +35,7 @@ class GPG(Estimator):
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
         rewards = inputs.rewards
-        group = group_statistics(rewards, inputs.groups)
+        group = group_statistics(rewards, inputs.group_ids)
         teaching = ~group.constant if self.counted == "informative" else rewards != 0
         alpha = rewards.shape[0] / teaching.sum().clamp(min=1).double()  # of integers it would be float32
         return inputs.spread(alpha * group.distance / self.f_norm)

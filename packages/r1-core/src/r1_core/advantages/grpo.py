@@ -30,5 +30,5 @@ class GRPO(Estimator):
     eps: NonNegative = 1e-6
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
-        group = group_statistics(inputs.rewards, inputs.groups)
+        group = group_statistics(inputs.rewards, inputs.group_ids)
         return inputs.spread(group.standardized(self.eps) if self.norm_by_std else group.distance)

@@ -31,8 +31,8 @@ class GRPOPassK(Estimator):
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
         rewards = inputs.rewards
-        group = group_statistics(rewards, inputs.groups)
-        _, index = torch.unique(inputs.groups, return_inverse=True)
+        group = group_statistics(rewards, inputs.group_ids)
+        _, index = torch.unique(inputs.group_ids, return_inverse=True)
         lowest = rewards.new_full((index.shape[0],), -torch.inf)
         best = lowest.scatter_reduce(0, index, rewards, "amax")[index]
         leads = rewards == best

@@ -1,8 +1,10 @@
 """The base class of advantage estimators, its input, and `assign`, which fills in the advantages of samples."""
 
 import logging
-from collections.abc import Mapping, Sequence
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from itertools import pairwise
 from typing import ClassVar, Protocol, runtime_checkable
 
 import torch
@@ -13,25 +15,23 @@ from r1_core.advantages.statistics import discounted_sums, row_sums
 from r1_core.losses.correction import Correction, log_gap
 from r1_core.needs import Needs
 from r1_core.settings import check_settings
-from r1_core.types import PER_TOKEN, Sample, check_tensors, known, rows, trained, with_tokens
+from r1_core.types import PER_TOKEN, Sample, check_tensors, known, row_mask, rows, trained, with_tokens
 
 
 @dataclass(frozen=True, slots=True)
 class AdvantageInputs:
-    """The rewards of N samples of E episodes, padded on the right to R tokens.
+    """The rewards of N episodes with at most R trained tokens, one row each; a single answer is an episode, too.
 
     Example: two answers to one prompt, two and one tokens long, scored 1 and 0:
     `AdvantageInputs(token_rewards=[[0, 1], [0, 0]], group_ids=[7, 7], loss_mask=[[1, 1], [1, 0]])`.
 
     Optional fields are filled if the estimator needs them. Per-token fields may be NaN where `loss_mask` is false.
 
-    A sample is an episode, and E = N, unless `episodes` says otherwise. Compare episodes, so that each counts once:
-    `rewards`, `scores` and `groups` are [E], and `spread` repeats advantages [E] on tokens. In an episode of several
-    samples, the last trained token of one also has the rewards of those behind it.
+    An episode that is trained as several samples is one row, so that it counts once in the statistics of its group.
     """
 
     token_rewards: Tensor  # float64 [N, R]; an outcome reward sits on the last trained token
-    group_ids: Tensor  # int64 [N], any values in any order; samples of one prompt share one
+    group_ids: Tensor  # int64 [N], any values in any order; episodes of one prompt share one
     loss_mask: Tensor  # bool [N, R], true on tokens the policy chose
     token_penalties: Tensor | None = None  # [N, R], taken off the rewards, as by `kl.reward_penalties`
     values: Tensor | None = None  # [N, R], a critic's forecast before each token (GAE)
@@ -46,7 +46,6 @@ class AdvantageInputs:
     rollout_logprobs: Tensor | None = None  # [N, R], of the sampled tokens, as the engine sampled
     turns: Tensor | None = None  # int64 [N, R], number of each token's turn in its episode, ascending in a row
     states: Tensor | None = None  # int64 [N, R], hash of the state that the token's turn started from
-    episodes: Tensor | None = None  # int64 [N], number of each sample's episode, from 0 without gaps; None: 0, 1, 2, …
 
     def __post_init__(self) -> None:
         check_tensors("AdvantageInputs", "[N, R]", token_rewards=self.token_rewards)
@@ -54,7 +53,7 @@ class AdvantageInputs:
         given = {name: getattr(self, name) for name in self.__slots__}
         given = {name: value for name, value in given.items() if value is not None or name in REQUIRED}
         names, parts = given.pop("part_names", None), given.pop("parts", None)
-        per_sample = {name: given.pop(name) for name in ("group_ids", "baselines", "episodes") if name in given}
+        per_sample = {name: given.pop(name) for name in ("group_ids", "baselines") if name in given}
         check_tensors("AdvantageInputs", "[N, R]", (number, width), **given)
         check_tensors("AdvantageInputs", "[N]", (number,), **per_sample)
         if parts is not None:
@@ -67,21 +66,16 @@ class AdvantageInputs:
         return self.loss_mask.bool()
 
     @property
-    def groups(self) -> Tensor:
-        """The group of each episode, [E]."""
-        return self.of_episodes(self.group_ids)
-
-    @property
     def scores(self) -> Tensor:
-        """The reward of each episode before penalties, float64 [E]."""
-        return self.of_episodes(row_sums(self.token_rewards))
+        """The reward of each episode before penalties, float64 [N]."""
+        return row_sums(self.token_rewards)
 
     @property
     def rewards(self) -> Tensor:
-        """The reward of each episode after penalties, float64 [E]."""
+        """The reward of each episode after penalties, float64 [N]."""
         if self.token_penalties is None:
             return self.scores
-        return self.scores - self.sum_episodes(row_sums(self.token_penalties, self.mask))
+        return self.scores - row_sums(self.token_penalties, self.mask)
 
     @property
     def shaped_rewards(self) -> Tensor:
@@ -92,27 +86,9 @@ class AdvantageInputs:
         """Clip the rewards before penalties; None: no clip."""
         return self if bounds is None else replace(self, token_rewards=self.token_rewards.clamp(*bounds))
 
-    def of_episodes(self, values: Tensor) -> Tensor:
-        """Return the values [N, …] of each episode's first sample, [E, …]."""
-        if self.episodes is None:
-            return values
-        number = int(self.episodes.max()) + 1
-        order = torch.arange(len(self.episodes), device=self.episodes.device)
-        return values[order.new_zeros(number).scatter_reduce(0, self.episodes, order, "amin", include_self=False)]
-
-    def sum_episodes(self, values: Tensor) -> Tensor:
-        """Sum values [N] over the samples of each episode, [E]."""
-        if self.episodes is None:
-            return values
-        return values.new_zeros(int(self.episodes.max()) + 1).index_add(0, self.episodes, values)
-
-    def to_samples(self, values: Tensor) -> Tensor:
-        """Repeat each episode's value [E] for its samples, [N]."""
-        return values if self.episodes is None else values[self.episodes]
-
     def spread(self, advantages: Tensor) -> Tensor:
-        """Repeat each episode's advantage [E] on its trained tokens: [N, R] in the dtype of the rewards."""
-        return torch.where(self.mask, self.to_samples(advantages).to(self.token_rewards.dtype)[:, None], 0.0)
+        """Repeat each episode's advantage [N] on its trained tokens: [N, R] in the dtype of the rewards."""
+        return torch.where(self.mask, advantages.to(self.token_rewards.dtype)[:, None], 0.0)
 
     def require(self, name: str, estimator: str) -> Tensor:
         """Return an optional field. Raises ValueError if it is missing."""
@@ -175,41 +151,42 @@ def assign(
     If the estimator needs `values`, `returns` float32 [L] are filled in, too: its own (`Forecasting`), else the sum of
     the rewards from each token on.
 
-    Groups must be complete. The reward counts on the last trained token; a sample without trained tokens enters its
-    group's statistics and gets no advantage. Without `turn_ids` each sample is one turn, whose state is its group.
+    Groups must be complete. The reward counts on an episode's last trained token. An episode without trained tokens
+    enters its group's statistics. Without `turn_ids` an episode is one turn, whose state is its group.
 
     Args:
-        baselines: rewards of the greedy answers, one per sample (ReMax).
-        parts: the rewards of each sample by name, the same names for all (GDPO).
-        correction: weights for the gap between engine and learner (optimal token baseline), which needs the samples'
+        baselines: rewards of the greedy answers, one per episode (ReMax).
+        parts: the rewards of each episode by name, the same names for all (GDPO).
+        correction: weights for the gap between engine and learner (optimal token baseline), which needs
             `old_logprobs` and `rollout_logprobs`.
-        kl_penalty: a name of `r1_core.kl`: subtract kl_coef times each token's KL from the reference, computed from the
-            samples' `old_logprobs` and `ref_logprobs`, or from `full_kl` with `kl.FULL`.
+        kl_penalty: a name of `r1_core.kl`: subtract kl_coef times each token's KL from the reference, computed from
+            `old_logprobs` and `ref_logprobs`, or from `full_kl` with `kl.FULL`.
 
-    Raises ValueError on a reward that is not finite or stands on an untrained token, and if a field for the KL or for
-    the states of turns is missing. An advantage that is not finite is logged with its sample and estimator.
+    Raises ValueError on a reward that is not finite or on an untrained token, if an episode's samples do not stand
+    together or differ in group or reward, and if a field for the KL or the states is missing. An advantage that is not
+    finite is logged with its sample and estimator.
     """
     if not samples:
         return []
-    mask = trained(samples)
-    needed = [name for name in ESTIMATOR_FIELDS if name in estimator.needs and known(samples, name)]
+    firsts = _find_episodes(samples)
+    group_ids = torch.tensor([samples[first].group_id for first in firsts])
+    mask = _episode_mask(samples, firsts)
     inputs = AdvantageInputs(
-        _token_rewards(samples, mask),
-        torch.tensor([sample.group_id for sample in samples]),
+        _token_rewards(samples, firsts, mask),
+        group_ids,
         mask,
         token_penalties=None if kl_penalty is None else _penalties(samples, mask, kl_penalty, kl_coef),
         baselines=None if baselines is None else torch.tensor(baselines, dtype=torch.float64),
         parts=None if parts is None else _table(parts),
         part_names=None if parts is None else tuple(parts[0]),
         correction_weights=None if correction is None else _weights(samples, correction, mask),
-        episodes=_number_episodes(samples),
-        **_turns_and_states(samples, mask, estimator.needs),
-        **{name: rows(samples, name).double() for name in needed},
+        **_token_fields(samples, group_ids, mask, estimator.needs),
     )
     found = _estimate(estimator, inputs)
     flat = {name: table.masked_select(mask).float() for name, table in found.items()}
     if not flat["advantages"].isfinite().all():
-        _warn_of_what_is_not_finite(samples, torch.where(mask, found["advantages"], 0.0), type(estimator).__name__)
+        broken = (~found["advantages"].isfinite() & mask).any(-1).nonzero().flatten()
+        _warn_of_what_is_not_finite(samples, [firsts[i] for i in broken], type(estimator).__name__)
     return with_tokens(samples, **flat)
 
 
@@ -225,69 +202,88 @@ def _estimate(estimator: Estimator, inputs: AdvantageInputs) -> dict[str, Tensor
     return found
 
 
-def _token_rewards(samples: Sequence[Sample], mask: Tensor) -> Tensor:
-    """Return the rewards on tokens, float64 [N, R], with each sample's own reward on its last trained token."""
-    rewards = torch.tensor([sample.reward for sample in samples], dtype=torch.float64)
+def _find_episodes(samples: Sequence[Sample]) -> list[int]:
+    """Return the index of each episode's first sample."""
+    firsts, seen = list[int](), set[int]()
+    for i, sample in enumerate(samples):
+        if sample.episode_id < 0 or sample.episode_id not in seen:
+            firsts.append(i)
+            seen.add(sample.episode_id)
+            continue
+        before = samples[i - 1]
+        for name, own, other in (
+            ("episode_id", sample.episode_id, before.episode_id),
+            ("group_id", sample.group_id, before.group_id),
+            ("reward", sample.reward, before.reward),
+        ):
+            if own != other:
+                raise ValueError(
+                    f"sample {i} continues episode {sample.episode_id} with {name} {own}, and the sample before it has "
+                    f"{other}; keep the samples of an episode together, in one group and with one reward"
+                )
+    return firsts
+
+
+def _episode_mask(samples: Sequence[Sample], firsts: Sequence[int]) -> Tensor:
+    """Return where the rows of episodes have tokens, bool [N, R]."""
+    if len(firsts) == len(samples):
+        return trained(samples)
+    lengths = [sample.response_length for sample in samples]
+    return row_mask(torch.tensor([sum(lengths[start:end]) for start, end in pairwise([*firsts, len(samples)])]))
+
+
+def _token_rewards(samples: Sequence[Sample], firsts: Sequence[int], mask: Tensor) -> Tensor:
+    """Return the rewards on tokens, float64 [N, R], with each episode's own reward on its last trained token."""
+    rewards = torch.tensor([samples[first].reward for first in firsts], dtype=torch.float64)
     table = torch.zeros(mask.shape, dtype=torch.float64)
     if known(samples, "token_rewards"):
-        table = rows(samples, "token_rewards").double()
-        rewards = rewards + _rewards_elsewhere(samples, table)
-    for i in (~(rewards + table.sum(-1)).isfinite()).nonzero().flatten().tolist():
-        where = f"sample {i} (group {samples[i].group_id})"
-        raise ValueError(f"{where} has reward {float(rewards[i])}; give failed rewards a number first")
+        table = rows(samples, "token_rewards", mask).double()
+        for i, reward in enumerate(_rewards_of_untrained(samples)):
+            rewards[bisect_right(firsts, i) - 1] += reward
+    totals = rewards + table.sum(-1)
+    for i in (~totals.isfinite()).nonzero().flatten().tolist():
+        where = f"sample {firsts[i]} (group {samples[firsts[i]].group_id})"
+        raise ValueError(f"{where} has reward {float(totals[i])}; give failed rewards a number first")
     last = (mask.sum(-1) - 1).clamp(min=0)
     return table.scatter_add(1, last[:, None], rewards[:, None])
 
 
-def _rewards_elsewhere(samples: Sequence[Sample], table: Tensor) -> Tensor:
-    """Return what a sample earns beyond its row [N]: in later samples of its episode, or if it has no trained token."""
-    later: dict[int, float] = {}
-    found = []
-    for i, sample in reversed([*enumerate(samples)]):
-        assert sample.token_rewards is not None
-        own = sample.token_rewards.double()
-        if sample.loss_mask.any() and (own[~sample.loss_mask] != 0).any():
-            place = int(((own != 0) & ~sample.loss_mask).nonzero()[0])
-            where = f"sample {i} (group {sample.group_id})"
-            raise ValueError(f"{where} has reward {own[place]:g} on token {place}, which the policy did not choose")
-        behind = later.get(sample.episode_id, 0.0) if sample.episode_id >= 0 else 0.0
-        later[sample.episode_id] = behind + float(own.sum())
-        found.append(later[sample.episode_id] - float(table[i].sum()))
-    return torch.tensor(found[::-1], dtype=torch.float64)
-
-
-def _number_episodes(samples: Sequence[Sample]) -> Tensor | None:
-    """Return the number of each sample's episode [N]; None if each is one."""
-    numbers: dict[tuple[str, int], int] = {}
-    found = []
+def _rewards_of_untrained(samples: Sequence[Sample]) -> Iterator[float]:
+    """Yield what each sample without trained tokens has on its tokens, 0 for others. Raises as `assign` does."""
     for i, sample in enumerate(samples):
-        key = ("sample", i) if sample.episode_id < 0 else ("episode", sample.episode_id)
-        found.append(numbers.setdefault(key, len(numbers)))
-    return None if len(numbers) == len(samples) else torch.tensor(found)
+        assert sample.token_rewards is not None
+        lost = torch.where(sample.loss_mask, 0.0, sample.token_rewards.double())
+        if sample.loss_mask.any() and lost.any():
+            token = int(lost.nonzero()[0])
+            raise ValueError(
+                f"sample {i} (group {sample.group_id}) has reward {float(lost[token]):g} on token {token}, which the "
+                "policy did not choose; put the reward of a turn on the turn's last token"
+            )
+        yield float(lost.sum())
 
 
-def _turns_and_states(samples: Sequence[Sample], mask: Tensor, needs: Needs) -> dict[str, Tensor]:
-    """Return `turns` if samples have them or the estimator needs them, and `states` if it needs them."""
+def _token_fields(samples: Sequence[Sample], group_ids: Tensor, mask: Tensor, needs: Needs) -> dict[str, Tensor]:
+    """Return the per-token inputs that the estimator needs, and `turns` if the samples have them."""
+    needed = [name for name in ESTIMATOR_FIELDS if name in needs and known(samples, name)]
+    found = {name: rows(samples, name, mask).double() for name in needed}
     has_turns = known(samples, "turn_ids")
-    found: dict[str, Tensor] = {}
     if has_turns:
-        found["turns"] = rows(samples, "turn_ids").long()
+        found["turns"] = rows(samples, "turn_ids", mask).long()
     elif "turns" in needs:
         found["turns"] = torch.zeros(mask.shape, dtype=torch.int64)
     if "states" in needs:
         if has_turns or known(samples, "state_ids"):
-            found["states"] = rows(samples, "state_ids").long()
+            found["states"] = rows(samples, "state_ids", mask).long()  # as float64 it would lose digits
         else:
-            found["states"] = torch.tensor([sample.group_id for sample in samples])[:, None].expand(mask.shape)
+            found["states"] = group_ids[:, None].expand(mask.shape)
     return found
 
 
-def _warn_of_what_is_not_finite(samples: Sequence[Sample], advantages: Tensor, estimator: str) -> None:
-    wrong = (~advantages.isfinite()).any(-1).nonzero().flatten().tolist()
+def _warn_of_what_is_not_finite(samples: Sequence[Sample], broken: Sequence[int], estimator: str) -> None:
     logger.warning(
         "%s gives %d of %d samples advantages that are not finite, first sample %d (group %d, reward %g): "
         "the optimizer steps that they are in will be skipped",
-        estimator, len(wrong), len(samples), wrong[0], samples[wrong[0]].group_id, samples[wrong[0]].reward,
+        estimator, len(broken), len(samples), broken[0], samples[broken[0]].group_id, samples[broken[0]].reward,
     )  # fmt: skip
 
 
@@ -300,7 +296,8 @@ def _table(parts: Sequence[Mapping[str, float]]) -> Tensor:
 
 
 def _weights(samples: Sequence[Sample], correction: Correction, mask: Tensor) -> Tensor:
-    gap = log_gap(rows(samples, "old_logprobs").double(), rows(samples, "rollout_logprobs").double(), mask)
+    old, rollout = rows(samples, "old_logprobs", mask).double(), rows(samples, "rollout_logprobs", mask).double()
+    gap = log_gap(old, rollout, mask)
     return correction.weights(gap, mask)
 
 
@@ -313,6 +310,6 @@ def _penalties(samples: Sequence[Sample], mask: Tensor, name: str, coef: float) 
                 "reward needs: call add_logprobs first, of a learner that has a reference"
             )
     if name == kl.FULL:
-        return coef * rows(samples, "full_kl").double()
-    policy, reference = rows(samples, "old_logprobs").double(), rows(samples, "ref_logprobs").double()
+        return coef * rows(samples, "full_kl", mask).double()
+    policy, reference = rows(samples, "old_logprobs", mask).double(), rows(samples, "ref_logprobs", mask).double()
     return kl.reward_penalties(name, policy, reference, mask, coef)

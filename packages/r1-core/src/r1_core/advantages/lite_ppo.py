@@ -31,6 +31,6 @@ class LitePPO(Estimator):
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
         rewards = inputs.rewards
-        group = group_statistics(rewards, inputs.groups)
-        batch = group_statistics(rewards, torch.zeros_like(inputs.groups))
+        group = group_statistics(rewards, inputs.group_ids)
+        batch = group_statistics(rewards, torch.zeros_like(inputs.group_ids))
         return inputs.spread(torch.where(group.constant, 0.0, group.distance / (batch.std + self.eps)))

@@ -32,8 +32,8 @@ class MaxRL(Estimator):
         if (rewards < 0).any():
             row = int((rewards < 0).nonzero()[0])
             raise ValueError(
-                f"sample {row} (group {int(inputs.groups[row])}) has reward {float(rewards[row])}; MaxRL divides "
+                f"sample {row} (group {int(inputs.group_ids[row])}) has reward {float(rewards[row])}; MaxRL divides "
                 "by the mean reward, so give rewards from 0 up"
             )
-        group = group_statistics(rewards, inputs.groups)
+        group = group_statistics(rewards, inputs.group_ids)
         return inputs.spread(group.distance / torch.where(group.constant, 1.0, group.mean))

@@ -27,9 +27,9 @@ class OPO(Estimator):
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
         rewards = inputs.rewards
-        group = group_statistics(rewards, inputs.groups)
-        lengths = inputs.sum_episodes(row_sums(inputs.mask))
-        _, index = torch.unique(inputs.groups, return_inverse=True)
+        group = group_statistics(rewards, inputs.group_ids)
+        lengths = row_sums(inputs.mask)
+        _, index = torch.unique(inputs.group_ids, return_inverse=True)
         zeros = torch.zeros_like(rewards)
         # Measured from the group's mean, so that large rewards keep their digits.
         weighed = zeros.index_add(0, index, lengths * group.distance)

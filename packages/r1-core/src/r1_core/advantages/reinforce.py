@@ -47,15 +47,14 @@ class Reinforce(Estimator):
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
         mask = inputs.mask
-        shaped = self._shape(inputs.scores, inputs.groups)
+        shaped = self._shape(inputs.scores, inputs.group_ids)
         if self.reward_clip is not None:
             shaped = shaped.clamp(*self.reward_clip)
         how = {"unbiased": False, "norm_by_std": self.norm_by_std}
         if inputs.token_penalties is None:
-            lengths = inputs.sum_episodes(row_sums(mask))
-            return inputs.spread(whiten_rows(shaped, lengths, **how) if self.whiten else shaped)
+            return inputs.spread(whiten_rows(shaped, row_sums(mask), **how) if self.whiten else shaped)
         # Without discount, what a token still has to bear is a sum that no baseline enters.
-        returns = inputs.to_samples(shaped)[:, None] - discounted_sums(inputs.token_penalties, mask, 1.0)
+        returns = shaped[:, None] - discounted_sums(inputs.token_penalties, mask, 1.0)
         return whiten(returns, mask, **how) if self.whiten else torch.where(mask, returns, 0.0)
 
     def _shape(self, scores: Tensor, group_ids: Tensor) -> Tensor:

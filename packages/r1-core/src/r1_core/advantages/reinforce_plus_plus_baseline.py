@@ -26,5 +26,5 @@ class ReinforcePlusPlusBaseline(Estimator):
     needs = ("groups",)
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
-        distances = group_statistics(inputs.rewards, inputs.groups).distance
-        return inputs.spread(whiten_rows(distances, inputs.sum_episodes(row_sums(inputs.mask))))
+        distances = group_statistics(inputs.rewards, inputs.group_ids).distance
+        return inputs.spread(whiten_rows(distances, row_sums(inputs.mask)))

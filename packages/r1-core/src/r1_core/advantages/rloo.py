@@ -25,7 +25,7 @@ class RLOO(Estimator):
     needs = ("groups",)
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
-        return inputs.spread(leave_one_out(inputs.rewards, inputs.groups))
+        return inputs.spread(leave_one_out(inputs.rewards, inputs.group_ids))
 
 
 def leave_one_out(rewards: Tensor, group_ids: Tensor) -> Tensor:
