@@ -253,6 +253,11 @@ def test_answers_of_another_kind_are_refused(tokenizer, answer, error):
         turns_of(tokenizer, QWEN2_5).continuation([], [answer], closed=True)
 
 
+def test_what_is_no_text_becomes_a_question_mark(tokenizer):
+    found = turns_of(tokenizer, QWEN2_5).continuation([], [{**ANSWER, "content": "a\0b\ud800c"}], closed=True)
+    assert found.messages == ({"role": "user", "content": "a?b?c"},)
+
+
 def test_an_environment_that_answers_nothing_cannot_go_on(tokenizer):
     with pytest.raises(DataError, match="at least one message"):
         turns_of(tokenizer, QWEN2_5).continuation([], [], closed=True)
