@@ -197,6 +197,10 @@ def test_calls_behind_a_broken_one_are_read(name):
     assert (second.arguments, second.error) == ({"x": 3}, "")
 
 
+def test_so_many_calls_are_read_and_no_more():
+    assert len(parse("hermes", write("hermes", [("look", {"x": 1})] * 200))) == 128
+
+
 def test_the_second_of_two_equal_ids_is_an_error():
     call = '<tool_call>{"name": "look", "id": "a", "arguments": {"x": 1}}</tool_call>'
     first, second = parse("hermes", call * 2)
