@@ -75,6 +75,8 @@ def test_required_fields_and_masks_of_truth_values_are_asked_for() -> None:
         ("position_ids", torch.arange(3)[None], r"position_ids has shape \[1, 3\], expected \[axes, L\] = \[1, 4\]"),
         ("advantages", torch.ones(4, 1), r"advantages has shape \[4, 1\], expected \[L\] = \[4\]"),
         ("old_logprobs", torch.tensor(1.0), r"old_logprobs has shape \[\], expected \[L\] = \[4\]"),
+        ("turn_ids", torch.ones(4), "turn_ids has dtype torch.float32, expected torch.int64 or torch.int32"),
+        ("state_ids", torch.ones(4), "state_ids has dtype torch.float32, expected torch.int64 or torch.int32"),
     ],
 )
 def test_a_sample_refuses_a_field_of_a_wrong_shape_or_kind(name: str, wrong: Tensor, message: str) -> None:
