@@ -117,7 +117,7 @@ def test_built_in_tools_run_as_any_other():
         assert all(tool["function"]["description"] for tool in pool.tools)
         parameters = [set(tool["function"]["parameters"]["properties"]) for tool in pool.tools]
         assert parameters == [{"expression"}, {"x0", "y0", "x1", "y1", "picture"}, {"code"}, {"query"}]
-        opened(pool, {}, [PIL.Image.new("L", (40, 40), 7)])
+        opened(pool, {"url": "none", "timeout": 9}, [PIL.Image.new("L", (40, 40), 7)])
         assert call(pool, "calculator", expression="6*7")[1] == "42"
         assert call(pool, "calculator", expression="6*")[1] == "error: ValueError: this is no arithmetic expression"
         part = call(pool, "crop", x0=0, y0=0, x1=0.5, y1=0.5)[1][0]

@@ -153,6 +153,24 @@ def collect(pool, number):
     return found
 
 
+FILLED = """
+def show(*, level, row, hint="none", images=(), image=None):
+    return f"{level} {sorted(row)} {hint} {len(images)} {image and image.size}"
+"""
+
+
+def test_keyword_only_parameters_are_filled_from_the_row_and_the_prompt(tmp_path):
+    with open_pool(write(tmp_path, FILLED), tool_kwargs={"show": {"level": 3}}) as pool:
+        opened(pool, {"level": 5, "hint": "x"}, [PIL.Image.new("L", (2, 3))])
+        assert call(pool, "show")[1] == "3 ['hint', 'level'] none 1 (2, 3)"
+    with open_pool(write(tmp_path, FILLED)) as pool:
+        opened(pool, {"level": 5})
+        assert call(pool, "show")[1] == "5 ['level'] none 0 None"
+        pool.cancel("e")
+        message = "the tool 'show' asks for the column 'level', which the row lacks; did you mean 'levels'?"
+        assert opened(pool, {"levels": 5}).message.startswith(message)
+
+
 def test_a_gym_environment_reads_turns_and_scores_itself(tmp_path):
     spec = f"{write(tmp_path, GUESS)}:Guess"
     with open_pool(environment=spec, workers=2) as pool:

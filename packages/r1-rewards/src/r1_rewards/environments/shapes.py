@@ -25,7 +25,7 @@ _RESERVED = ("reset", "step", "score", "get_reward", "close")
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function and the keyword-only parameters that r1 fills in: `row`, `image`, `images`, or columns of the row."""
+    """A function, and the keyword-only parameters that r1 fills in: `row`, `image`, `images`, or columns that it needs."""
 
     name: str
     function: Callable[..., Any]
@@ -145,8 +145,9 @@ def read_tool(function: Callable[..., Any], kwargs: Mapping[str, object], name: 
     for key in kwargs:
         if key not in filled:
             raise EnvironmentSpecError(f"the tool {name!r} has no keyword-only {key!r}" + suggest(key, filled))
-    fills = tuple(key for key in filled if key not in kwargs)
-    needs = tuple(key for key in fills if parameters[key].default is inspect.Parameter.empty)
+    needs = tuple(key for key in filled if key not in kwargs and parameters[key].default is inspect.Parameter.empty)
+    # A column fills no parameter that has a default: rows must not choose where `search` sends its requests.
+    fills = tuple(key for key in filled if key not in kwargs and (key in needs or key in ("row", *PICTURES)))
     return Tool(name, function, function_schema(function, name), kwargs, fills, needs)
 
 
