@@ -25,7 +25,7 @@ _RESERVED = ("reset", "step", "score", "get_reward", "close")
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function, and the keyword-only parameters that r1 fills in: `row`, `image`, `images`, or columns that it needs."""
+    """A function and the keyword-only parameters that r1 fills in: `row`, `image`, `images`, needed columns."""
 
     name: str
     function: Callable[..., Any]
