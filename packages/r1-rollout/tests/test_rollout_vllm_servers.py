@@ -187,6 +187,29 @@ def test_a_sample_is_the_same_when_it_is_asked_for_alone(policy: Any, pool: Serv
     assert sum(same) >= 11  # a kernel of another batch may differ in the last digit
 
 
+def test_turns_of_a_session_go_on_from_the_tokens_before_and_cancelled_ones_never_come(
+    policy: Any, pool: ServerPool
+) -> None:
+    asked, turns = prompts(12), 0
+    with pool.active(LocalWeights(policy.state_dict().items(), 0)):
+        session = pool.open_session(SamplingParams(max_tokens=24, seed=3))
+        for index, prompt in enumerate(asked):
+            session.submit(f"{index}", prompt, max_tokens=12)
+            session.submit(f"{index} in vain", prompt, max_tokens=24, n=2)
+        for index in range(len(asked)):
+            session.cancel(f"{index} in vain")
+        while finished := session.poll(300):
+            for key, group in finished:
+                turns += 1
+                prompt, (answer,) = asked[int(key)], group
+                assert gap(policy, asked, {int(key): group}) < 1e-5
+                if len(prompt.token_ids) < 40:
+                    prompt.token_ids += [*answer.token_ids.tolist(), 5, 6]
+                    prompt.id += "/"
+                    session.submit(key, prompt, max_tokens=12)
+    assert turns > 2 * len(asked)
+
+
 def test_a_sample_has_its_own_noise_whoever_computes_it(policy: Any, pool: ServerPool) -> None:
     asked, params = prompts(12), SamplingParams(max_tokens=24, n=4, seed=3)
     with pool.active(LocalWeights(policy.state_dict().items(), 0)):

@@ -9,7 +9,7 @@ from torch import Tensor
 from r1_rollout.embedded.architecture import Reach
 from r1_rollout.embedded.decoding import Decoding, rotary_axes, without_lone_axis
 from r1_rollout.embedded.kv import ATTENTION
-from r1_rollout.embedded.rows import Request, forced_strategy
+from r1_rollout.embedded.rows import SamplingRequest, forced_strategy
 from r1_rollout.embedded.stack import Stack, stack_of
 from r1_rollout.errors import RolloutError
 from r1_rollout.probes import ProbePrompt, spread_tokens
@@ -117,7 +117,7 @@ def _engine_logprobs(
         stack=stack,
     )
     for index, prompt in enumerate(prompts):
-        decoding.submit(Request(index, prompt, [index], len(responses[index])))
+        decoding.submit(SamplingRequest(index, prompt, [index], len(responses[index])))
     groups: dict[Hashable, list[Completion]] = {}
     while decoding.pending:
         groups.update(decoding.step())

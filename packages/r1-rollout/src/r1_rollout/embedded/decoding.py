@@ -11,7 +11,7 @@ from transformers import DynamicCache
 
 from r1_rollout.embedded.graphs import Graphs
 from r1_rollout.embedded.kv import GroupCache
-from r1_rollout.embedded.rows import DecodingStrategy, Request, Rows
+from r1_rollout.embedded.rows import DecodingStrategy, Rows, SamplingRequest
 from r1_rollout.embedded.stack import Stack
 from r1_rollout.errors import EngineMemoryError, NonFiniteLogits
 from r1_rollout.types import Completion, PromptLike
@@ -123,10 +123,10 @@ class Decoding:
         stack = None if stack is None or stack.is_watched() else stack
         self._stack = Graphs(stack) if stack is not None and graphs else stack
         self._filler, self.capacity, self.longest = filler, max_sequences, longest
-        self._waiting: deque[Request] = deque()
-        self._entered: dict[Hashable, Request] = {}  # those that are unfinished, by their keys
+        self._waiting: deque[SamplingRequest] = deque()
+        self._entered: dict[Hashable, SamplingRequest] = {}  # those that are unfinished, by their keys
         self.axes = 0  # of the first request's positions; 0 before it
-        self._slots: list[Request] = []  # the request in each slot of the cache
+        self._slots: list[SamplingRequest] = []  # the request in each slot of the cache
         self._finished: list[FinishedGroup] = []
         self._running: tuple[Rows, GroupCache] | None = (
             Rows(max_sequences, max(longest, 1), model.device),
@@ -142,7 +142,7 @@ class Decoding:
         """Whether a request is unfinished."""
         return self._running is not None and bool(self._waiting or self._entered)
 
-    def submit(self, request: Request) -> None:
+    def submit(self, request: SamplingRequest) -> None:
         self.axes = self.axes or len(request.prompt.position_ids)
         self._waiting.append(request)
 
@@ -281,14 +281,17 @@ class Decoding:
             cache.arrange(rows.slots, [len(request.prompt.token_ids) for request in self._slots])
 
 
-class Generation:
+class GenerateCall:
     """A `generate` call: an iterator of (index of the prompt, its completions).
 
     Prompts may be appended while some are unfinished.
     """
 
     def __init__(
-        self, decoding: Decoding, prompts: Sequence[PromptLike], request_of: Callable[[int, PromptLike], Request]
+        self,
+        decoding: Decoding,
+        prompts: Sequence[PromptLike],
+        request_of: Callable[[int, PromptLike], SamplingRequest],
     ) -> None:
         """`request_of` returns the request for a prompt of this index; it raises if the prompt cannot be decoded."""
         self._decoding, self._prompts, self._request_of = decoding, prompts, request_of
@@ -298,7 +301,7 @@ class Generation:
         self._over = ""  # why there are no more groups, if somebody else decided so
         self._take_up()
 
-    def __iter__(self) -> "Generation":
+    def __iter__(self) -> "GenerateCall":
         return self
 
     def __next__(self) -> tuple[int, list[Completion]]:

@@ -10,8 +10,14 @@ import torch
 
 from r1_rollout.embedded.agreement import require_agreement
 from r1_rollout.embedded.architecture import Reach, prepare
-from r1_rollout.embedded.decoding import Decoding, Generation, rotary_axes
-from r1_rollout.embedded.rows import DecodingStrategy, Request, forced_strategy, sampling_request, sampling_strategy
+from r1_rollout.embedded.decoding import Decoding, GenerateCall, rotary_axes
+from r1_rollout.embedded.rows import (
+    DecodingStrategy,
+    SamplingRequest,
+    forced_strategy,
+    sampling_request,
+    sampling_strategy,
+)
 from r1_rollout.errors import PromptError
 from r1_rollout.sampling import banned_tokens
 from r1_rollout.session import SteppedSession
@@ -81,7 +87,7 @@ class EmbeddedEngine(OldEngineNames):
         self._weights = WeightStore(self._model, read_only=read_only)
         self._weights.version = version
         self._version, self._stays_ready, self._active = version, version is not None, False
-        self._call: weakref.ref[Generation | SteppedSession] | None = None  # the last one, if it goes on
+        self._call: weakref.ref[GenerateCall | SteppedSession] | None = None  # the last one, if it goes on
 
     keeps_layout = True  # see `r1_rollout.types.Checksummed`
 
@@ -106,10 +112,10 @@ class EmbeddedEngine(OldEngineNames):
         self._load(source)
         self._stays_ready = True
 
-    def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> Generation:
+    def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> GenerateCall:
         self._require_capacity(params.n)
         decoding = self._decode("generate", self._sampling(params), params.max_tokens)
-        generation = Generation(decoding, prompts, partial(self._sampling_request, decoding, params))
+        generation = GenerateCall(decoding, prompts, partial(self._sampling_request, decoding, params))
         self._begin(generation, "a later generate() began before it finished")
         return generation
 
@@ -125,7 +131,7 @@ class EmbeddedEngine(OldEngineNames):
         return session
 
     def drain(self) -> None:
-        if self._call is not None and isinstance(call := self._call(), Generation):
+        if self._call is not None and isinstance(call := self._call(), GenerateCall):
             call.drain()
 
     def logprobs_of(
@@ -143,10 +149,10 @@ class EmbeddedEngine(OldEngineNames):
         logprobs: list[list[float]] = [[] for _ in responses]
         decoding = self._decode("logprobs_of", strategy, max(map(len, responses), default=0))
 
-        def request_of(index: int, prompt: PromptLike) -> Request:
-            return self._checked(decoding, Request(index, prompt, [index], len(responses[given[index]])))
+        def request_of(index: int, prompt: PromptLike) -> SamplingRequest:
+            return self._checked(decoding, SamplingRequest(index, prompt, [index], len(responses[given[index]])))
 
-        for index, (completion,) in Generation(decoding, [prompts[index] for index in given], request_of):
+        for index, (completion,) in GenerateCall(decoding, [prompts[index] for index in given], request_of):
             logprobs[given[index]] = completion.logprobs.tolist()
         return logprobs
 
@@ -164,10 +170,10 @@ class EmbeddedEngine(OldEngineNames):
 
     def _sampling_request(
         self, decoding: Decoding, params: SamplingParams, key: Hashable, prompt: PromptLike
-    ) -> Request:
+    ) -> SamplingRequest:
         return self._checked(decoding, sampling_request(key, prompt, params, self._tokenizer))
 
-    def _checked(self, decoding: Decoding, request: Request) -> Request:
+    def _checked(self, decoding: Decoding, request: SamplingRequest) -> SamplingRequest:
         """Return the request. Raises PromptError if the model cannot process its prompt, or it may get too long."""
         _check_shape(request.prompt, decoding.axes or len(request.prompt.position_ids), self._vocabulary)
         _check_length(request.prompt, request.limit, self._reach)
@@ -201,7 +207,7 @@ class EmbeddedEngine(OldEngineNames):
         self._weights.load(source.tensors(), source.version)
         self._version = source.version
 
-    def _begin(self, call: Generation | SteppedSession, reason: str) -> None:
+    def _begin(self, call: GenerateCall | SteppedSession, reason: str) -> None:
         self._end(reason)
         self._call = weakref.ref(call)
 

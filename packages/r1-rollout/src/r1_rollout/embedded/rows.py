@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(slots=True, eq=False)
-class Request:
+class SamplingRequest:
     """A prompt to sample from, and what has been sampled of it."""
 
     key: Hashable  # names it in its call
@@ -37,7 +37,7 @@ class Rows:
     """
 
     def __init__(self, capacity: int, columns: int, device: torch.device) -> None:
-        self.owners: list[tuple[Request, int]] = []  # (request, number of the sample) of each row
+        self.owners: list[tuple[SamplingRequest, int]] = []  # (request, number of the sample) of each row
         self._tokens = torch.zeros(capacity, columns, dtype=torch.int64, device=device)
         self._logprobs = torch.zeros(capacity, columns, device=device)
         self._state = torch.zeros(capacity, 5, dtype=torch.int64, device=device)
@@ -53,7 +53,7 @@ class Rows:
     def last(self) -> Tensor:
         return self._tokens[torch.arange(len(self), device=self._tokens.device), self.ages - 1]
 
-    def add(self, request: Request, position: int, slot: int) -> None:
+    def add(self, request: SamplingRequest, position: int, slot: int) -> None:
         rows = slice(len(self), len(self) + len(request.noise))
         self.owners += [(request, sample) for sample in range(len(request.noise))]
         self._state[rows] = torch.tensor([[key, 0, request.limit, position, slot] for key in request.noise])
@@ -118,12 +118,12 @@ def sampling_strategy(
 
 def sampling_request(
     key: Hashable, prompt: PromptLike, params: SamplingParams, tokenizer: "PreTrainedTokenizerBase | None"
-) -> Request:
+) -> SamplingRequest:
     """Return the request for `params.n` samples. Raises ValueError on stop strings without a tokenizer."""
     if params.stop and tokenizer is None:
         raise ValueError(f"stop={params.stop} needs a tokenizer: give the engine one, or use stop_token_ids")
     noise = [noise_key(params.seed, prompt.id, sample) for sample in range(params.n)]
-    return Request(key, prompt, noise, params.max_tokens, params.stop)
+    return SamplingRequest(key, prompt, noise, params.max_tokens, params.stop)
 
 
 def forced_strategy(responses: "Sequence[Tokens]", temperature: float, device: torch.device) -> DecodingStrategy:

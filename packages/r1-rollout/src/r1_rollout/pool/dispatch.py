@@ -41,7 +41,7 @@ class Task:
     params: SamplingParams
 
 
-class Session(Protocol):
+class MemberCall(Protocol):
     """One call on one member, which reports each group to the `Dispatch` once."""
 
     def submit(self, tasks: Sequence[Task]) -> None: ...
@@ -64,7 +64,7 @@ class Member(Protocol):
     backlog: Backlog
     reserve: int  # groups that wait at the engine beyond those that fit, so that it never idles
 
-    def open(self, params: SamplingParams, dispatch: "Dispatch") -> Session:
+    def open(self, params: SamplingParams, dispatch: "Dispatch") -> MemberCall:
         """Begin a call; in a session, each request's parameters differ from `params` in `n`, length and stops."""
 
     def logprobs_of(
@@ -134,13 +134,13 @@ class Dispatch:
         self._cancelled: set[int] = set()  # groups that members still work on
         self._failed: dict[int, list[Member]] = {}  # members that each group has failed on
         self._unfinished: dict[int, tuple[Member, int]] = {}  # at which member, and how many tokens are to come
-        self._sessions: dict[Member, Session] = {}
+        self._sessions: dict[Member, MemberCall] = {}
         self._done: SimpleQueue[FinishedGroup | BaseException] = SimpleQueue()
         self._left = len(prompts)
         self._over = self._closed = False
         self._error: BaseException | None = None  # what a consumer gets who asks for more
 
-    def start(self, sessions: dict[Member, Session]) -> Self:
+    def start(self, sessions: dict[Member, MemberCall]) -> Self:
         self._sessions = sessions
         threading.Thread(target=self._run, daemon=True, name="r1-dispatch").start()
         return self
