@@ -252,6 +252,12 @@ def test_text_values_become_what_the_schema_asks_for():
     assert call.arguments == {"x": 3, "deep": True, "note": None, "name": "12"}
 
 
+def test_true_is_not_the_number_one_of_an_enum():
+    tools = signatures([{"name": "any", "parameters": {"properties": {"a": {"enum": [1, "x"]}}}}])
+    (call,) = parse_calls(FORMATS["hermes"], '<tool_call>{"name": "any", "arguments": {"a": true}}</tool_call>', tools)
+    assert call.error == 'any: a must be one of 1, "x", found true'
+
+
 def test_a_schema_that_names_no_parameters_and_one_that_refers_to_itself():
     free = {"name": "any", "parameters": {"type": "object", "additionalProperties": {"type": "integer"}}}
     circle = {"name": "loop", "parameters": {"properties": {"a": {"$ref": "#/properties/a"}}}}

@@ -91,7 +91,7 @@ def _check_type(value: object, schema: Mapping[str, object], name: str) -> objec
     allowed = _type_names(schema)
     if not allowed:
         return value
-    if isinstance(value, float) and value.is_integer() and "integer" in allowed and "number" not in allowed:
+    if isinstance(value, float) and value.is_integer() and "integer" in allowed:
         return int(value)
     for one in allowed:
         if isinstance(value, _TYPES[one]) and (not isinstance(value, bool) or one == "boolean"):
