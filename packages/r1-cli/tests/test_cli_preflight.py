@@ -97,6 +97,27 @@ setting("prompts over the limit", "data.overlong", "data.max_prompt_length=4", p
 setting("columns that are not there", "data.failed", "data.prompt_key=question", part="data")
 
 
+def episodes(folder: Path, code: str) -> list[str]:
+    """Write an environment, and return the words of a run with it."""
+    (folder / "world.py").write_text(code)
+    return [f"worker.rollout.multi_turn.environment={folder}/world.py:World", "worker.rollout.multi_turn.enable=true"]
+
+
+@fault("episodes", "episodes.environment")
+def an_environment_that_fails_for_every_row(folder: Path) -> list[str]:
+    return episodes(folder, "class World:\n def reset(self, row): row['goal']\n def step(self, text): return None\n")
+
+
+@fault("episodes", "episodes.failed")
+def an_environment_that_cannot_be_loaded(folder: Path) -> list[str]:
+    return episodes(folder, "import nothing_like_this\nclass World:\n def reset(self, row): pass\n")
+
+
+@fault("episodes", "episodes.reset")
+def an_environment_that_answers_before_the_policy(folder: Path) -> list[str]:
+    return episodes(folder, "class World:\n def reset(self, row): return 'hello'\n def step(self, text): pass\n")
+
+
 @fault("environment", "environment.servers")
 def a_server_that_does_not_answer(folder: Path) -> list[str]:
     with socket.socket() as free:
@@ -229,6 +250,30 @@ def test_a_fault_is_found_by_its_key_and_says_what_to_do(
 def test_there_are_thirty_faults() -> None:
     assert len(FAULTS) >= 30
     assert {part for part, _, _ in FAULTS.values()} == set(PARTS) - {"step"}
+
+
+def test_a_check_of_episodes_describes_what_answers_and_what_the_template_does(working: Path) -> None:
+    world = episodes(working, "class World:\n def reset(self, row): pass\n def step(self, text): return None\n")
+    found = list(
+        run_checks([*words_of(working), *world, "worker.rollout.multi_turn.max_assistant_turns=3"], ["episodes"])
+    )
+    assert {one.level for one in found} == {"note"}
+    told = [one.message for one in found]
+    assert f"environment {working}/world.py:World answers the policy" in told[0]
+    assert "3 turns of the policy, 20 tokens behind the prompt, 30 s a call, 600 s in all" in told[1]
+    assert "scheduling: arrival" in told[1]
+    assert "chat template: a turn ends with <|im_end|>" in told[2]
+
+
+def test_tools_that_cannot_be_loaded_are_named_by_key_and_file(working: Path) -> None:
+    tools = working / "tools.py"
+    tools.write_text("raise KeyError('no such thing')\ndef look(x: int):\n    pass\n")
+    words = [f"worker.rollout.multi_turn.tools=[{tools}:look]", "worker.rollout.multi_turn.enable=true"]
+    done = CliRunner().invoke(main, ["train", *words_of(working), *words])
+    assert done.exit_code == 2, done.output
+    assert f"worker.rollout.multi_turn.tools={tools}:look: " in done.output
+    assert "no such thing" in done.output
+    assert "Traceback" not in done.output
 
 
 @pytest.mark.parametrize("part", [part for part in PARTS if part != "step"])

@@ -4,7 +4,7 @@ from contextlib import ExitStack
 from functools import partial
 
 from r1_cli.config import ConfigError, Problem, RunConfig
-from r1_cli.config.multi_turn import MultiTurnSettings
+from r1_cli.config.multi_turn import KEY, MultiTurnSettings
 from r1_cli.episodes.episode import EpisodeLimits
 from r1_cli.episodes.player import EpisodePlayer
 from r1_cli.episodes.scores import score_episodes
@@ -14,7 +14,7 @@ from r1_data.render import Renderer
 from r1_data.turns.probe import probe_template
 from r1_data.turns.turn_renderer import TurnRenderer
 from r1_rewards.environments.pool import EnvironmentPool
-from r1_rewards.environments.types import EnvironmentSetup
+from r1_rewards.environments.types import EnvironmentSetup, EnvironmentSpecError
 from r1_rewards.types import FailureRule, Verifier
 from r1_rollout.tokens import end_token_ids
 
@@ -25,12 +25,11 @@ def open_player(config: RunConfig, model: ModelFiles, renderer: Renderer, stack:
     """Start the environments, and probe the chat template. `stack` ends their processes.
 
     Raises:
-        ConfigError: nothing judges the episodes.
-        EnvironmentSpecError: the tools or the environment cannot be loaded.
+        ConfigError: the tools or the environment cannot be loaded, or nothing judges the episodes.
         DataError: turns cannot be appended with the model's chat template.
     """
     settings = config.worker.rollout.multi_turn
-    environments = stack.enter_context(EnvironmentPool(environment_setup(settings), workers=settings.num_workers))
+    environments = stack.enter_context(open_environments(settings))
     if not environments.scores and not config.worker.reward.reward_function:
         message = f"is missing: {settings.environment} has no method `score` or `get_reward` that judges its episodes"
         raise ConfigError([Problem("worker.reward.reward_function", message, "null")])
@@ -58,6 +57,16 @@ def open_player(config: RunConfig, model: ModelFiles, renderer: Renderer, stack:
         rounds=settings.scheduling == "rounds",
         max_concurrent=settings.max_concurrent,
     )
+
+
+def open_environments(settings: MultiTurnSettings) -> EnvironmentPool:
+    """Load the tools or the environment. Raises ConfigError that names the key and the file."""
+    key, value = ("environment", settings.environment) if settings.environment else ("tools", settings.tool_specs())
+    try:
+        return EnvironmentPool(environment_setup(settings), workers=settings.num_workers)
+    except EnvironmentSpecError as error:
+        shown = value if isinstance(value, str) else ", ".join(value or ())
+        raise ConfigError([Problem(f"{KEY}.{key}", str(error), shown)]) from error
 
 
 def environment_setup(settings: MultiTurnSettings) -> EnvironmentSetup:

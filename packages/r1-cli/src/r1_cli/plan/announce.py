@@ -1,6 +1,6 @@
 """Print the plan of a run and notes on it, at start and in a dry run."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
@@ -43,6 +43,10 @@ def show_notes(console: Console, config: RunConfig, provenance: Provenance, plan
     lines += ["no effect here:", *(f"  {limit}: {limit.reason}" for limit in limits)] if limits else []
     for note in (*find_oddities(config, plan), *provenance.notices):
         lines.append(f"note: {note}")
+    show_lines(console, lines)
+
+
+def show_lines(console: Console, lines: Iterable[str]) -> None:
     for line in lines:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 

@@ -6,6 +6,7 @@ from r1_cli.config import ConfigError, load_config
 from r1_cli.plan.check.configuration import check_disk, check_memory, check_settings, problems
 from r1_cli.plan.check.data import check_rewards, check_rows
 from r1_cli.plan.check.environment import check_gpus, check_limits, check_servers, check_versions
+from r1_cli.plan.check.episodes import check_episodes
 from r1_cli.plan.check.findings import Check, Finding, Subject, examine
 from r1_cli.plan.check.model import check_dtype, check_files, check_lengths, check_tokenizer
 from r1_cli.plan.check.step import check_step
@@ -16,6 +17,7 @@ PARTS: dict[str, tuple[Check, ...]] = {
     "model": (check_files, check_tokenizer, check_lengths, check_dtype),
     "data": (check_rows,),
     "reward": (check_rewards,),
+    "episodes": (check_episodes,),
     "step": (check_step,),
 }
 

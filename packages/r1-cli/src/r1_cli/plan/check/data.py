@@ -59,7 +59,7 @@ def check_rewards(subject: Subject) -> Iterator[Finding]:
         if spec == "combine" or not (spec in BUILTINS or parse_spec(spec).path):
             yield Finding("reward.not tried", "note", f"{spec} asks others, and was not tried")
             continue
-        if not (questions := list(islice(_questions(one), QUESTIONS))):
+        if not (questions := list(islice(questions_of(one), QUESTIONS))):
             continue
         for found in try_questions(spec, kwargs, questions, timeout=min(reward.timeout, LONGEST)):
             if found.check == SPEED:
@@ -69,7 +69,8 @@ def check_rewards(subject: Subject) -> Iterator[Finding]:
                 yield Finding(f"reward.{found.check}", "error", f"{spec}: {found.check}: {found.result}", fix)
 
 
-def _questions(one: OpenSource) -> Iterator[RewardInput]:
+def questions_of(one: OpenSource) -> Iterator[RewardInput]:
+    """Yield the readable rows of a source as inputs of a reward, with an empty response."""
     from r1_cli.plan.check.try_reward import as_question
 
     for index in range(len(one.rows)):

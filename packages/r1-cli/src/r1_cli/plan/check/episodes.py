@@ -1,0 +1,64 @@
+"""Check the tools or the environment of a multi-turn run, and the chat template that writes its turns."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from typing import TYPE_CHECKING
+
+from r1_cli.plan.check.findings import Finding, Subject
+
+if TYPE_CHECKING:
+    from r1_cli.jobs.try_environment import Played
+    from r1_rewards.environments.pool import EnvironmentPool
+
+KEY = "episodes"
+TURNS = 2  # of the scripted episode
+FIX = "r1 env test {spec} shows what else goes wrong"
+
+
+def check_episodes(subject: Subject) -> Iterator[Finding]:
+    """Load the tools or the environment, describe the episodes, and play one on the first row.
+
+    Raises ConfigError or DataError as `build.episodes.open_player` does.
+    """
+    if not subject.config.worker.rollout.multi_turn.enable:
+        return
+    from r1_cli.build.episodes import open_player
+    from r1_cli.build.rendering import build_renderer
+    from r1_cli.plan.episodes import describe_player
+
+    with ExitStack() as stack:
+        renderer = build_renderer(subject.config, subject.model)
+        player = open_player(subject.config, subject.model, renderer, stack)
+        for line in describe_player(player):
+            yield Finding(KEY, "note", line)
+        yield from _play_one(subject, player.environments)
+
+
+def _play_one(subject: Subject, environments: "EnvironmentPool") -> Iterator[Finding]:
+    """Play an episode with scripted turns, as `r1 env test` does."""
+    from r1_cli.jobs.environment_turns import make_plans
+    from r1_cli.jobs.try_environment import play
+    from r1_cli.plan.check.data import questions_of
+
+    question = next((one for source in subject.sources for one in questions_of(source)), None)
+    if question is None:
+        yield Finding(f"{KEY}.not played", "note", "no episode was played: there is no row here")
+        return
+    row = {"answer": question.ground_truth, "ground_truth": question.ground_truth, **question.metadata}
+    (played,) = play(environments, make_plans([(row, question.images)], environments.tools, 1, TURNS), 1)
+    yield from _findings(played, environments)
+
+
+def _findings(played: "Played", environments: "EnvironmentPool") -> Iterator[Finding]:
+    spec = environments.setup.environment or environments.setup.tools[0]
+    fix = FIX.format(spec=spec)
+    if failure := played.failure:
+        # What a turn's text can cause, a policy will cause; what fails before the first turn fails in every episode.
+        level, when = ("warning", "at a scripted turn") if played.results else ("error", "at its first row")
+        yield Finding(f"{KEY}.environment", level, f"{spec} fails {when}: {failure.cause}: {failure.message}", fix)
+    for call in played.calls:
+        if call.error:
+            yield Finding(f"{KEY}.tool", "warning", f"the tool {call.name} fails: {call.error}", fix)
+    if played.results and played.results[0].messages:
+        message = f"{spec}: reset() returned something: put it into the row's prompt, and return None"
+        yield Finding(f"{KEY}.reset", "error", message)
