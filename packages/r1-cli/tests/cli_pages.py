@@ -18,6 +18,56 @@ def write_log(run: Path, steps: int, offset: float = 0.0) -> None:
     (run / "experiment_log.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
+LATER = "fedcba9876543210fedcba9876543210.png"  # returned by a tool
+MESSAGES: list[list[dict[str, Any]]] = [
+    [{"role": "assistant", "content": f"I look. {HOSTILE}"}],
+    [{"role": "tool", "content": [{"type": "text", "text": "Here it is:"}, {"type": "image"}]}],
+    [{"role": "assistant", "content": "It is 4."}],
+    [{"role": "user", "content": "nobody reads this"}],
+]
+
+
+def turn(role: str, begin: int, end: int, messages: object, calls: object = (), reward: float = 0.0) -> dict[str, Any]:
+    return {
+        "role": role, "begin": begin, "end": end, "messages": json.dumps(messages), "calls": calls, "reward": reward
+    }  # fmt: skip
+
+
+def call(tool: str = "look", error: str = "", arguments: str = '{"x0": 0.5}') -> dict[str, Any]:
+    return {"tool": tool, "arguments": arguments, "seconds": 0.25, "error": error, "truncated": 0}
+
+
+def write_episodes(run: Path, step: int = 1) -> Path:
+    """Write a run whose answers are episodes: a turn, a tool's picture and a failed call, a turn, an unread answer."""
+    from PIL import Image
+
+    from r1_cli.runs.schema import SCHEMA
+
+    write_log(run, 1)
+    write_samples(run, step)
+    path = run / "samples" / f"{step:09}-train.parquet"
+    table = pq.read_table(path, partitioning=None)
+    first, tool, second, last = MESSAGES
+    turns = [
+        turn("assistant", 0, 4, first, reward=0.5),
+        turn("environment", 4, 8, tool, [call(), call(error="no such part")]),
+        turn("assistant", 8, 10, second),
+        turn("environment", 10, 10, last),
+    ]
+    for name, values in {
+        "turns": [turns] * len(table), "stop_reason": ["done"] * len(table),
+        "media": [[PICTURE, LATER]] * len(table),
+    }.items():  # fmt: skip
+        column = pa.array(values, SCHEMA.field(name).type)
+        table = table.append_column(name, column) if name not in table.column_names else table.set_column(
+            table.column_names.index(name), name, column)  # fmt: skip
+    pq.write_table(table, path)
+    (run / "media").mkdir()
+    for name, colour in ((PICTURE, "teal"), (LATER, "red")):
+        Image.new("RGB", (64, 48), colour).save(run / "media" / name)
+    return run
+
+
 def write_samples(run: Path, step: int, groups: int = 3, each: int = 4, phase: str = "train") -> None:
     """Write a step of the record. Group 0 has no variance, its first answer failed; the last of each is cut off."""
     count = groups * each

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_pages import HOSTILE, write_log, write_run, write_samples, write_tokenizer
+from cli_pages import HOSTILE, LATER, PICTURE, write_episodes, write_log, write_run, write_samples, write_tokenizer
 
 from r1_cli.runs.view.app import build_app
 from r1_cli.runs.view.guard import LOOPBACK
@@ -44,6 +44,7 @@ def serve() -> Iterator[Any]:
     def start(*runs: Path) -> str:
         listening = socket.socket()
         listening.bind(("127.0.0.1", 0))
+        listening.listen()  # a page may ask before the server's thread has begun
         server = uvicorn.Server(uvicorn.Config(build_app(runs, None, LOOPBACK), log_level="warning"))
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]})
         thread.start()
@@ -121,6 +122,32 @@ def test_samples_are_filtered_and_opened_by_keyboard_and_hostile_texts_stay_text
     page.get_by_role("dialog").wait_for()
     assert page.title() == "r1 view"
     assert page.locator("main script, main img[onerror]").count() == 0
+    assert not wrong
+
+
+def test_an_episode_is_shown_as_a_conversation(tmp_path: Path, browser: Any, serve: Any) -> None:
+    run = write_episodes(tmp_path / "one")
+    write_tokenizer(run)
+    page, wrong = open_page(browser, serve(run) + "#samples")
+    page.locator(".row", has_text="says").first.click()
+    article = page.locator("article").first
+    article.wait_for()
+    turns = article.locator(".turn")
+    assert turns.count() == 4
+    assert [turns.nth(at).locator(".tokens span").count() for at in range(4)] == [4, 0, 2, 0]
+    assert turns.nth(0).locator(".tokens span").nth(3).inner_text() == HOSTILE
+    assert "reward 0.5" in turns.nth(0).inner_text()
+    tool = turns.nth(1)
+    assert re.search(r'look \{"x0": 0\.5\}\s+0\.25 s', tool.inner_text())
+    assert tool.locator(".bad").inner_text() == "no such part"
+    assert "Here it is:" in tool.inner_text()
+    page.wait_for_function("() => document.querySelector('.turn img').naturalWidth === 64")
+    assert LATER in tool.locator("img").get_attribute("src")
+    prompt = page.locator("section > .card img")
+    assert prompt.count() == 1  # the tool's picture is no picture of the prompt
+    assert PICTURE in prompt.get_attribute("src")
+    assert "nobody reads this" in turns.nth(3).inner_text()
+    assert "stopped: done" in article.inner_text()
     assert not wrong
 
 

@@ -8,10 +8,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_pages import HOSTILE, PICTURE, write_log, write_run, write_samples, write_tokenizer
+from cli_pages import (
+    HOSTILE,
+    LATER,
+    PICTURE,
+    turn,
+    write_episodes,
+    write_log,
+    write_run,
+    write_samples,
+    write_tokenizer,
+)
 from click.testing import CliRunner
 
 from r1_cli.main import main
+from r1_cli.runs.conversation import prompt_media, read_turns
 from r1_cli.runs.view.app import build_app, names_of
 from r1_cli.runs.view.guard import LOOPBACK, allowed_hosts, is_loopback
 
@@ -42,6 +53,31 @@ def test_curves_come_as_they_are_appended(tmp_path: Path) -> None:
     anew = client.get(f"/api/curves?run=0&after={page['next']}").json()
     assert [row["step"] for row in anew["rows"]] == [1]
     assert anew["times"] == 1
+
+
+def test_turns_of_an_episode_come_with_their_pictures_in_order(tmp_path: Path) -> None:
+    client = client_of(write_episodes(tmp_path / "a"))
+    row = client.get("/api/group", params={"run": "0", "step": 1, "group": 0}).json()[0]
+    assert row["prompt_media"] == [PICTURE]
+    assert [(turn["role"], turn["begin"], turn["end"]) for turn in row["turns"]] == [
+        ("assistant", 0, 4), ("environment", 4, 8), ("assistant", 8, 10), ("environment", 10, 10),
+    ]  # fmt: skip
+    assert row["turns"][1]["parts"] == [{"text": "Here it is:"}, {"media": LATER}]
+    assert [call["error"] for call in row["turns"][1]["calls"]] == ["", "no such part"]
+    single = client_of(write_run(tmp_path / "b")).get("/api/group", params={"run": "0", "step": 1, "group": 0}).json()
+    assert single[0]["turns"] is None
+    assert single[0]["prompt_media"] == [PICTURE]
+
+
+def test_pictures_that_were_not_read_or_not_recorded_have_no_file() -> None:
+    picture = [{"role": "user", "content": [{"type": "image"}]}]
+    turns = [turn("environment", 0, 3, picture), turn("environment", 3, 3, picture)]
+    for media, prompt, first in (([PICTURE, LATER], [PICTURE], LATER), (None, [], None)):
+        row = {"media": media, "turns": turns}
+        told = read_turns(row)
+        assert prompt_media(row) == prompt
+        assert told is not None
+        assert [one["parts"] for one in told] == [[{"media": first}], [{"media": None}]]
 
 
 def test_samples_are_sorted_filtered_searched_and_paged(tmp_path: Path) -> None:

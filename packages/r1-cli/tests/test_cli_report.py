@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_pages import HOSTILE, PICTURE, write_run, write_samples
+from cli_pages import HOSTILE, PICTURE, write_episodes, write_run, write_samples
 from click.testing import CliRunner
 
 from r1_cli.main import main
@@ -59,6 +59,20 @@ def test_a_report_holds_the_run_and_needs_nothing_else(tmp_path: Path) -> None:
     assert "reward 0 to 0.9167" in page.text
     assert "worst" in page.text
     assert "timeout: 3 s" in page.text
+
+
+def test_an_episode_is_shown_turn_by_turn(tmp_path: Path) -> None:
+    text = write_report(write_episodes(tmp_path / "run"))
+    page = Page(text)
+    assert HOSTILE in page.text  # as text
+    told = page.text[page.text.index("I look.") :]
+    assert "[reward 0.5]" in told
+    assert (
+        '[look {"x0": 0.5}: 0.25 s]\n[look {"x0": 0.5}: 0.25 s, failed: no such part]\nHere it is:\n[picture]' in told
+    )
+    assert told.index("[picture]") < told.index("It is 4.") < told.index("nobody reads this")
+    assert "stopped: done" in told
+    assert text.count("<pre class=answer>") == text.count("It is 4.") * 2
 
 
 def test_a_run_that_has_only_a_log_has_a_report(tmp_path: Path) -> None:

@@ -20,13 +20,30 @@ export interface Light {
   answer: string;
 }
 type Numbers = (number | null)[] | null;
+export interface Call {
+  tool: string;
+  arguments: string;
+  seconds: number;
+  error: string;
+  truncated: number;
+}
+export interface Turn {
+  role: "assistant" | "environment";
+  begin: number;
+  end: number;
+  reward: number;
+  calls: Call[];
+  parts: { text?: string; media?: string | null }[];
+}
 export interface Answer {
   sample: number;
   prompt_id: string;
   prompt: string;
   answer: string;
   ground_truth: string;
-  media: string[] | null;
+  prompt_media: string[];
+  turns: Turn[] | null;
+  stop_reason?: string | null;
   tokens: number[] | null;
   pieces: string[] | null;
   rollout_logprobs: Numbers;

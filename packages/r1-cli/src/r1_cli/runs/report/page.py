@@ -5,6 +5,7 @@ from collections.abc import Iterator, Sequence
 from html import escape
 from pathlib import Path
 
+from r1_cli.runs.conversation import write_turns
 from r1_cli.runs.diagnose.answers import diagnose_run
 from r1_cli.runs.history import History, JsonObject
 from r1_cli.runs.html import render_page, table
@@ -28,7 +29,8 @@ LONGEST = 4_000  # characters of a text
 EACH = 3  # best, typical and worst answers
 MOST_BYTES = 400_000  # of a picture
 MOST_PICTURES = 6  # of an answer
-COLUMNS = ["group", "sample", "prompt", "answer", "ground_truth", "media", "score", "parts", "reason", "failure"]
+COLUMNS = ["group", "sample", "prompt", "answer", "ground_truth", "media", "score", "parts", "reason", "failure",
+           "turns", "stop_reason"]  # fmt: skip
 
 
 def write_report(path: Path) -> str:
@@ -148,12 +150,24 @@ def samples(run: RunReader) -> Iterator[str]:
             left = len(row["media"] or ()) - len(shown)
             parts = ", ".join(f"{name} {number(value)}" for name, value in row["parts"].items() if math.isfinite(value))
             said = [f"score {row['score']:.4g}", parts, f"truth {row['ground_truth']}", row["failure"] or row["reason"]]
+            said += [f"stopped: {row['stop_reason']}"] if row.get("stop_reason") else []
             said.append(f"{left} pictures left out" if left else "")
             yield (
-                f"<article>{pictures}<pre>{escape(row['prompt'][-LONGEST:])}</pre><pre class=answer>"
-                f"{escape(row['answer'][:LONGEST])}</pre><p>{escape(' · '.join(filter(None, said)))}</p></article>"
+                f"<article>{pictures}<pre>{escape(row['prompt'][-LONGEST:])}</pre>{answer_of(row)}"
+                f"<p>{escape(' · '.join(filter(None, said)))}</p></article>"
             )
         yield "</div>"
+
+
+def answer_of(row: Row) -> str:
+    """Return an answer's text, or the turns of an episode: the policy's as answers, the environment's plain."""
+    turns, left = write_turns(row) or [("assistant", row["answer"])], LONGEST
+    shown = []
+    for role, text in turns:
+        kind = " class=answer" if role == "assistant" else ""
+        shown.append(f"<pre{kind}>{escape(text[:left])}</pre>")
+        left = max(left - len(text), 0)
+    return "".join(shown)
 
 
 def choose(run: RunReader) -> tuple[int | None, dict[str, list[Row]]]:

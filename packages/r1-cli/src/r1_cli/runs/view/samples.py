@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from r1_cli.runs.conversation import prompt_media, read_turns
 from r1_cli.runs.history import JsonObject
 from r1_cli.runs.reader import Phase, Row, RunReader
 from r1_cli.runs.view.pieces import TokenTexts
@@ -65,7 +66,10 @@ class Samples:
             return {"total": len(chosen), "rows": [self._light(place) for place in chosen[begin : begin + count]]}
 
     def group(self, step: int, group: int) -> list[Row]:
-        """Return a prompt's rows at a step, with the text of each token as `pieces`; [] if missing."""
+        """Return a prompt's rows at a step; [] if missing.
+
+        `pieces` has the text of each token, `prompt_media` the prompt's pictures, `turns` an episode (`read_turns`).
+        """
         import pyarrow.compute as pc
         import pyarrow.parquet as pq
 
@@ -79,6 +83,7 @@ class Samples:
         for row in rows:
             row["parts"] = dict(row.get("parts") or ())
             row["pieces"] = self._token_texts.decode(row["tokens"])
+            row["prompt_media"], row["turns"] = prompt_media(row), read_turns(row)
         return rows
 
     def same(self, prompt_id: str) -> list[JsonObject]:
