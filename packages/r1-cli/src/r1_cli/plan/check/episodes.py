@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
-from r1_cli.plan.check.findings import Finding, Subject
+from r1_cli.plan.check.findings import Finding, Level, Subject
 
 if TYPE_CHECKING:
     from r1_cli.jobs.try_environment import Played
@@ -54,7 +54,8 @@ def _findings(played: "Played", environments: "EnvironmentPool") -> Iterator[Fin
     fix = FIX.format(spec=spec)
     if failure := played.failure:
         # What a turn's text can cause, a policy will cause; what fails before the first turn fails in every episode.
-        level, when = ("warning", "at a scripted turn") if played.results else ("error", "at its first row")
+        level: Level = "warning" if played.results else "error"
+        when = "at a scripted turn" if played.results else "at its first row"
         yield Finding(f"{KEY}.environment", level, f"{spec} fails {when}: {failure.cause}: {failure.message}", fix)
     for call in played.calls:
         if call.error:
