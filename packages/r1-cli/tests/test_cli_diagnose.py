@@ -6,18 +6,21 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from cli_pages import call, turn
 from click.testing import CliRunner
 
 from r1_cli.main import main
 from r1_cli.runs.diagnose.answers import diagnose_answers, diagnose_run
 from r1_cli.runs.diagnose.signatures import SIGNATURES, diagnose
 from r1_cli.runs.history import NoHistoryError, read_history
-from r1_cli.runs.reader import RunReader
+from r1_cli.runs.reader import SAMPLES, RunReader, sample_file
+from r1_cli.runs.schema import SCHEMA
 
 RUNS = Path(__file__).parent / "runs"
-ANSWERS = {"repeated_answers", "dead_media"}
+ANSWERS = {"repeated_answers", "dead_media", "repeated_calls", "dropped_answers"}
 
 
 def found_in(run: Path) -> set[str]:
@@ -46,7 +49,7 @@ def test_of_twenty_healthy_runs_at_most_one_is_said_to_be_ill() -> None:
 
 def test_every_signature_has_a_bad_run() -> None:
     real = {run.name for run in RUNS.glob("[!h]*")}
-    assert real | {*BY_HAND} | found_in(RUNS / "dead_media") == {*SIGNATURES} | ANSWERS
+    assert real | {*BY_HAND} | {*EPISODES} | found_in(RUNS / "dead_media") == {*SIGNATURES} | ANSWERS
     assert len(SIGNATURES) + len(ANSWERS) >= 16
 
 
@@ -65,12 +68,63 @@ BY_HAND: dict[str, list[dict[str, float]]] = {
     "clipped_often": [{"actor/pg_clipfrac_higher": value} for value in grows(0.05, 0.4)],
     "constant_reward": [{"reward/overall": -1.0, "reward/groups_without_variance": 1.0}] * 10,
     "engine_gap": [{"rollout/logprob_gap_mean": value} for value in grows(0.001, 0.2)],
+    "no_tool_calls": [{"episode/turns/mean": 1.0, "episode/calls": value} for value in [0.8] * 5 + [0.02] * 5],
+    "calls_until_limit": [{"episode/turns/mean": 4.0, "episode/calls": 3.0, "episode/stop/max_turns": 0.9}] * 10,
+    "malformed_calls": [
+        {"episode/turns/mean": 2.0, "episode/calls": 1.0, "tool/a/calls": 9.0, "tool/a/failures": 4.0,
+         "tool/b/calls": 1.0}
+    ]
+    * 10,
+    "slow_tools": [
+        {"episode/turns/mean": 3.0, "episode/calls": 2.0, "tool/a/calls": 8.0, "timing_s/tool/a/mean": 3.0,
+         "timing_s/gen": 8.0}
+    ] * 10,
+}  # fmt: skip
+LOOK, AGAIN = call(arguments='{"x0": 0.1}'), call(arguments='{"x0": 0.9}')
+EPISODES: dict[str, tuple[list[dict[str, Any]], str]] = {  # an episode's turns, and why it ended
+    "repeated_calls": (
+        [turn("environment", 4, 8, [], [LOOK, AGAIN]), turn("environment", 9, 12, [], [LOOK])],
+        "answered",
+    ),
+    "dropped_answers": ([turn("assistant", 0, 4, []), turn("environment", 4, 4, [], [LOOK])], "max_tokens"),
 }
 
 
 @pytest.mark.parametrize("name", BY_HAND)
 def test_a_bad_run_made_by_hand_is_found(name: str, tmp_path: Path) -> None:
     assert name in found_in(write(tmp_path, BY_HAND[name], {"worker": {"actor": {"padding_free": False}}}))
+
+
+def record(folder: Path, episodes: list[tuple[list[dict[str, Any]], str]]) -> Path:
+    """Write a run with one step whose answers are these episodes."""
+    run = write(folder, [{"episode/turns/mean": 2.0, "episode/calls": 2.0}])
+    rows = [
+        {"step": 1, "phase": "train", "group": number, "sample": 0, "answer": str(number), "turns": turns,
+         "stop_reason": stop}
+        for number, (turns, stop) in enumerate(episodes)
+    ]  # fmt: skip
+    (run / SAMPLES).mkdir()
+    pq.write_table(pa.Table.from_pylist(rows, schema=SCHEMA), run / SAMPLES / sample_file(1, "train"))
+    return run
+
+
+@pytest.mark.parametrize("name", EPISODES)
+def test_a_problem_of_recorded_episodes_is_found(name: str, tmp_path: Path) -> None:
+    assert found_in(record(tmp_path / "bad", [EPISODES[name]] * 20)) == {name}
+    fine = ([turn("environment", 4, 8, [], [LOOK, AGAIN])], "answered")
+    assert found_in(record(tmp_path / "few", [*[fine] * 19, EPISODES[name]])) == set()
+
+
+def test_an_environment_that_reads_text_and_healthy_episodes_are_not_ill(tmp_path: Path) -> None:
+    steps = turn("environment", 4, 8, [], [call("step", arguments="{}")] * 3)
+    assert found_in(record(tmp_path / "text", [([steps], "max_tokens")] * 2 + [([steps], "done")] * 30)) == set()
+    healthy = {
+        "episode/turns/mean": 2.0, "episode/calls": 1.5, "episode/stop/answered": 0.9, "episode/stop/max_turns": 0.1,
+        "tool/a/calls": 20.0, "tool/a/failures": 3.0, "timing_s/tool/a/mean": 0.4, "timing_s/gen": 2.0,
+    }  # fmt: skip
+    assert found_in(write(tmp_path / "log", [healthy] * 12)) == set()
+    rare = [{"episode/turns/mean": 2.0, "episode/calls": 1.0}] * 9 + [healthy | {"episode/stop/max_turns": 1.0}]
+    assert found_in(write(tmp_path / "rare", rare)) == set()  # a reason that is not logged did not occur
 
 
 def first_steps(run: Path, count: int, folder: Path, *, shift: float = 0.0) -> Path:
@@ -108,7 +162,7 @@ def test_what_is_advised_asks_whether_the_reward_is_constant_and_its_sign_right(
 
 
 def test_answers_that_repeat_are_found_in_the_record() -> None:
-    assert found_in(RUNS / "dead_media") >= ANSWERS | {"entropy_collapse"}
+    assert found_in(RUNS / "dead_media") >= {"repeated_answers", "dead_media", "entropy_collapse"}
     assert not found_in(RUNS / "healthy_01") & ANSWERS
 
 

@@ -3,13 +3,15 @@
 from collections import Counter
 from statistics import fmean
 
+from r1_cli.runs.diagnose.episodes import diagnose_episodes
 from r1_cli.runs.diagnose.findings import Diagnosis, causes_first
 from r1_cli.runs.diagnose.signatures import diagnose
 from r1_cli.runs.reader import Row, RunReader
 
 STEPS = 3  # the last ones that are looked at
 LEAST_PROMPTS = 8
-COLUMNS = ["prompt_id", "prompt", "answer", "ground_truth", "media", "group", "score", "finish_reason"]
+COLUMNS = ["prompt_id", "prompt", "answer", "ground_truth", "media", "group", "score", "finish_reason",
+           "turns", "stop_reason"]  # fmt: skip
 
 
 def diagnose_run(run: RunReader) -> list[Diagnosis]:
@@ -28,7 +30,8 @@ def diagnose_answers(run: RunReader) -> list[Diagnosis]:
         return []
     where = f"steps {steps[0]} to {steps[-1]}"
     found = [repeated_answers([*groups.values()], where), dead_media([*groups.values()], where)]
-    return [one for one in found if one is not None]
+    episodes = diagnose_episodes([row for group in groups.values() for row in group], where)
+    return [*(one for one in found if one is not None), *episodes]
 
 
 def repeated_answers(groups: list[list[Row]], where: str) -> Diagnosis | None:

@@ -23,7 +23,10 @@ class Diagnosis:
 CAUSES = {
     "constant_reward": ("failing_rewards", "truncation"),
     "no_variance": ("failing_rewards", "constant_reward", "rate_too_high", "entropy_collapse"),
-    "truncation": ("rate_too_high",),
+    "truncation": ("rate_too_high", "calls_until_limit", "dropped_answers"),
+    "no_tool_calls": ("rate_too_high",),
+    "malformed_calls": ("rate_too_high",),
+    "repeated_calls": ("rate_too_high", "malformed_calls"),
     "length_explosion": ("rate_too_high",),
     "entropy_collapse": ("rate_too_high",),
     "kl_runaway": ("rate_too_high",),
