@@ -1,5 +1,6 @@
 """Known problems of runs with tools or environments: by their numbers, and by their recorded turns."""
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from statistics import fmean
 
@@ -121,7 +122,7 @@ def repeated_calls(episodes: Sequence[Row], where: str) -> Diagnosis | None:
         several += len(calls) > 1
         if len({*calls}) < len(calls):
             repeated += 1
-            example = example or " ".join(max(calls, key=calls.count))[:80]
+            example = example or " ".join(Counter(calls).most_common(1)[0][0])[:80]
     if several < LEAST_EPISODES // 2 or repeated < 0.3 * several:
         return None
     return Diagnosis(
