@@ -58,7 +58,7 @@ def test(
     from rich.markup import escape
     from rich.table import Table
 
-    from r1_cli.jobs.try_environment import try_environment
+    from r1_cli.plan.check.try_environment import try_environment
     from r1_data.types import DataError
     from r1_rewards.environments.types import EnvironmentSpecError
 
@@ -122,7 +122,7 @@ def _setup(spec: str, settings: tuple[str, ...], timeout: float) -> "Environment
 
 def _rows(data: str | None, row: str | None) -> list[tuple[dict[str, object], list[object]]]:
     """Return rows with their pictures: `row`, those of the file `data`, or four sums with a picture of stripes."""
-    from r1_cli.jobs.environment_turns import example_rows
+    from r1_cli.plan.check.environment_turns import example_rows
 
     if row is not None:
         try:

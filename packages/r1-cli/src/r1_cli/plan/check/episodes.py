@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from r1_cli.plan.check.findings import Finding, Level, Subject
 
 if TYPE_CHECKING:
-    from r1_cli.jobs.try_environment import Played
+    from r1_cli.plan.check.try_environment import Played
     from r1_rewards.environments.pool import EnvironmentPool
 
 KEY = "episodes"
@@ -36,9 +36,9 @@ def check_episodes(subject: Subject) -> Iterator[Finding]:
 
 def _play_one(subject: Subject, environments: "EnvironmentPool") -> Iterator[Finding]:
     """Play an episode with scripted turns, as `r1 env test` does."""
-    from r1_cli.jobs.environment_turns import make_plans
-    from r1_cli.jobs.try_environment import play
     from r1_cli.plan.check.data import questions_of
+    from r1_cli.plan.check.environment_turns import make_plans
+    from r1_cli.plan.check.try_environment import play
 
     question = next((one for source in subject.sources for one in questions_of(source)), None)
     if question is None:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from r1_cli.jobs.environment_turns import CONTROL_TOKENS, KINDS, EpisodePlan, make_plans
+from r1_cli.plan.check.environment_turns import CONTROL_TOKENS, KINDS, EpisodePlan, make_plans
 from r1_rewards.environments.pool import EnvironmentPool
 from r1_rewards.environments.types import CallRecord, EnvironmentSetup, Message, StepResult
 from r1_rewards.types import Failure, Score
