@@ -186,3 +186,9 @@ def test_light_imports_load_nothing_heavy(statement: str) -> None:
 def test_every_module_has_a_docstring(module: str) -> None:
     silent = [path for path in sources(module) if not ast.get_docstring(ast.parse(path.read_text()))]
     assert not silent
+
+
+def test_a_run_of_single_answers_loads_nothing_of_episodes() -> None:
+    parts = ("r1_cli.episodes", "r1_cli.train.groups.trajectory", "r1_data.turns", "r1_rewards.environments")
+    code = f"import sys, r1_cli.jobs.session; assert not [m for m in sys.modules if m.startswith({parts})]"
+    subprocess.run([sys.executable, "-c", code], check=True)
