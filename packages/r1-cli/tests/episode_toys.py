@@ -6,6 +6,8 @@ import time
 
 from PIL import Image
 
+from r1_rewards.environments import Observation
+
 
 def png(colour: tuple[int, int, int]) -> bytes:
     content = io.BytesIO()
@@ -49,3 +51,12 @@ class Mortal(Album):
         if self.turns == 1 and self.answer == "die":
             os._exit(3)
         return super().step(text)
+
+
+class Paying(Album):
+    """Gives 0.5 for the first turn and 0.25 for the last."""
+
+    def step(self, text: str) -> object:
+        content = super().step(text)
+        rewards = {1: 0.5, 3: 0.25}
+        return Observation(content, reward=rewards.get(self.turns, 0.0), done=content is None, state=f"s{self.turns}")

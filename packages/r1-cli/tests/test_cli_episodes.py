@@ -9,8 +9,8 @@ import torch
 from episode_toys import png
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from r1_cli.episodes.episode import EpisodeLimits
-from r1_cli.episodes.player import EpisodePlayer
+from r1_cli.episodes.episode import Episode, EpisodeLimits
+from r1_cli.episodes.player import EpisodePlayer, Play
 from r1_cli.episodes.scores import score_episodes
 from r1_cli.train.groups.group import to_reward_inputs
 from r1_cli.train.groups.saved_episodes import load_episode, save_episodes
@@ -185,6 +185,30 @@ def test_an_environment_judges_its_episodes_and_others_go_to_the_verifier(toy: T
     assert not asked
 
 
+def test_rewards_of_turns_stand_on_their_last_tokens_and_add_up_to_the_score(toy: Toy, prompts: list[Prompt]) -> None:
+    with ExitStack() as stack:
+        [group] = toy.play(toy.player(stack, "Paying"), prompts[:1])
+    inputs = to_reward_inputs(prompts[0], group, toy.tokenizer)
+    scores = score_episodes(lambda inputs: [Score(2.0, {"accuracy": 2.0}) for _ in inputs], FailureRule(), inputs)
+    assert scores == [Score(2.75, {"accuracy": 2.0, "turns": 0.75})] * 3
+    states = set()
+    for episode in group:
+        sample = episode.to_sample(prompts[0], 0, 2.75)
+        start = len(prompts[0].token_ids)
+        assert sample.reward == 2.0
+        assert sample.token_rewards is not None
+        assert sample.turn_ids is not None
+        assert sample.state_ids is not None
+        paid = {int(place): float(sample.token_rewards[place]) for place in sample.token_rewards.nonzero()[:, 0]}
+        first, _, last = episode.assistant_turns
+        assert paid == {start + first.end - 1: 0.5, start + last.end - 1: 0.25}
+        assert sample.turn_ids[sample.loss_mask].unique().tolist() == [0, 1, 2]
+        assert (sample.turn_ids[~sample.loss_mask] == -1).all()
+        assert not sample.state_ids[~sample.loss_mask].any()
+        states |= {tuple(sample.state_ids[start + turn.begin].item() for turn in episode.assistant_turns)}
+    assert len(states) == 1  # the episodes of a group begin alike, and the environment names the other states
+
+
 def test_an_environment_that_dies_costs_its_own_episodes_only(toy: Toy) -> None:
     prompts = toy.prompts("3", "die", "2")
     with ExitStack() as stack:
@@ -195,6 +219,17 @@ def test_an_environment_that_dies_costs_its_own_episodes_only(toy: Toy) -> None:
     scores = score_episodes(lambda inputs: [], FailureRule("drop"), inputs)
     assert [score.keep for score in scores] == [False] * 3
     assert all(score.error and "code 3" in score.error.message for score in scores)
+
+
+def test_a_picture_that_cannot_be_used_becomes_an_error_text(toy: Toy, prompts: list[Prompt]) -> None:
+    answer = {"role": "user", "content": [{"type": "image", "image": b"no picture"}]}
+    episode = Episode(prompts[0], 0, LIMITS)
+    episode.add_turn(Completion([toy.end], [-0.1], "stop", 7), {"role": "assistant", "content": ""})
+    with ExitStack() as stack:
+        play = Play(toy.player(stack), ScriptedEngine(toy), prompts, 1)
+        piece = play._continue(episode, [answer])
+    assert piece.text.startswith("\n<|im_start|>user\nerror: ")
+    assert not piece.model_inputs
 
 
 def test_a_limit_ends_an_episode_and_an_answer_that_does_not_fit_is_left_out_whole(
@@ -287,7 +322,7 @@ def test_tools_are_called_until_a_turn_has_no_call(toy: Toy, prompts: list[Promp
         toy,
         [f"Let me see. {right}", "It is 42."],
         ["I know it."],
-        [wrong, right, wrong, right, "Done."],
+        [wrong, wrong, right, wrong, "Done."],
         [wrong, wrong, wrong],
         [right] * 6,
         ["long " * 200],
@@ -305,7 +340,7 @@ def test_tools_are_called_until_a_turn_has_no_call(toy: Toy, prompts: list[Promp
     [executed] = episodes[0].calls
     assert (executed.tool, dict(executed.arguments), executed.error) == ("calculator", {"expression": "6*7"}, "")
     assert "42" in episodes[0].messages[1]["content"]
-    assert [bool(one.error) for one in episodes[2].calls] == [True, False] * 2
+    assert [bool(one.error) for one in episodes[2].calls] == [True, True, False, True]
     assert "expression" in episodes[2].messages[1]["content"]  # the error names the parameter
     for key, prompt in engine.asked:  # every prompt is what its episode had sampled, and what was answered
         if "/" in key:

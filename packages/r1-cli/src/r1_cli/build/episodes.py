@@ -25,14 +25,11 @@ def open_player(config: RunConfig, model: ModelFiles, renderer: Renderer, stack:
     """Start the environments, and probe the chat template. `stack` ends their processes.
 
     Raises:
-        ConfigError: the tools or the environment cannot be loaded, or nothing judges the episodes.
+        ConfigError: the tools or the environment cannot be loaded.
         DataError: turns cannot be appended with the model's chat template.
     """
     settings = config.worker.rollout.multi_turn
     environments = stack.enter_context(open_environments(settings))
-    if not environments.scores and not config.worker.reward.reward_function:
-        message = f"is missing: {settings.environment} has no method `score` or `get_reward` that judges its episodes"
-        raise ConfigError([Problem("worker.reward.reward_function", message, "null")])
     ends = end_token_ids(models.load_generation_config(model.path, model.config), model.config, model.tokenizer)
     turns = TurnRenderer(
         renderer,

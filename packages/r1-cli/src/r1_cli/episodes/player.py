@@ -186,18 +186,16 @@ class Play:
             self._step(episode, self._held.pop(key))
 
     def _take_observation(self, episode: Episode, answer: StepResult) -> None:
-        player, limits = self.player, self.player.limits
+        limits = self.player.limits
         calls = [Call(one.name, one.arguments, one.seconds, one.error, one.truncated) for one in answer.calls]
         episode.add_outcome(answer.reward, answer.state)
         if answer.done or episode.turns >= limits.max_turns or episode.tokens_allowed < 1:
             episode.add_last_answer(answer.messages, calls)
             reason: StopReason = "max_turns" if episode.turns >= limits.max_turns else "max_tokens"
             return self._stop(episode, "done" if answer.done else reason)
-        piece = player.renderer.continuation(
-            episode.last_tokens, answer.messages, closed=episode.closed(player.end_token_ids)
-        )
-        if not episode.add_observation(piece, answer.messages, calls):
-            episode.add_last_answer(answer.messages, calls)
+        piece = self._continue(episode, answer.messages)
+        if not episode.add_observation(piece, piece.messages, calls):
+            episode.add_last_answer(piece.messages, calls)
             return self._stop(episode, "max_tokens")
         self._ready.append(episode)
 

@@ -1,6 +1,7 @@
-"""Scores of episodes: the environment's own, else the run's reward function over the whole conversation."""
+"""Scores of episodes: the environment's own or the run's reward function, and the rewards of turns."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 from r1_cli.train.groups.group import SampledInput
 from r1_cli.train.groups.trajectory import Trajectory
@@ -11,7 +12,7 @@ def score_episodes(verifier: Verifier, rule: FailureRule, inputs: Sequence[Rewar
     """Return one score per episode, in order.
 
     An environment that failed gives what the failure policy of rewards says. An environment without a score of its own
-    leaves the episode to the verifier.
+    leaves the episode to the verifier. The rewards of turns are added, and reported as the part `turns`.
 
     Raises:
         RewardFailure: an environment failed, and the policy is "stop".
@@ -27,4 +28,12 @@ def score_episodes(verifier: Verifier, rule: FailureRule, inputs: Sequence[Rewar
             scores[index] = episode.score
     others = [index for index in range(len(inputs)) if index not in scores]
     scores |= dict(zip(others, verifier([inputs[index] for index in others]) if others else [], strict=True))
-    return [scores[index] for index in range(len(inputs))]
+    return [_with_turns(scores[index], inputs[index]) for index in range(len(inputs))]
+
+
+def _with_turns(score: Score, item: RewardInput) -> Score:
+    episode = item.completion if isinstance(item, SampledInput) else None
+    if not isinstance(episode, Trajectory) or score.error or not any(turn.reward for turn in episode.turns):
+        return score
+    turns = episode.turn_rewards
+    return replace(score, value=score.value + turns, parts={**score.parts, "turns": turns})

@@ -10,7 +10,7 @@ from r1_cli.build.rewards.reference_verifier import ReferenceVerifier
 from r1_cli.config import RunConfig
 from r1_cli.config.sources import Source
 from r1_rewards.load import load
-from r1_rewards.types import OpenVerifier, RewardFailure, RewardInput, Score, Verifier
+from r1_rewards.types import OpenVerifier, RewardInput, Score, Verifier
 from r1_rewards.workers.arguments import check_columns
 from r1_rewards.workers.pool import PooledVerifier
 
@@ -62,14 +62,14 @@ class DispatchingVerifier:
 
 
 class JudgedByEnvironment(OpenVerifier):
-    """In the place of a reward function in a run whose environment judges its episodes."""
+    """In the place of a reward function if the environment judges episodes, or only rewards turns."""
 
     @property
     def per_sample(self) -> bool:
         return True
 
     def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:
-        raise RewardFailure("the environment gave an episode no score, and worker.reward.reward_function is not set")
+        return [Score(0.0) for _ in inputs]
 
 
 def open_verifier(config: RunConfig, sources: Sequence[Source], stack: ExitStack) -> DispatchingVerifier:

@@ -35,7 +35,8 @@ def check_step(subject: Subject) -> Iterator[Finding]:
 
 
 def _small(subject: Subject, folder: str) -> list[str]:
-    data = subject.config.data
+    data, episodes = subject.config.data, subject.config.worker.rollout.multi_turn.enable
+    longest = data.max_response_length if episodes else min(data.max_response_length, 16)
     files = data.train_files
     own = isinstance(files, str) and "[" not in files and not data.sources
     return [
@@ -43,7 +44,7 @@ def _small(subject: Subject, folder: str) -> list[str]:
         "data.rollout_batch_size=2", "worker.actor.global_batch_size=2", "worker.rollout.n=2",
         "worker.actor.micro_batch_size_per_device_for_update=1",
         "worker.actor.micro_batch_size_per_device_for_experience=1",
-        f"data.max_response_length={min(data.max_response_length, 16)}", "data.filter_overlong_prompts_workers=1",
+        f"data.max_response_length={longest}", "data.filter_overlong_prompts_workers=1",
         "trainer.max_steps=1", "trainer.save_freq=-1", "trainer.val_freq=-1", "trainer.val_before_train=false",
         "trainer.logger=[file]", "trainer.find_last_checkpoint=false", f"trainer.save_checkpoint_path={folder}",
     ]  # fmt: skip

@@ -143,8 +143,16 @@ class Trajectory(Completion):
             images=[*plain.images, *self.images],
         )
 
+    @property
+    def turn_rewards(self) -> float:
+        """The sum of what the environment gave for single turns."""
+        return sum(turn.reward for turn in self.turns)
+
     def to_sample(self, prompt: Prompt, group_id: int, reward: float) -> Sample:
-        """Return the sample that the learner trains on: the loss covers sampled tokens only."""
+        """Return the sample that the learner trains on: the loss covers sampled tokens only.
+
+        `reward` is of the whole episode; what turns have of it stands on their last tokens.
+        """
         start, marks = len(prompt.token_ids), torch.from_numpy(self.sampled)
         nothing = torch.zeros(start)
         turn_ids, rewards, states = self._per_token(start)
@@ -153,7 +161,7 @@ class Trajectory(Completion):
             loss_mask=torch.cat([nothing.bool(), marks]),
             position_ids=self.position_ids,
             group_id=group_id,
-            reward=reward,
+            reward=reward - self.turn_rewards,
             model_inputs=prompt.model_inputs,
             later_inputs=self.later_inputs,
             prompt_length=start,
