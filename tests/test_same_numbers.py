@@ -45,6 +45,12 @@ def test_a_value_that_only_one_run_has_is_reported(capsys: pytest.CaptureFixture
     assert "step 1 x: only in this tree" in capsys.readouterr().out
 
 
+def test_a_new_column_is_reported_unless_it_is_empty(capsys: pytest.CaptureFixture[str]) -> None:
+    assert same_numbers.report("a training", {"a": [1]}, {"a": [1], "b": [None, None]}) == 0
+    assert same_numbers.report("a training", {"a": [1]}, {"a": [1], "b": [None, 2]}) == 1
+    assert same_numbers.report("a training", {"a": [1], "b": [None]}, {"a": [1]}) == 1
+
+
 def test_wall_times_are_ignored_and_counts_are_not() -> None:
     record = {"perf/throughput": 1.0, "timing_s/gen": 1.0, "perf/total_num_tokens": 7, "reward": {"perf/x": 1, "a": 2}}
     assert dict(same_numbers.flatten(record)) == {"perf/total_num_tokens": 7, "reward.a": 2}
