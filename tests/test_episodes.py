@@ -1,9 +1,16 @@
 """Runs of several turns with an environment: the whole command, its record, and a resume."""
 
+import io
+import random
+from importlib import import_module
 from pathlib import Path
+from types import ModuleType
 
 import pyarrow.parquet as pq
-from endtoend import QUICKSTART, R1, SMALL, read_log, without_clock
+import pytest
+from endtoend import QUICKSTART, R1, ROOT, SMALL, read_log, without_clock
+from PIL import Image
+from transformers import AutoProcessor
 
 from r1_cli.runs.reader import RunReader
 
@@ -64,3 +71,38 @@ def test_a_run_with_an_environment_resumes_to_the_bit_and_records_its_turns(tmp_
         assert all((whole / "media" / file).is_file() for file in row["media"])
     assert log[-1]["episode/turns/mean"] == 2
     assert log[-1]["response_length/max"] <= 16  # tokens of the environment do not count
+
+
+@pytest.fixture
+def prepare(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "examples/look"))
+    return import_module("prepare")
+
+
+def test_the_example_covers_pictures_and_its_environment_uncovers_them(prepare: ModuleType, tmp_path: Path) -> None:
+    environment = import_module("environment")
+    rows = pq.read_table(ROOT / "examples/quickstart/val.parquet").slice(0, 3).to_pylist()
+    prepare.write_rows(rows, tmp_path / "rows.parquet")
+    for before, row in zip(rows, pq.read_table(tmp_path / "rows.parquet").to_pylist(), strict=True):
+        assert (row["problem"], row["answer"]) == (before["problem"], before["answer"])
+        cover = Image.open(io.BytesIO(row["images"][0]["bytes"])).convert("RGB")
+        assert len(cover.getcolors()) == 1
+        seen = {}
+        for blind in (False, True):
+            look = environment.Look(blind=blind)
+            look.reset(row)
+            seen[blind] = look.step("?")
+            assert look.step("<think>*</think>") is None
+        true = Image.open(io.BytesIO(before["images"][0]["bytes"])).convert("RGB")
+        assert seen[False].tobytes() == true.tobytes()
+        assert seen[True].tobytes() == cover.tobytes()
+
+
+def test_the_lessons_of_the_example_teach_the_assistants_turns_only(prepare: ModuleType) -> None:
+    processor = AutoProcessor.from_pretrained(ROOT / "examples/quickstart/model")
+    rng = random.Random(1)
+    batch = prepare.collate(processor, [prepare.draw_lesson(rng, number) for number in range(4)])
+    for number, (tokens, labels) in enumerate(zip(batch["input_ids"], batch["labels"], strict=True)):
+        taught = processor.tokenizer.decode(tokens[labels != -100])
+        assert taught.count("<|im_end|>") == 2 - number % 2
+        assert taught.startswith("?<|im_end|><think>" if number % 2 == 0 else "<think>")
