@@ -15,6 +15,8 @@ from patience import ended, eventually, growing
 from r1_rewards.environments.types import PolicyTurn, StepResult, ToolCall
 from r1_rewards.types import Failure, Score
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def tools_file(tmp_path_factory):
