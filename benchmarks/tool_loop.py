@@ -36,8 +36,8 @@ import torch
 from tokenizers import AddedToken, ByteLevelBPETokenizer
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from r1_cli.episodes.episode import EpisodeLimits
-from r1_cli.episodes.player import EpisodePlayer
+from r1_cli.train.episodes.episode import EpisodeLimits
+from r1_cli.train.episodes.player import EpisodePlayer
 from r1_cli.train.groups.trajectory import Trajectory
 from r1_data import Renderer
 from r1_data.turns import TurnRenderer, probe_template

@@ -9,9 +9,9 @@ import torch
 from episode_toys import png
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
-from r1_cli.episodes.episode import Episode, EpisodeLimits
-from r1_cli.episodes.player import EpisodePlayer, Play
-from r1_cli.episodes.scores import score_episodes
+from r1_cli.train.episodes.episode import Episode, EpisodeLimits
+from r1_cli.train.episodes.player import EpisodePlayer, Play
+from r1_cli.train.episodes.scores import score_episodes
 from r1_cli.train.groups.group import to_reward_inputs
 from r1_cli.train.groups.saved_episodes import load_episode, save_episodes
 from r1_cli.train.groups.trajectory import Trajectory, describe_turns

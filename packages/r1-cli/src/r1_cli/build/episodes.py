@@ -5,11 +5,11 @@ from functools import partial
 
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.multi_turn import KEY, MultiTurnSettings
-from r1_cli.episodes.episode import EpisodeLimits
-from r1_cli.episodes.player import EpisodePlayer
-from r1_cli.episodes.scores import score_episodes
 from r1_cli.models import load as models
 from r1_cli.models.files import ModelFiles
+from r1_cli.train.episodes.episode import EpisodeLimits
+from r1_cli.train.episodes.player import EpisodePlayer
+from r1_cli.train.episodes.scores import score_episodes
 from r1_data.render import Renderer
 from r1_data.turns.probe import probe_template
 from r1_data.turns.turn_renderer import TurnRenderer

@@ -21,7 +21,7 @@ from r1_rollout.tokens import end_token_ids, media_token_ids
 from r1_rollout.types import Generator, SamplingParams, accept_old_names
 
 if TYPE_CHECKING:
-    from r1_cli.episodes.player import EpisodePlayer
+    from r1_cli.train.episodes.player import EpisodePlayer
 
 
 def open_player(config: RunConfig, model: ModelFiles, renderer: Renderer, stack: ExitStack) -> "EpisodePlayer | None":

@@ -31,7 +31,7 @@ from r1_rollout.types import Generator
 
 if TYPE_CHECKING:
     from r1_cli.cluster.actors import ActorGroup
-    from r1_cli.episodes.player import EpisodePlayer
+    from r1_cli.train.episodes.player import EpisodePlayer
 
 
 @dataclass(frozen=True, slots=True)

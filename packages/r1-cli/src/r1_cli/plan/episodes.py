@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from r1_cli.episodes.player import EpisodePlayer
+    from r1_cli.train.episodes.player import EpisodePlayer
 
 
 def describe_player(player: "EpisodePlayer") -> list[str]:

@@ -5,7 +5,7 @@ from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from r1_cli.episodes.episode import Episode, EpisodeLimits
+from r1_cli.train.episodes.episode import Episode, EpisodeLimits
 from r1_cli.train.groups.trajectory import Call, StopReason, Trajectory
 from r1_data.turns.continuation import Continuation
 from r1_data.turns.turn_renderer import TurnRenderer
