@@ -4,6 +4,7 @@ import os
 import signal
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import torch
 
@@ -73,7 +74,7 @@ class Frail(Renderer):
 class Stub:
     """In the place of a renderer: no row takes it any time, unless the row says that it shall break."""
 
-    tokenizer = None
+    tokenizer = SimpleNamespace(all_special_tokens=[], added_tokens_decoder={})
 
     def measure(self, examples: list[Example], *limit: int | None) -> list[int]:
         return [10] * len(examples)
