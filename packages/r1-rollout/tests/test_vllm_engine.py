@@ -312,6 +312,46 @@ def test_a_prefix_cached_under_old_weights_is_not_used_again(case: Case) -> None
                 torch.testing.assert_close(torch.tensor(completion.logprobs), expected, atol=TOLERANCE, rtol=0)
 
 
+def test_requests_of_a_session_get_the_tokens_of_generate_whatever_comes_and_goes(case: Case) -> None:
+    params = SamplingParams(max_tokens=12, seed=3)
+    expected = {
+        f"{index} {name}": group[0].token_ids.tolist()
+        for name, length in (("long", 12), ("short", 5))
+        for index, group in enumerate(sample(case, replace(params, max_tokens=length)))
+    }
+    with case.engine.active(LocalWeights(case.model.state_dict().items(), next_version(case.engine))):
+        session = case.engine.open_session(params)
+        assert session.poll() == []
+        found: dict[str, list[int]] = {}
+        for index, prompt in enumerate(PROMPTS):
+            session.submit(f"{index} long", prompt, max_tokens=12)
+            session.submit(f"{index} cancelled", prompt, max_tokens=12, n=2)
+            found |= {key: one.token_ids.tolist() for key, (one,) in session.poll(0)}
+            session.submit(f"{index} short", prompt, max_tokens=5)
+            session.cancel(f"{index} cancelled")
+        with pytest.raises(ValueError, match="0 short is pending already"):
+            session.submit("0 short", PROMPTS[0], max_tokens=5)
+        with pytest.raises(PromptError, match="is empty"):
+            session.submit("bad", HandPrompt("p", []), max_tokens=5)
+        while finished := session.poll(60):
+            found |= {key: one.token_ids.tolist() for key, (one,) in finished}
+    assert found == expected
+    with pytest.raises(RuntimeError, match="its active block ended"):
+        session.poll()
+
+
+def test_a_later_call_ends_a_session_and_leaves_none_of_its_requests(case: Case) -> None:
+    params = SamplingParams(max_tokens=40)
+    with case.engine.active(LocalWeights(case.model.state_dict().items(), next_version(case.engine))):
+        session = case.engine.open_session(params)
+        session.submit("a", PROMPTS[0], max_tokens=40, n=2)
+        assert session.poll(0) == []
+        assert len(dict(case.engine.generate(PROMPTS, SamplingParams(max_tokens=2)))) == len(PROMPTS)
+        with pytest.raises(RuntimeError, match="a later generate"):
+            session.poll()
+        assert not case.engine._llm.llm_engine.has_unfinished_requests()
+
+
 def test_a_model_that_vllm_cannot_serve_is_said_so(tmp_path: Path) -> None:
     model = make_model("qwen2 tied")
     model.config.architectures = ["NobodysForCausalLM"]
@@ -376,42 +416,3 @@ def test_an_engine_that_hangs_is_given_up_at_its_deadline(doomed: Case, monkeypa
     with pytest.raises(EngineError, match=r"not answered for 3 s.*hangs"):
         wait()
     release.set()
-
-
-def test_requests_of_a_session_get_the_tokens_of_generate_whatever_comes_and_goes(case: Case) -> None:
-    params = SamplingParams(max_tokens=12, seed=3)
-    expected = [
-        [group[0].token_ids.tolist() for group in sample(case, replace(params, max_tokens=length))]
-        for length in (12, 5)
-    ]
-    with case.engine.active(LocalWeights(case.model.state_dict().items(), next_version(case.engine))):
-        session = case.engine.open_session(params)
-        assert session.poll() == []
-        found: dict[str, list[int]] = {}
-        for index, prompt in enumerate(PROMPTS):
-            session.submit(f"{index} long", prompt, max_tokens=12)
-            session.submit(f"{index} cancelled", prompt, max_tokens=12, n=2)
-            found |= {key: one.token_ids.tolist() for key, (one,) in session.poll(0)}
-            session.submit(f"{index} short", prompt, max_tokens=5)
-            session.cancel(f"{index} cancelled")
-        with pytest.raises(ValueError, match="0 short is pending already"):
-            session.submit("0 short", PROMPTS[0], max_tokens=5)
-        with pytest.raises(PromptError, match="is empty"):
-            session.submit("bad", HandPrompt("p", []), max_tokens=5)
-        while finished := session.poll(60):
-            found |= {key: one.token_ids.tolist() for key, (one,) in finished}
-    assert found == expected
-    with pytest.raises(RuntimeError, match="its active block ended"):
-        session.poll()
-
-
-def test_a_later_call_ends_a_session_and_leaves_none_of_its_requests(case: Case) -> None:
-    params = SamplingParams(max_tokens=40)
-    with case.engine.active(LocalWeights(case.model.state_dict().items(), next_version(case.engine))):
-        session = case.engine.open_session(params)
-        session.submit("a", PROMPTS[0], max_tokens=40, n=2)
-        assert session.poll(0) == []
-        assert len(dict(case.engine.generate(PROMPTS, SamplingParams(max_tokens=2)))) == len(PROMPTS)
-        with pytest.raises(RuntimeError, match="a later generate"):
-            session.poll()
-        assert not case.engine._llm.llm_engine.has_unfinished_requests()
