@@ -167,7 +167,7 @@ class Side:
         self.version += 1
         weights = LocalWeights(self.task.model.state_dict().items(), version=self.version)
         examples = [Example(f"row:{n}", question, (), "") for n, question in enumerate(self.task.questions)]
-        prompts = [self.renderer.render(self.turns.with_tools(example)) for example in examples]
+        prompts = [self.renderer.render(self.turns.tool_prompt(example)) for example in examples]
         params = SamplingParams(max_tokens=LONGEST, n=self.task.samples, seed=self.version)
         with self.engine.active(weights):
             groups = [group for _, group in self.player.generate(self.engine, prompts, params)]

@@ -9,13 +9,13 @@ import torch
 from episode_toys import png
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
+from r1_cli.build.episodes import score_episodes
 from r1_cli.train.episodes.episode import Episode, EpisodeLimits
 from r1_cli.train.episodes.player import EpisodePlayer, Play
-from r1_cli.train.episodes.scores import score_episodes
 from r1_cli.train.groups.group import to_reward_inputs
 from r1_cli.train.groups.saved_episodes import load_episode, save_episodes
 from r1_cli.train.groups.trajectory import Trajectory, describe_turns
-from r1_cli.train.metrics.episodes import episode_metrics
+from r1_cli.train.metrics.step import episode_metrics
 from r1_data.positions import position_ids_of
 from r1_data.render import Renderer
 from r1_data.turns.probe import probe_template

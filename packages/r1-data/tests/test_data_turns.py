@@ -1,58 +1,24 @@
 """Tests of continuations: equal to the full rendering where the template keeps the past, safe from hostile text."""
 
-import pickle
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 from tokenizers import AddedToken, normalizers
-from turn_templates import BLIND_TOOLS, GPT_OSS, QWEN2_5, QWEN2_5_VL, QWEN3_VL, TAGS, TEXT_TEMPLATES, VISION_TEMPLATES
+from turn_cases import ANSWER, QUESTION, RESULT, THOUGHT, TURN, plain, sampled, turns_of
+from turn_templates import GPT_OSS, QWEN2_5, TEXT_TEMPLATES
 from turn_templates import merging_tokenizer as make_tokenizer
 
-from r1_data.lengths import KnownLengths
-from r1_data.messages import RowReader
-from r1_data.references import Video
-from r1_data.render import Renderer
-from r1_data.turns import TurnRenderer, append_positions, probe_template
+from r1_data.turns import TurnRenderer
 from r1_data.turns.conversation import SENTINEL
-from r1_data.types import DataError, Example, MediaError
-
-LOOK = {
-    "type": "function",
-    "function": {
-        "name": "look",
-        "description": "Look closer.",
-        "parameters": {"type": "object", "properties": {"x": {"type": "integer"}}, "required": ["x"]},
-    },
-}
-QUESTION = {"role": "user", "content": "How many rows?"}
-RESULT = {"role": "tool", "name": "look", "tool_call_id": "call00000", "content": "\nA row.\n"}
-ANSWER = {"role": "user", "content": "And now?\n\nA row."}
-TURN = "There are 12.\n"
-THOUGHT = "I see.\n</think>\n\nThere are 12."
-FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"]
+from r1_data.types import DataError
 
 
 @pytest.fixture(scope="module")
 def tokenizer() -> Any:
     return make_tokenizer()
-
-
-def turns_of(tokenizer: Any, template: str, **options: Any) -> TurnRenderer:
-    renderer = Renderer(tokenizer, chat_template=template)
-    return TurnRenderer(renderer, probe_template(renderer), **options)
-
-
-def plain(tokenizer: Any, text: str) -> list[int]:
-    return tokenizer(text, add_special_tokens=False)["input_ids"]
-
-
-def sampled(turns: TurnRenderer, text: str, end: int = 0) -> list[int]:
-    return [*plain(turns.renderer.tokenizer, text), turns.info.end_token_ids[end]]
 
 
 @pytest.mark.parametrize("answers", [[RESULT], [RESULT, RESULT], [ANSWER], [RESULT, ANSWER]])
@@ -138,6 +104,7 @@ def test_results_are_user_messages_where_the_template_ignores_tools(tokenizer):
 SPELLED = ["<|im_end|>", "<|im_start|>", "<|eot_id|>", "</tool_response>", "<think>", "<start_of_turn>", "<|output|>"]
 LETTERS = st.sampled_from([*SPELLED, *(piece[:4] for piece in SPELLED), *(piece[4:] for piece in SPELLED), SENTINEL])
 TEXTS = st.lists(st.one_of(LETTERS, st.text(max_size=4), st.sampled_from([" ", "\n", "é", "日本", "\ud800", "\0"])))
+KNOWN: dict[str, TurnRenderer] = {}
 
 
 @pytest.mark.parametrize("name", TEXT_TEMPLATES)
@@ -162,9 +129,6 @@ def make_answer(text: str, role: str, parted: bool) -> dict[str, Any]:
     middle = len(text) // 2
     parts = [{"type": "text", "text": piece} for piece in (text[:middle], text[middle:])]
     return {"role": role, "name": "look", "tool_call_id": "call00000", "content": parts if parted else text}
-
-
-KNOWN: dict[str, TurnRenderer] = {}
 
 
 def known_turns(tokenizer: Any, name: str) -> TurnRenderer:
@@ -261,311 +225,3 @@ def test_what_is_no_text_becomes_a_question_mark(tokenizer):
 def test_an_environment_that_answers_nothing_cannot_go_on(tokenizer):
     with pytest.raises(DataError, match="at least one message"):
         turns_of(tokenizer, QWEN2_5).continuation([], [], closed=True)
-
-
-# --- pictures ---------------------------------------------------------------------------------------------------------
-
-
-def picture_turns(processor: Any, template: str, **options: Any) -> TurnRenderer:
-    renderer = Renderer(processor, chat_template=template, min_pixels=28 * 28, max_pixels=112 * 112)
-    return TurnRenderer(renderer, probe_template(renderer), **options)
-
-
-def with_pictures(*pictures: Any, role: str = "tool", text: str = "zoomed") -> dict[str, Any]:
-    parts: list[dict[str, Any]] = [{"type": "image", "image": picture} for picture in pictures]
-    return {"role": role, "content": [*parts, {"type": "text", "text": text}]}
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("role", ["tool", "user"])
-def test_pictures_behind_a_turn_are_those_of_the_full_rendering(fresh_processor, picture, family, role):
-    turns = picture_turns(fresh_processor(family), VISION_TEMPLATES[family])
-    first, second, third = picture(60, 40), picture(300, 200), picture(33, 90)
-    question = [{"type": "image"}, {"type": "text", "text": "How many?"}]
-    prompt = turns.renderer.render(Example("r:1", [{"role": "user", "content": question}], (first,), "3"))
-    turn = sampled(turns, "Look.")
-    found = turns.continuation(turn, [with_pictures(second, third, role=role)], closed=True)
-
-    answer = {"role": role, "content": [{"type": "image"}, {"type": "image"}, {"type": "text", "text": "zoomed"}]}
-    messages = [{"role": "user", "content": question}, {"role": "assistant", "content": "Look."}, answer]
-    whole = turns.renderer.render(Example("r:1", messages, (first, second, third), "3"))
-    assert [*prompt.token_ids, *turn, *found.token_ids] == whole.token_ids
-    assert [*prompt.engine_token_ids, *turn, *found.engine_token_ids] == whole.engine_token_ids
-    assert [image.size for image in [*prompt.images, *found.images]] == [image.size for image in whole.images]
-    for name, expected in whole.model_inputs.items():
-        assert torch.equal(torch.cat([prompt.model_inputs[name], found.model_inputs[name]]), expected)
-    positions = append_positions(prompt.position_ids, torch.arange(len(turn)).expand(4, -1))
-    assert torch.equal(append_positions(positions, found.position_ids), whole.position_ids)
-    assert found.messages == (answer,)
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@settings(max_examples=15)
-@given(data=st.data())
-def test_positions_piece_by_piece_are_those_of_the_whole(fresh_processor, family, data):
-    if family not in KNOWN:
-        KNOWN[family] = picture_turns(fresh_processor(family), VISION_TEMPLATES[family])
-    turns = KNOWN[family]
-    token_ids: list[int] = []
-    positions, inputs = torch.zeros(4, 0, dtype=torch.long), []
-    for _ in range(data.draw(st.integers(1, 4))):
-        sizes = data.draw(st.lists(st.tuples(st.integers(20, 300), st.integers(20, 300)), max_size=2))
-        pictures = [Image.new("RGB", size) for size in sizes]
-        turn = data.draw(st.lists(st.integers(0, 200), max_size=6))
-        found = turns.continuation(turn, [with_pictures(*pictures)], closed=data.draw(st.booleans()))
-        for piece in (torch.arange(len(turn)).expand(4, -1), found.position_ids):
-            positions = append_positions(positions, piece)
-        token_ids += [*turn, *found.token_ids]
-        inputs.append(found.model_inputs)
-    whole = torch.tensor(token_ids)
-    _, placeholder = turns.renderer.vision.tokens["picture"]
-    media = {"mm_token_type_ids": (whole == placeholder).long()[None]}
-    if grids := [one["image_grid_thw"] for one in inputs if one]:
-        media["image_grid_thw"] = torch.cat(grids)
-    assert torch.equal(positions, turns.renderer.position_ids(whole, media))
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-def test_positions_go_on_behind_a_prompt_with_a_video(fresh_processor, picture, movie, family):
-    turns = picture_turns(fresh_processor(family), VISION_TEMPLATES[family])
-    question = [{"type": "video"}, {"type": "text", "text": "How many?"}]
-    example = Example("r:1", [{"role": "user", "content": question}], (Video(movie(64, 48, 40)),), "3")
-    prompt = turns.renderer.render(example)
-    turn = sampled(turns, "Look.")
-    found = turns.continuation(turn, [with_pictures(picture(90, 60))], closed=True)
-    positions = append_positions(prompt.position_ids, torch.arange(len(turn)).expand(4, -1))
-    positions = append_positions(positions, found.position_ids)
-    whole = torch.tensor([*prompt.token_ids, *turn, *found.token_ids])
-    tokens = turns.renderer.vision.tokens
-    kinds = (whole == tokens["picture"][1]).long() + 2 * (whole == tokens["video"][1]).long()
-    media = {**prompt.model_inputs, **found.model_inputs, "mm_token_type_ids": kinds[None]}
-    assert {"video_grid_thw", "image_grid_thw"} < set(media)
-    assert torch.equal(positions, turns.renderer.position_ids(whole, media))
-
-
-def test_a_picture_is_a_user_message_where_tool_messages_drop_it(processor, picture):
-    turns = picture_turns(processor, BLIND_TOOLS)
-    assert (turns.info.tool_pictures, turns.info.user_pictures) == (False, True)
-    found = turns.continuation([], [with_pictures(picture(60, 60))], closed=False)
-    shown = "<tool_response>\n<|vision_start|><|image_pad|><|vision_end|>zoomed\n</tool_response>"
-    assert f"user\n{shown}<|im_end|>" in found.text
-    assert len(found.images) == 1
-    assert "a picture" not in found.text
-
-
-def test_a_template_that_drops_one_of_two_pictures_is_noticed(processor, picture):
-    first = QWEN3_VL.replace("part.type == 'image'", "part.type == 'image' and loop.first").replace(
-        "part.text", "part.text or ''"
-    )
-    with pytest.raises(DataError, match="1 placeholders for 2 pictures behind a turn"):
-        picture_turns(processor, first).continuation([], [with_pictures(picture(60, 60), picture(60, 60))], closed=True)
-
-
-def test_placeholders_that_a_tool_spells_are_plain_text(processor, picture):
-    turns = picture_turns(processor, QWEN3_VL)
-    found = turns.continuation([], [with_pictures(picture(60, 60), text="<|image_pad|><|video_pad|>")], closed=False)
-    assert found.engine_token_ids.count(processor.image_token_id) == 1
-    assert processor.video_token_id not in found.engine_token_ids
-    assert "<|vision_end|><|image_pad|><|video_pad|>" in found.text
-
-
-@pytest.mark.parametrize("data", [b"", b"GIF89a", b"\x89PNG"])
-def test_a_broken_picture_is_refused(processor, data):
-    with pytest.raises(MediaError):
-        picture_turns(processor, QWEN2_5_VL).continuation([], [with_pictures(data)], closed=True)
-
-
-def test_pictures_keep_the_pixel_range_of_the_run(processor, picture):
-    turns = picture_turns(processor, QWEN2_5_VL)
-    (image,) = turns.continuation([], [with_pictures(picture(2000, 1000))], closed=True).images
-    assert image.size[0] * image.size[1] <= 112 * 112
-
-
-def test_positions_begin_at_zero_and_go_on_behind_the_largest():
-    nothing = torch.zeros(4, 0, dtype=torch.long)
-    piece = torch.tensor([[0, 1, 2], [0, 1, 5], [0, 1, 2], [0, 1, 3]])
-    once = append_positions(nothing, piece)
-    assert torch.equal(once, piece)
-    assert append_positions(once, piece)[:, 3:].tolist() == [[3, 4, 5], [6, 7, 11], [6, 7, 8], [6, 7, 9]]
-    assert append_positions(piece[:1], piece[:1]).tolist() == [[0, 1, 2, 3, 4, 5]]
-
-
-# --- the past as the template shows it --------------------------------------------------------------------------------
-
-
-def play(turns: TurnRenderer, texts: Sequence[str], answers: Sequence[dict[str, Any]]) -> tuple[Any, list[Any], str]:
-    """Return the example, the later messages and the text of an episode."""
-    tokenizer = turns.renderer.tokenizer
-    example = turns.with_tools(Example("r:1", [QUESTION], (), "3"))
-    later: list[Any] = []
-    text = turns.renderer.render(example).text
-    for turn, answer in zip(texts, answers, strict=True):
-        token_ids = sampled(turns, turn)
-        found = turns.continuation(token_ids, [answer], closed=True)
-        text += tokenizer.decode(token_ids) + found.text
-        later += [{"role": "assistant", "content": turn}, answer]
-    return example, later, text
-
-
-@pytest.mark.parametrize(
-    ("name", "turn", "answer", "forks"),
-    [
-        ("qwen2_5", TURN, RESULT, False),
-        ("qwen2_5", f"<think>\n{THOUGHT}", ANSWER, False),
-        ("qwen3", TURN, ANSWER, False),
-        ("qwen3", f"<think>\n{THOUGHT}", RESULT, False),
-        ("qwen3", f"<think>\n{THOUGHT}", ANSWER, True),
-        ("qwen3_5", THOUGHT, {**RESULT, "content": "7"}, False),
-        ("qwen3_5", THOUGHT, ANSWER, True),
-        ("deepseek", THOUGHT, ANSWER, True),
-        ("llama3_1", TURN, ANSWER, True),  # the line break at its end is trimmed
-        ("gemma", "There are 12.", {**RESULT, "content": "7"}, False),
-    ],
-)
-def test_a_turn_forks_where_the_template_changes_what_was_sampled(tokenizer, name, turn, answer, forks):
-    turns = turns_of(tokenizer, TEXT_TEMPLATES[name], history="template")
-    example, later, text = play(turns, [turn], [answer])
-    prompt = turns.fork(example, later, text)
-    assert (prompt is not None) == forks
-    kept = turns_of(tokenizer, TEXT_TEMPLATES[name], history="sampled")
-    assert kept.fork(example, later, text) is None
-
-
-def test_what_the_prompt_began_of_a_turn_belongs_to_it_in_a_fork(tokenizer):
-    opened = QWEN2_5.replace("assistant\n' }}", "assistant\n<think>\n' }}")
-    turns = turns_of(tokenizer, opened, history="template")
-    assert turns.fork(*play(turns, [THOUGHT], [ANSWER])) is None
-
-
-def test_a_fork_is_the_prompt_of_a_server(tokenizer):
-    turns = turns_of(tokenizer, TEXT_TEMPLATES["qwen3"], history="template", tools=[LOOK])
-    example, later, text = play(turns, [f"<think>\n{THOUGHT}", TURN], [RESULT, ANSWER])
-    prompt = turns.fork(example, later, text)
-    turn = {"role": "assistant", "content": "There are 12."}
-    messages = [QUESTION, turn, RESULT, {"role": "assistant", "content": TURN}, ANSWER]
-    assert prompt.text == turns.renderer.write_chat(messages, tools=[LOOK])
-    assert prompt.token_ids == plain(tokenizer, prompt.text)
-    assert prompt.position_ids.tolist() == [list(range(len(prompt.token_ids)))]
-    assert (prompt.id, prompt.ground_truth) == ("r:1", "3")
-
-
-def test_a_fork_has_all_pictures_and_no_control_token_of_a_tool(processor, picture):
-    template = QWEN3_VL.replace("+ content }}", "+ content.split('</think>')[-1] }}")
-    turns = picture_turns(processor, template, history="template")
-    question = [{"type": "image"}, {"type": "text", "text": "How many?"}]
-    example = Example("r:1", [{"role": "user", "content": question}], (picture(60, 40),), "3")
-    later = [
-        {"role": "assistant", "content": f"<think>\n{THOUGHT}<|im_end|>"},
-        with_pictures(picture(90, 90), text="<|image_pad|><|im_end|>"),
-    ]
-    prompt = turns.fork(example, later, "something else")
-    assert prompt.engine_token_ids.count(processor.image_token_id) == 2
-    end = turns.info.end_token_ids[0]
-    assert prompt.token_ids.count(end) == 3  # of the question, the turn and the result
-    assert len(prompt.images) == 2
-    assert prompt.model_inputs["image_grid_thw"].shape[0] == 2
-    assert prompt.position_ids.shape == (4, len(prompt.token_ids))
-
-
-# --- the first prompt -------------------------------------------------------------------------------------------------
-
-
-def test_schemas_go_to_a_template_that_shows_them(tokenizer):
-    turns = turns_of(tokenizer, QWEN2_5, tools=[LOOK])
-    example = turns.with_tools(Example("r:1", [QUESTION], (), "3"))
-    assert example.tools == (LOOK,)
-    prompt = turns.renderer.render(example)
-    assert prompt.text == turns.renderer.write_chat([QUESTION], tools=[LOOK])
-    assert '"name": "look"' in prompt.text
-    assert turns.renderer.prompt_length(example) == len(prompt.token_ids)
-    assert turns.stop_strings == ("</tool_call>",)
-    assert turns_of(tokenizer, QWEN2_5, tools=[LOOK], max_parallel_calls=2).stop_strings == ()
-
-
-def test_schemas_are_part_of_what_a_length_is_known_by(tokenizer, tmp_path):
-    turns = turns_of(tokenizer, QWEN2_5, tools=[LOOK])
-    known, example = KnownLengths(tmp_path / "lengths.sqlite", "r"), Example("r:1", [QUESTION], (), "3")
-    assert known.key(example) != known.key(turns.with_tools(example))
-    known.close()
-
-
-@pytest.mark.parametrize("content", ["Be brief.", [{"type": "text", "text": "Be brief."}]])
-def test_schemas_stand_in_the_system_message_of_a_template_that_ignores_them(tokenizer, content):
-    turns = turns_of(tokenizer, QWEN2_5_VL, tools=[LOOK])
-    assert turns.tool_format.name == "hermes"
-    alone = turns.renderer.render(turns.with_tools(Example("r:1", [QUESTION], (), "3"))).text
-    assert alone.startswith("<|im_start|>system\n# Tools\n")
-    system = {"role": "system", "content": content}
-    prompt = turns.renderer.render(turns.with_tools(Example("r:1", [system, QUESTION], (), "3")))
-    assert prompt.text.startswith("<|im_start|>system\nBe brief.\n\n# Tools\n")
-    assert '"name": "look"' in prompt.text
-    assert "<tool_call>" in prompt.text
-
-
-def test_schemas_stand_in_the_first_user_message_without_system_messages(tokenizer):
-    turns = turns_of(tokenizer, TEXT_TEMPLATES["gemma"], tools=[LOOK])
-    prompt = turns.renderer.render(turns.with_tools(Example("r:1", [QUESTION], (), "3")))
-    assert prompt.text.startswith("<bos><start_of_turn>user\n# Tools\n")
-    assert prompt.text.endswith("\n\nHow many rows?<end_of_turn>\n<start_of_turn>model\n")
-
-
-def test_another_format_is_explained_by_r1_and_not_by_the_template(tokenizer):
-    turns = turns_of(tokenizer, QWEN2_5, tools=[LOOK], tool_format="pythonic", max_parallel_calls=4)
-    example = turns.with_tools(Example("r:1", [QUESTION], (), "3"))
-    assert example.tools == ()
-    assert "[NAME(PARAMETER=VALUE)" in example.messages[0]["content"]
-    assert turns.stop_strings == ()
-    assert [call.arguments for call in turns.parse_calls("[look(x=3)]")] == [{"x": 3}]
-
-
-def test_a_row_names_the_tools_that_it_may_use(tokenizer):
-    other = {"name": "search", "parameters": {"type": "object", "properties": {"query": {"type": "string"}}}}
-    turns = turns_of(tokenizer, QWEN2_5, tools=[LOOK, other])
-    row = {"problem": "How many rows?", "answer": "3", "tools": ["search"]}
-    reader = RowReader(prepare=pickle.loads(pickle.dumps(turns.tool_prompt)))
-    example = reader("r:1", row)
-    assert example.tools == (other,)
-    assert pickle.loads(pickle.dumps(example.as_asked())).tools == (other,)
-    (call,) = turns.parse_calls('<tool_call>{"name": "look", "arguments": {"x": 3}}</tool_call>', example.metadata)
-    assert call.error == 'unknown tool "look"; the tools are: search'
-    assert reader("r:2", {**row, "tools": None}).tools == (LOOK, other)
-    assert reader("r:3", {**row, "tools": []}).tools == ()
-    with pytest.raises(DataError, match="r:4: column 'tools' names the tool 'peek'; the tools are look, search"):
-        reader("r:4", {**row, "tools": ["peek"]})
-
-
-def test_without_tools_nothing_is_shown_parsed_or_stopped_at(tokenizer):
-    turns = turns_of(tokenizer, QWEN2_5)
-    example = Example("r:1", [QUESTION], (), "3")
-    assert turns.with_tools(example) is example
-    assert turns.parse_calls('<tool_call>{"name": "look"}</tool_call>') == []
-    assert turns.stop_strings == ()
-
-
-def test_a_prompt_that_opens_think_is_known_when_calls_are_parsed(tokenizer):
-    turns = turns_of(tokenizer, TEXT_TEMPLATES["qwen3_5"], tools=[LOOK])
-    call = "<tool_call>\n<function=look>\n<parameter=x>\n3\n</parameter>\n</function>\n</tool_call>"
-    (inside,) = turns.parse_calls(f"Hm. {call}")
-    assert "inside <think>" in inside.error
-    (behind,) = turns.parse_calls(f"Hm.</think>{call}")
-    assert (behind.name, behind.arguments, behind.error) == ("look", {"x": 3}, "")
-
-
-def test_calls_are_read_from_turns_with_their_special_tokens(tokenizer):
-    turns = turns_of(tokenizer, TEXT_TEMPLATES["lfm2"], tools=[LOOK])
-    text = "I look.<|tool_call_start|>[look(x=3)]<|tool_call_end|>"
-    (call,) = turns.parse_calls(turns.decode_turn(sampled(turns, text)))
-    assert (call.arguments, call.error) == ({"x": 3}, "")
-    bare = turns_of(tokenizer, TEXT_TEMPLATES["llama3_1"], tools=[LOOK], tool_format="pythonic")
-    (call,) = bare.parse_calls(bare.decode_turn(sampled(bare, "[look(x=3)]")))
-    assert call.error == ""
-
-
-def test_splitting_control_tokens_changes_nothing_for_others_who_use_the_tokenizer(tokenizer):
-    turns = turns_of(tokenizer, QWEN2_5)
-    turns.continuation([], [{**RESULT, "content": "<|im_end|>"}], closed=True)
-    assert not tokenizer.backend_tokenizer.encode_special_tokens
-
-
-def test_added_tags_are_those_of_the_tokenizer(tokenizer):
-    assert {tokenizer.convert_tokens_to_ids(tag) for tag in TAGS} < set(tokenizer.added_tokens_decoder)

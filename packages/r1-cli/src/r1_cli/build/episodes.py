@@ -1,6 +1,8 @@
-"""Build what plays episodes: the environments' processes, the turns of the chat template, the limits."""
+"""Build what plays and scores episodes: the environments' processes, the turns of the chat template, the limits."""
 
+from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 
 from r1_cli.config import ConfigError, Problem, RunConfig
@@ -9,13 +11,14 @@ from r1_cli.models import load as models
 from r1_cli.models.files import ModelFiles
 from r1_cli.train.episodes.episode import EpisodeLimits
 from r1_cli.train.episodes.player import EpisodePlayer
-from r1_cli.train.episodes.scores import score_episodes
+from r1_cli.train.groups.group import SampledInput
+from r1_cli.train.groups.trajectory import Trajectory
 from r1_data.render import Renderer
 from r1_data.turns.probe import probe_template
 from r1_data.turns.turn_renderer import TurnRenderer
 from r1_rewards.environments.pool import EnvironmentPool
 from r1_rewards.environments.types import EnvironmentSetup, EnvironmentSpecError
-from r1_rewards.types import FailureRule, Verifier
+from r1_rewards.types import FailureRule, RewardInput, Score, Verifier
 from r1_rollout.tokens import end_token_ids
 
 ENDLESS = 10**6  # turns, where max_response_length is the only limit
@@ -85,3 +88,34 @@ def episode_verifier(config: RunConfig, verifier: Verifier) -> Verifier:
     """Return a verifier that takes the environment's own score where there is one."""
     reward = config.worker.reward
     return partial(score_episodes, verifier, FailureRule(reward.failure_policy, reward.failure_score))
+
+
+def score_episodes(verifier: Verifier, rule: FailureRule, inputs: Sequence[RewardInput]) -> list[Score]:
+    """Return one score per episode, in order.
+
+    An environment that failed gives what the failure policy of rewards says. An environment without a score of its own
+    leaves the episode to the verifier. The rewards of turns are added, and reported as the part `turns`.
+
+    Raises:
+        RewardFailure: an environment failed, and the policy is "stop".
+    """
+    scores: dict[int, Score] = {}
+    for index, item in enumerate(inputs):
+        episode = item.completion if isinstance(item, SampledInput) else None
+        if not isinstance(episode, Trajectory):
+            continue
+        if episode.failure is not None:
+            scores[index] = rule.apply("environment", index, episode.failure)
+        elif episode.score is not None:
+            scores[index] = episode.score
+    others = [index for index in range(len(inputs)) if index not in scores]
+    scores |= dict(zip(others, verifier([inputs[index] for index in others]) if others else [], strict=True))
+    return [_with_turns(scores[index], inputs[index]) for index in range(len(inputs))]
+
+
+def _with_turns(score: Score, item: RewardInput) -> Score:
+    episode = item.completion if isinstance(item, SampledInput) else None
+    if not isinstance(episode, Trajectory) or score.error or not any(turn.reward for turn in episode.turns):
+        return score
+    turns = episode.turn_rewards
+    return replace(score, value=score.value + turns, parts={**score.parts, "turns": turns})

@@ -42,7 +42,7 @@ from r1_cli.jobs.media import open_media, require_store_for_batch, start_media
 from r1_cli.jobs.resume import find_previous_sizes, load_start, record_rows, report_changes
 from r1_cli.jobs.startup import Data, DataSplit, Devices, Logs, Models, Reports, RunFolder, Sampling
 from r1_cli.models.files import open_critic_config, open_model, read_assets
-from r1_cli.plan.announce import announce, render_sources, show_lines, show_phases, show_table
+from r1_cli.plan.announce import announce, describe_player, render_sources, show_lines, show_phases, show_table
 from r1_cli.plan.batches import Plan, make_plan
 from r1_cli.plan.start import find_start, lock_folder, rename_damaged, require_same_shape
 from r1_cli.runs.manifest import record_start
@@ -136,8 +136,6 @@ class TrainingSession:
         plan = make_plan(config, [len(part) for part in training.parts], len(validation) if validation.parts else None)
         announce(self.console, config, self.provenance, plan, devices.placement)
         if data.player is not None:
-            from r1_cli.plan.episodes import describe_player
-
             show_lines(self.console, describe_player(data.player))
         if devices.hardware.on_gpu:
             show_phases(self.console, config, plan, find_card())

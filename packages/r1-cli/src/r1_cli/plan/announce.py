@@ -1,6 +1,6 @@
 """Print the plan of a run and notes on it, at start and in a dry run."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, groupby
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from r1_cli.plan.phases import Phase, find_phases, find_remedies
 
 if TYPE_CHECKING:
     from r1_cli.build.rows import OpenSource
+    from r1_cli.train.episodes.player import EpisodePlayer
     from r1_data.dataset import Summary
 
 WIDEST = 1000  # characters of a table that is not on a terminal
@@ -254,3 +255,43 @@ def _number(value: int | None, unknown: str = "unknown") -> str:
 
 def _validation(plan: Plan) -> str:
     return _number(plan.val_rows, "not downloaded") if plan.has_validation else "none"
+
+
+# --- episodes ---------------------------------------------------------------------------------------------------------
+
+
+def describe_player(player: "EpisodePlayer") -> list[str]:
+    """Return lines for `r1 check` and the plan at the start of a run."""
+    template = [f"chat template: {line}" for line in player.renderer.info.lines()]
+    return [_describe_environments(player), _describe_limits(player), *template]
+
+
+def _describe_environments(player: "EpisodePlayer") -> str:
+    environments = player.environments
+    names = ", ".join(str(tool["function"]["name"]) for tool in environments.tools)
+    if environments.setup.environment:
+        actor = f"the environment {environments.setup.environment} answers the policy"
+        actor += f" with the tools {names}" if names else ", reading the text of its turns"
+    else:
+        actor = f"tools answer the policy: {names}"
+    judge = "its own score" if environments.scores else "the run's reward function"
+    written = f", calls written as {player.renderer.tool_format.name}" if names else ""
+    return f"episodes: {actor}{written}; {judge} judges an episode"
+
+
+def _describe_limits(player: "EpisodePlayer") -> str:
+    return f"limits of an episode: {', '.join(_limits(player))}; scheduling: {'rounds' if player.rounds else 'arrival'}"
+
+
+def _limits(player: "EpisodePlayer") -> Iterator[str]:
+    limits, setup = player.limits, player.environments.setup
+    if limits.max_turns < limits.max_tokens:  # else the tokens end an episode first
+        yield f"{limits.max_turns} turns of the policy"
+    yield f"{limits.max_tokens:,} tokens behind the prompt"
+    if limits.max_turn_tokens is not None:
+        yield f"{limits.max_turn_tokens:,} tokens a turn"
+    yield f"{setup.tool_timeout:g} s a call"
+    if setup.episode_timeout is not None:
+        yield f"{setup.episode_timeout:g} s in all"
+    if player.max_concurrent is not None:
+        yield f"{player.max_concurrent} episodes at a time"

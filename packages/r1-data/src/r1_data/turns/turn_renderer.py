@@ -69,13 +69,6 @@ class TurnRenderer:
 
     # --- the first prompt and the calls -------------------------------------------------------------------------------
 
-    def with_tools(self, example: Example) -> Example:
-        """Return an example whose prompt shows the schemas of the tools; see `ToolPrompt`.
-
-        A row's column `tools` may name the tools that it may use.
-        """
-        return self.tool_prompt(example)
-
     def decode_turn(self, token_ids: Sequence[int]) -> str:
         """Return the text of a sampled turn for `parse_calls`: with special tokens, which may mark calls."""
         return str(self.renderer.tokenizer.decode(list(token_ids), skip_special_tokens=False))
@@ -130,7 +123,7 @@ class TurnRenderer:
         With `history` sampled it is always None. The prompt begins a new sample of the episode.
 
         Args:
-            example: of the episode's first prompt, as `with_tools` returned it.
+            example: of the episode's first prompt, as `tool_prompt` returned it.
             messages: all turns and answers since, roles assistant, tool and user.
             text: of the episode so far, up to and with the last continuation: the prompt's, the turns' as decoded with
                 special tokens, and the continuations'.

@@ -1,6 +1,5 @@
 """Many episodes' tools and environments at once, in worker processes."""
 
-import json
 import os
 import threading
 from collections import deque
@@ -13,7 +12,7 @@ from r1_rewards.environments.scheduler import Command, Scheduler
 from r1_rewards.environments.session import Answer, Description, EpisodeSession
 from r1_rewards.environments.types import EnvironmentSetup, EnvironmentSpecError, JsonObject, PolicyTurn, StepResult
 from r1_rewards.types import Failure, RewardSpecError, Score
-from r1_rewards.workers.frames import encode_picture
+from r1_rewards.workers.frames import check_json, encode_picture
 from r1_rewards.workers.process import GARBLED, ForkServer, WorkerCrash
 
 MAX_PICTURES = 64  # whose encoded form is kept
@@ -39,8 +38,8 @@ class EnvironmentPool:
             raise ValueError(f"workers must be at least 1, got {workers}")
         self.setup = setup
         name = setup.environment or ", ".join(setup.tools)
-        _check_json(setup.environment_kwargs, "environment_kwargs")
-        _check_json(setup.tool_kwargs, "tool_kwargs")
+        check_json(setup.environment_kwargs, "environment_kwargs")
+        check_json(setup.tool_kwargs, "tool_kwargs")
         cpu_seconds = 4 * setup.tool_timeout * (os.cpu_count() or 1)
         message = {**asdict(setup), "tools": list(setup.tools), "cpu_seconds": cpu_seconds}
         self._server = ForkServer("r1_rewards.environments.worker", "environment", message)
@@ -79,7 +78,7 @@ class EnvironmentPool:
         """
         if key in self._sessions:
             raise ValueError(f"the episode {key!r} is open")
-        _check_json(row, f"row of the episode {key!r}")
+        check_json(row, f"row of the episode {key!r}")
         pictures = [self._encode(image) for image in images] if self._loaded.wants_pictures else []
         self._serial += 1
         session = EpisodeSession(key, self._serial, dict(row), pictures, self.setup, self._loaded)
@@ -184,11 +183,3 @@ class EnvironmentPool:
             with self._arrived:
                 self._fault = None if self._closed else error
                 self._arrived.notify_all()
-
-
-def _check_json(values: Mapping[str, object], what: str) -> None:
-    for key, value in values.items():
-        try:
-            json.dumps(value)
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"{what}: {key!r} is {type(value).__name__}, which is not a JSON value: {error}") from error

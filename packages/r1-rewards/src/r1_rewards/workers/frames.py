@@ -150,3 +150,11 @@ def _encode_picture(picture: object) -> dict[str, str]:
         picture.save(buffer, format="PNG", compress_level=1)
         picture = buffer.getvalue()
     return {"bytes": base64.b64encode(picture).decode("ascii")}
+
+
+def check_json(values: Mapping[str, object], what: str) -> None:
+    for key, value in values.items():
+        try:
+            json.dumps(value)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"{what}: {key!r} is {type(value).__name__}, which is not a JSON value: {error}") from error

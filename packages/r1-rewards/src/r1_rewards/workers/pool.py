@@ -1,6 +1,5 @@
 """Score batches in worker processes that can be killed, so that no response and no reward function stops a run."""
 
-import json
 import logging
 import os
 import threading
@@ -22,7 +21,7 @@ from r1_rewards.types import (
     check_inputs,
 )
 from r1_rewards.workers.batch import Batch, Durations, score_whole
-from r1_rewards.workers.frames import WireSample, encode_picture
+from r1_rewards.workers.frames import WireSample, check_json, encode_picture
 from r1_rewards.workers.process import GARBLED, ForkServer, Worker, WorkerClosed, WorkerCrash
 
 BATCH_SECONDS_PER_SAMPLE = 1.0  # what a batch call gets on top of the timeout
@@ -77,7 +76,7 @@ class PooledVerifier(OpenVerifier):
             raise ValueError(f"memory_mib must be positive, or None for no limit, got {memory_mib}")
         self._rule = FailureRule(failure_policy, failure_score)
         parsed = parse_spec(spec)
-        _check_json(kwargs or {}, "reward_function_kwargs")
+        check_json(kwargs or {}, "reward_function_kwargs")
         self.spec = spec
         self.timeout = timeout
         self.failures: Counter[Cause] = Counter()
@@ -207,7 +206,7 @@ class PooledVerifier(OpenVerifier):
 
 
 def _wire(index: int, item: RewardInput, pictures: dict[int, dict[str, str]] | None) -> WireSample:
-    _check_json(item.metadata, f"metadata of response {index}")
+    check_json(item.metadata, f"metadata of response {index}")
     return {
         "response": item.response,
         "response_length": item.response_length,
@@ -219,11 +218,3 @@ def _wire(index: int, item: RewardInput, pictures: dict[int, dict[str, str]] | N
         "step": item.step,
         "source": item.source,
     }
-
-
-def _check_json(values: Mapping[str, object], what: str) -> None:
-    for key, value in values.items():
-        try:
-            json.dumps(value)
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"{what}: {key!r} is {type(value).__name__}, which is not a JSON value: {error}") from error

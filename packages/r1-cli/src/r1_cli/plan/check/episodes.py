@@ -24,7 +24,7 @@ def check_episodes(subject: Subject) -> Iterator[Finding]:
         return
     from r1_cli.build.episodes import open_player
     from r1_cli.build.rendering import build_renderer
-    from r1_cli.plan.episodes import describe_player
+    from r1_cli.plan.announce import describe_player
 
     with ExitStack() as stack:
         renderer = build_renderer(subject.config, subject.model)

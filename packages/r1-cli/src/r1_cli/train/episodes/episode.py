@@ -10,7 +10,8 @@ from torch import Tensor
 from r1_cli.train.groups.group import extend_positions
 from r1_cli.train.groups.trajectory import Call, StopReason, Trajectory, Turn, without_pictures
 from r1_core.types import join_inputs
-from r1_data.turns.continuation import Continuation, append_positions
+from r1_data.positions import append_positions
+from r1_data.turns.continuation import Continuation
 from r1_data.types import Message, Prompt
 from r1_rewards.types import Failure, Score
 from r1_rollout.types import Completion

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from r1_core.filtering import GroupFilter
 from r1_core.types import Sample
+from r1_data.positions import append_positions
 from r1_data.types import Prompt, is_json, json_columns
 from r1_rewards.types import RewardInput, Score
 from r1_rollout.types import Completion, PromptLike
@@ -207,21 +208,8 @@ def extend_prompt(prompt: Prompt, token_ids: Sequence[int] | NDArray[np.int32]) 
 
 
 def extend_positions(position_ids: Tensor, length: int) -> Tensor:
-    """Continue a prompt's positions over `length` response tokens.
-
-    Args:
-        position_ids: int64 [axes, P]. The first axis counts tokens; the rotary axes of M-RoPE (arXiv 2409.12191)
-            continue from the largest position of any of them.
-
-    Returns:
-        int64 [axes, P + length].
-    """
-    starts = position_ids[:1].max() + 1
-    if len(position_ids) > 1:
-        rotary = (position_ids[1:].max() + 1).expand(len(position_ids) - 1)
-        starts = torch.cat([starts[None], rotary])
-    response = starts.reshape(-1, 1) + torch.arange(length)
-    return torch.cat([position_ids, response], dim=1)
+    """Continue a prompt's positions, int64 [axes, P], over `length` response tokens: int64 [axes, P + length]."""
+    return append_positions(position_ids, torch.arange(length).expand(len(position_ids), -1))
 
 
 # --- other inputs of estimators ---------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
 from statistics import fmean
+from typing import TYPE_CHECKING
 
 import psutil
 import torch
@@ -17,6 +18,9 @@ from r1_core.learner.trainable import LearnerInfo
 from r1_core.losses import correction
 from r1_core.types import Sample, known, rows, tokens, trained
 from r1_rewards.types import RewardFailure
+
+if TYPE_CHECKING:
+    from r1_cli.train.groups.trajectory import Call, Trajectory
 
 # Samples that are looked at in one go: what is computed of them stays in the processor's cache, of a step it would not.
 SHARE = 32
@@ -36,16 +40,43 @@ def step_metrics(step: int, groups: Sequence[Group], samples: Sequence[Sample]) 
         **advantage_metrics(samples),
         **length_metrics(groups),
         **staleness(step, groups, samples),
-        **_episode_metrics(groups),
+        **episode_metrics([episode for group in groups for episode in group.episodes]),
     }
 
 
-def _episode_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    if not groups[0].episodes:
+def episode_metrics(episodes: "Sequence[Trajectory]") -> dict[str, float]:
+    """Return `episode/…`, `tool/NAME/…` and `timing_s/tool/NAME/…`; shares and means are of episodes."""
+    if not episodes:
         return {}
-    from r1_cli.train.metrics.episodes import episode_metrics
+    turns = [len(episode.assistant_turns) for episode in episodes]
+    calls = [call for episode in episodes for call in episode.calls]
+    lengths = sum(len(episode.token_ids) for episode in episodes)
+    stops = Counter(episode.stop_reason for episode in episodes)
+    return {
+        "episode/turns/mean": fmean(turns),
+        "episode/turns/max": float(max(turns)),
+        "episode/calls": len(calls) / len(episodes),
+        "episode/pictures": fmean(len(episode.images) for episode in episodes),
+        "episode/sampled_share": sum(episode.sampled_length for episode in episodes) / max(lengths, 1),
+        **{f"episode/stop/{reason}": count / len(episodes) for reason, count in sorted(stops.items())},
+        **_tool_metrics(calls),
+    }
 
-    return episode_metrics([episode for group in groups for episode in group.episodes])
+
+def _tool_metrics(calls: "Sequence[Call]") -> dict[str, float]:
+    by_tool: dict[str, list[Call]] = defaultdict(list)
+    for call in calls:
+        by_tool[call.tool].append(call)
+    found: dict[str, float] = {}
+    for tool, made in sorted(by_tool.items()):
+        found |= {
+            f"tool/{tool}/calls": float(len(made)),
+            f"tool/{tool}/failures": float(sum(bool(call.error) for call in made)),
+            f"timing_s/tool/{tool}/mean": fmean(call.seconds for call in made),
+            f"timing_s/tool/{tool}/max": max(call.seconds for call in made),
+            f"tool/{tool}/truncated": float(sum(call.truncated > 0 for call in made)),
+        }
+    return found
 
 
 def spread(name: str, values: Iterable[float]) -> dict[str, float]:
