@@ -19,6 +19,7 @@ _START, _END = f"r1start{NONCE}", f"r1end{NONCE}"
 _MARKED = re.compile(f"({_START}.*?{_END})", re.DOTALL)
 _TAG = re.compile(r"[<\[].*[>\]]", re.DOTALL)  # a token that is a tag, e.g. "</think>", but not "  "
 _MOST_SHAPES = 1000
+_GUARDED = ("system", "tool", "user")  # roles whose texts are tokenized apart if they spell a control token
 
 
 class SafeEncoder:
@@ -76,8 +77,10 @@ class SafeEncoder:
         return text, token_ids
 
     def without_special(self, text: str) -> str:
-        """Leave out the special tokens that a decoded turn spells."""
-        return self._special.sub("", text)
+        """Leave out the special tokens that a text spells, those too that its pieces then spell together."""
+        while (shorter := self._special.sub("", text)) != text:
+            text = shorter
+        return text
 
     def encode_plain(self, text: str) -> list[int]:
         """Tokenize a text so that no token of it is a control token, whatever it spells."""
@@ -115,9 +118,9 @@ class SafeEncoder:
 
 
 def map_texts(message: Message, change: Callable[[str], str]) -> Message:
-    """Return a message of a tool or user with every text changed; others as they are."""
+    """Return a message with every text changed; an assistant's as it is."""
     content = message["content"]
-    if message["role"] not in ("tool", "user"):
+    if message["role"] not in _GUARDED:
         return message
     if isinstance(content, str):
         return {**message, "content": change(content)}
@@ -127,7 +130,7 @@ def map_texts(message: Message, change: Callable[[str], str]) -> Message:
 
 def _texts(message: Message) -> list[str]:
     content = message["content"]
-    if message["role"] not in ("tool", "user"):
+    if message["role"] not in _GUARDED:
         return []
     return [content] if isinstance(content, str) else [part["text"] for part in content if part["type"] == "text"]
 

@@ -11,27 +11,29 @@ _NAME = re.compile(r"[\w.-]{1,128}", re.ASCII)
 _ROLES = ("tool", "user")
 
 
-def read_messages(messages: Sequence[Mapping[str, object]]) -> tuple[list[Message], list[PictureReference]]:
+def read_messages(
+    messages: Sequence[Mapping[str, object]], *, roles: Sequence[str] = _ROLES
+) -> tuple[list[Message], list[PictureReference]]:
     """Return messages as templates take them, and the pictures of their image parts in order.
 
     Contents become a string, or parts of type text and image where there are pictures. Half surrogates and zero bytes
     become `?`. The name and id of a call are left out if they are not words, because templates copy them.
 
     Args:
-        messages: OpenAI messages of role tool or user; an image part holds bytes, a PIL image, or a `data:` URL.
+        messages: OpenAI messages of these roles; an image part holds bytes, a PIL image, or a `data:` URL.
 
     Raises:
         DataError: another role, or a content of another kind.
         MediaError: a picture of another kind; paths and URLs are not read, because tools are not trusted with them.
     """
     pictures: list[PictureReference] = []
-    return [_read(message, pictures) for message in messages], pictures
+    return [_read(message, roles, pictures) for message in messages], pictures
 
 
-def _read(message: Mapping[str, object], pictures: list[PictureReference]) -> Message:
+def _read(message: Mapping[str, object], roles: Sequence[str], pictures: list[PictureReference]) -> Message:
     role, content = message.get("role"), message.get("content")
-    if role not in _ROLES:
-        raise DataError(f"an environment answers with messages of role {' or '.join(_ROLES)}, found {role!r}")
+    if role not in roles:
+        raise DataError(f"a message must have the role {' or '.join(roles)}, found {role!r}")
     read: Message = {"role": role}
     for name in ("name", "tool_call_id"):
         value = message.get(name)

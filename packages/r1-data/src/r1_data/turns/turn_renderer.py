@@ -1,16 +1,18 @@
 """Render what follows a sampled turn: only what is new is rendered and tokenized, and never what was sampled."""
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from itertools import groupby
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from r1_data.render import PER_TOKEN, to_pil
 from r1_data.turns.calls import FORMATS, named_format
-from r1_data.turns.calls.parse import parse_calls
+from r1_data.turns.calls.hermes import write_call
+from r1_data.turns.calls.parse import parse_calls, split_calls
 from r1_data.turns.calls.types import ParsedCall, signatures
 from r1_data.turns.continuation import Continuation
-from r1_data.turns.conversation import Writer, as_user_messages
+from r1_data.turns.conversation import Writer, as_user_messages, make_call
 from r1_data.turns.encoding import SafeEncoder
 from r1_data.turns.info import TemplateInfo
 from r1_data.turns.observations import read_messages
@@ -51,6 +53,14 @@ class TurnRenderer:
             max_parallel_calls: with one call a turn, sampling stops behind it (`stop_strings`).
         """
         self.renderer, self.info, self.tools, self.history = renderer, info, tuple(tools), history
+        self._with_tools = partial(
+            TurnRenderer,
+            renderer,
+            info,
+            tool_format=tool_format,
+            history=history,
+            max_parallel_calls=max_parallel_calls,
+        )
         self.tool_format = named_format(_choose(tool_format, info, bool(tools)))
         stops = bool(tools) and max_parallel_calls == 1
         self.stop_strings: tuple[str, ...] = self.tool_format.stop_strings if stops else ()
@@ -68,6 +78,53 @@ class TurnRenderer:
         self._text_axes: int | None = None
 
     # --- the first prompt and the calls -------------------------------------------------------------------------------
+
+    def with_tools(self, tools: Sequence[JsonObject]) -> "TurnRenderer":
+        """Return a renderer for an agent's own tools. Raises DataError as the constructor.
+
+        Special tokens that the schemas spell are left out.
+        """
+        return self._with_tools(tools=self._without_special(list(tools)))
+
+    def render(self, id_: str, messages: Sequence[Mapping[str, object]]) -> Prompt:
+        """Render an agent's own messages whole, with the tools' schemas, up to where the policy begins its turn.
+
+        No text of them becomes a control token; from an assistant's messages and calls, special tokens are left out.
+
+        Args:
+            messages: OpenAI messages of all roles; see `read_messages` for contents. A call is {"id", "name",
+                "arguments"}.
+
+        Raises:
+            DataError: no messages, messages of another kind, or such as the template refuses.
+            MediaError: a picture that cannot be used.
+        """
+        if not messages:
+            raise DataError("a conversation needs at least one message")
+        pictures: list[PictureReference] = []
+        read = [self._read(message, pictures) for message in messages]
+
+        def write(messages: Sequence[Message]) -> str:
+            example = self.tool_prompt(Example(id_, list(messages), (), ""))
+            return self._writer.write(self._shown(example.messages), tools=example.tools)
+
+        text, token_ids = self._encoder.encode(write, read, cached=False)
+        expanded, position_ids, inputs, images = self._expand(token_ids, pictures)
+        return Prompt(id_, text, expanded, token_ids, position_ids, "", images, inputs, messages=read)
+
+    def split_calls(self, text: str) -> tuple[str, list[ParsedCall]]:
+        """Return a turn's text before its calls, and the calls; without tools there are none.
+
+        Args:
+            text: the turn as `decode_turn` returns it.
+        """
+        calls: list[ParsedCall] = []
+        for end in self._ends:
+            text = text.removesuffix(end)
+        if self.tools:
+            thinking = self.info.prefill.rstrip() == "<think>"
+            text, calls = split_calls(self.tool_format, text, self._signatures, thinking=thinking)
+        return self._encoder.without_special(text), calls
 
     def decode_turn(self, token_ids: Sequence[int]) -> str:
         """Return the text of a sampled turn for `parse_calls`: with special tokens, which may mark calls."""
@@ -171,9 +228,9 @@ class TurnRenderer:
     def _shown(self, messages: Sequence[Message]) -> list[Message]:
         """Return messages in the roles in which the template writes them; assistants' as they are."""
         shown: list[Message] = []
-        for is_turn, group in groupby(messages, key=lambda message: message["role"] == "assistant"):
+        for as_is, group in groupby(messages, key=lambda message: message["role"] in ("assistant", "system")):
             run = list(group)
-            shown += run if is_turn else self._answers(run)
+            shown += run if as_is else self._answers(run)
         return shown
 
     def _answers(self, messages: list[Message]) -> list[Message]:
@@ -187,6 +244,38 @@ class TurnRenderer:
             self.renderer.require_vision()
             raise MediaError("the chat template writes no placeholder for a picture behind a turn")
         return messages
+
+    def _read(self, message: Mapping[str, object], pictures: list[PictureReference]) -> Message:
+        if message.get("role") != "assistant":
+            (read,), found = read_messages([message], roles=("system", "tool", "user"))
+            pictures += found
+            return read
+        (read,), found = read_messages([{**message, "content": message.get("content") or ""}], roles=("assistant",))
+        content = read["content"]
+        if found or not isinstance(content, str):
+            raise DataError("an assistant's message cannot have pictures")
+        content = self._encoder.without_special(content)
+        if "</think>" in content:
+            content = self.info.prefill + content
+        calls = message.get("tool_calls")
+        if not isinstance(calls, list | tuple) or not calls:
+            return {"role": "assistant", "content": content}
+        calls = self._without_special(list(calls))
+        if not self.info.writes_calls:
+            return {"role": "assistant", "content": "\n".join([*filter(None, [content]), *map(write_call, calls)])}
+        made = [make_call(call["name"], call["arguments"], call["id"]) for call in calls]
+        return {"role": "assistant", "content": content, "tool_calls": made}
+
+    def _without_special(self, value: Any) -> Any:
+        """Leave out special tokens from all texts of a JSON value."""
+        match value:
+            case str():
+                return self._encoder.without_special(value)
+            case dict():
+                return {self._without_special(key): self._without_special(item) for key, item in value.items()}
+            case list() | tuple():
+                return [self._without_special(item) for item in value]
+        return value
 
     def _later(self, messages: Sequence[Mapping[str, object]]) -> tuple[list[Message], list[PictureReference]]:
         later, pictures = list[Message](), list[PictureReference]()

@@ -3,7 +3,8 @@
 Example: `<tool_call>{"name": "look", "arguments": {"x": 3}}</tool_call>`
 """
 
-from collections.abc import Iterator
+import json
+from collections.abc import Iterator, Mapping
 
 from r1_data.turns.calls.json_values import BrokenJson, read_value, to_call
 from r1_data.turns.calls.types import ToolFormat, WrittenCall
@@ -37,6 +38,14 @@ class HermesFormat(ToolFormat):
                 error = f"there is text between the JSON object and {CLOSE}"
             yield WrittenCall(error=error) if error else to_call(value)
             position = close + len(CLOSE)
+
+    def begin(self, text: str) -> int:
+        return text.find(OPEN)
+
+
+def write_call(call: Mapping[str, object]) -> str:
+    """Write {"name", "arguments"} as the policy would."""
+    return f"{OPEN}\n{json.dumps({key: call[key] for key in ('name', 'arguments')}, ensure_ascii=False)}\n{CLOSE}"
 
 
 FORMAT = HermesFormat()

@@ -33,6 +33,35 @@ def parse_calls(
     return [ParsedCall(call.name, call.arguments, call.id, message) for call in inside]
 
 
+def split_calls(
+    tool_format: ToolFormat, text: str, tools: Mapping[str, JsonObject], *, thinking: bool = False
+) -> tuple[str, list[ParsedCall]]:
+    """Return a turn's text before its calls, and the calls, as a server returns them to an agent.
+
+    The agent checks names and arguments. Calls inside `<think>` and broken ones that name no tool stay text.
+
+    Args:
+        tools, thinking: as `parse_calls` has them.
+    """
+    start = answer_start(text, thinking=thinking)
+    found = [call for call in islice(tool_format.find(text[start:]), _MOST) if call.name]
+    if not found:
+        return text, []
+    calls = [
+        ParsedCall(call.name, _read_arguments(tools.get(call.name, {}), call), call.id or f"call{index:05d}")
+        for index, call in enumerate(found)
+    ]
+    return text[: start + tool_format.begin(text[start:])].rstrip(), calls
+
+
+def _read_arguments(schema: JsonObject, call: WrittenCall) -> dict[str, object]:
+    """Return the arguments as the schema's types where they fit it, otherwise as they are written."""
+    try:
+        return check_arguments(schema, call.arguments, as_text=call.as_text)
+    except Exception:  # the schema is an agent's own, and may be of any form
+        return dict(call.arguments)
+
+
 def answer_start(text: str, *, thinking: bool) -> int:
     """Return the index behind a turn's thoughts: 0 if it has none, the length of the text if they are not closed."""
     if not thinking and not text.lstrip().startswith(_THINK):

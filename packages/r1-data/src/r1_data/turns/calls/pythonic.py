@@ -36,6 +36,10 @@ class PythonicFormat(ToolFormat):
             return
         yield from _read(text.strip())
 
+    def begin(self, text: str) -> int:
+        tagged = _TAGGED.search(text)
+        return 0 if tagged is None else tagged.start()
+
 
 def _read(text: str) -> Iterator[WrittenCall]:
     if len(text) > _LONGEST:

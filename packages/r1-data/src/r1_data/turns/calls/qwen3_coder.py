@@ -47,6 +47,9 @@ class Qwen3CoderFormat(ToolFormat):
                     return
                 position += len(CLOSE)
 
+    def begin(self, text: str) -> int:
+        return _next(text, 0) or 0
+
 
 def _next(text: str, position: int) -> int | None:
     found = [start for tag in (OPEN, _CALL) if (start := text.find(tag, position)) >= 0]

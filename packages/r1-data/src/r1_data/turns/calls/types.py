@@ -46,6 +46,10 @@ class ToolFormat(ABC):
         Raises nothing, whatever the text.
         """
 
+    def begin(self, text: str) -> int:
+        """Return where the first call begins, in a text in which `find` finds one."""
+        return 0
+
     def describe(self, tools: Sequence[JsonObject]) -> str:
         """Return a text for the system message that shows the schemas of `tools` and how to call them."""
         import json
