@@ -20,9 +20,10 @@ from loopback import dead_url, faulty, serving
 
 from r1_rewards import RewardInput, Score, load
 from r1_rewards.main import main
+from r1_rewards.services import http_limits
 from r1_rewards.services import serve as serve_module
 from r1_rewards.services.remote import RemoteVerifier
-from r1_rewards.services.serve import RequestLimits, build_app, header_timeout_protocol, is_loopback, response_of
+from r1_rewards.services.serve import RequestLimits, build_app, is_loopback, response_of
 from r1_rewards.types import Failure
 
 TOKEN = "correct-horse-battery"
@@ -200,9 +201,9 @@ def test_the_command_serves_a_pool_that_no_answer_hangs(tmp_path):
 
 
 def test_silent_connections_keep_nobody_out_and_are_ended(monkeypatch):
-    monkeypatch.setattr(serve_module, "HEADER_SECONDS", 1.0)
+    monkeypatch.setattr(http_limits, "HEADER_SECONDS", 1.0)
     with serving(
-        build_app(number, token=TOKEN, limits=RequestLimits(requests=4)), http=header_timeout_protocol()
+        build_app(number, token=TOKEN, limits=RequestLimits(requests=4)), http=http_limits.header_timeout_protocol()
     ) as url:
         host, port = url.removeprefix("http://").split(":")
         silent = [socket.create_connection((host, int(port))) for _ in range(70)]

@@ -40,7 +40,7 @@ def _read(message: Mapping[str, object], roles: Sequence[str], pictures: list[Pi
         if isinstance(value, str) and _NAME.fullmatch(value):
             read[name] = value
     if isinstance(content, str):
-        return {**read, "content": _clean(content)}
+        return {**read, "content": clean_text(content)}
     if not isinstance(content, list | tuple):
         raise DataError(f"the content of a message must be text or a list of parts, found {type(content).__name__}")
     return {**read, "content": join_texts(list(_parts(content, pictures)))}
@@ -50,7 +50,7 @@ def _parts(content: Sequence[object], pictures: list[PictureReference]) -> Itera
     for part in content:
         kind = part.get("type") if isinstance(part, Mapping) else None
         if isinstance(part, Mapping) and kind == "text" and isinstance(part.get("text"), str):
-            yield {"type": "text", "text": _clean(part["text"])}
+            yield {"type": "text", "text": clean_text(part["text"])}
         elif isinstance(part, Mapping) and kind in ("image", "image_url"):
             pictures.append(_picture(part.get(kind)))
             yield {"type": "image"}
@@ -66,7 +66,7 @@ def _picture(value: object) -> PictureReference:
     raise MediaError(f"a picture must be bytes, a PIL image or a data: URL, found {type(value).__name__}")
 
 
-def _clean(text: str) -> str:
+def clean_text(text: str) -> str:
     if text.isascii() and "\0" not in text:
         return text
     return text.encode("utf-8", "replace").decode("utf-8").replace("\0", "?")

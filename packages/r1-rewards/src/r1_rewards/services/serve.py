@@ -5,7 +5,6 @@ Routes: `POST /get_reward` for OpenRLHF's and LMM-R1's trainers, `POST /score` w
 """
 
 import asyncio
-import contextlib
 import hmac
 import ipaddress
 import signal
@@ -14,6 +13,14 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any
 
+from r1_rewards.services.http_limits import (
+    Message,
+    Receive,
+    RefusedRequest,
+    drain,
+    header_timeout_protocol,
+    read_body,
+)
 from r1_rewards.services.protocols import write_score
 from r1_rewards.services.remote import TOKEN_VARIABLE
 from r1_rewards.types import OpenVerifier, RewardInput, RewardSpecError, Score, Verifier
@@ -21,10 +28,6 @@ from r1_rewards.types import OpenVerifier, RewardInput, RewardSpecError, Score, 
 if TYPE_CHECKING:
     from fastapi import FastAPI
 
-DRAINED_BYTES = 1 << 20  # of a request that is turned away
-DRAIN_SECONDS = 5.0
-HEADER_SECONDS = 10.0  # for a connection to say what it wants
-BODY_SECONDS = 60.0  # for a request's body to arrive
 BUSY_SECONDS = 120.0  # that a request waits for others, before it is told to come back
 RETRY_AFTER = 1  # seconds, as told then
 STOP_SECONDS = 30  # for requests that are being served when the server is told to stop
@@ -49,8 +52,6 @@ END_TOKENS = (
 )
 
 Scope = dict[str, Any]
-Message = dict[str, Any]
-Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 
@@ -208,42 +209,6 @@ def _add_get_reward(app: "FastAPI", verifier: Verifier, limits: RequestLimits, m
         return write_rewards(verifier(inputs))
 
 
-def header_timeout_protocol() -> type[asyncio.Protocol]:
-    """Return uvicorn's HTTP protocol with a timeout of HEADER_SECONDS for a request's head.
-
-    Without it clients could hold connections for ever: uvicorn's `timeout_keep_alive` starts only after a response.
-    """
-    from uvicorn.protocols.http.h11_impl import H11Protocol
-
-    class HeaderTimeoutProtocol(H11Protocol):
-        timer: asyncio.TimerHandle | None = None
-
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self._wait()
-
-        def data_received(self, data: bytes) -> None:
-            super().data_received(data)
-            if self.cycle is not None and not self.cycle.response_complete:
-                self._stop()
-            elif self.timer is None:
-                self._wait()
-
-        def connection_lost(self, error: Exception | None) -> None:
-            self._stop()
-            super().connection_lost(error)
-
-        def _wait(self) -> None:
-            self.timer = self.loop.call_later(HEADER_SECONDS, self.transport.close)
-
-        def _stop(self) -> None:
-            if self.timer is not None:
-                self.timer.cancel()
-                self.timer = None
-
-    return HeaderTimeoutProtocol
-
-
 def response_of(query: str, prompt: str, marker: str | None) -> str:
     """Return the response in a query (prompt and response), without end tokens.
 
@@ -288,14 +253,14 @@ class RequestGuard:
             await self._app(scope, receive, send)
             return
         if not self._is_authorized(dict(scope["headers"])):
-            await _drain(receive)
+            await drain(receive)
             await _refuse(send, 401, "a bearer token is needed")
             return
         try:
             async with asyncio.timeout(BUSY_SECONDS):
                 await self._slots.acquire()
         except TimeoutError:
-            await _drain(receive)
+            await drain(receive)
             await _refuse(send, 503, f"busy for {BUSY_SECONDS:g} s")
             return
         try:
@@ -305,45 +270,20 @@ class RequestGuard:
 
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
-            async with asyncio.timeout(BODY_SECONDS):
-                body = await self._read(receive)
-        except TimeoutError:
-            await _refuse(send, 408, f"the request took longer than {BODY_SECONDS:g} s to arrive")
+            body = await read_body(receive, self._body_bytes)
+        except RefusedRequest as error:
+            await _refuse(send, error.status, str(error))
             return
-        if len(body) > self._body_bytes:
-            await _refuse(send, 413, f"the request has more than {self._body_bytes} bytes")
-            return
-        whole = [{"type": "http.request", "body": bytes(body), "more_body": False}]
+        whole = [{"type": "http.request", "body": body, "more_body": False}]
 
         async def receive_whole() -> Message:
             return whole.pop() if whole else await receive()
 
         await self._app(scope, receive_whole, send)
 
-    async def _read(self, receive: Receive) -> bytearray:
-        body = bytearray()
-        more = True
-        while more and len(body) <= self._body_bytes:
-            message = await receive()
-            body += message.get("body", b"")
-            more = message.get("more_body", False)
-        return body
-
     def _is_authorized(self, headers: dict[bytes, bytes]) -> bool:
         given = headers.get(b"authorization", b"")
         return self._expected is None or hmac.compare_digest(given, self._expected)
-
-
-async def _drain(receive: Receive) -> None:
-    """Read part of a refused body: if closed at once, the connection would be reset before the reply arrives."""
-    left = DRAINED_BYTES
-    with contextlib.suppress(TimeoutError):
-        async with asyncio.timeout(DRAIN_SECONDS):
-            while left > 0:
-                message = await receive()
-                left -= len(message.get("body", b""))
-                if not message.get("more_body", False):
-                    return
 
 
 async def _refuse(send: Send, status: int, error: str) -> None:
