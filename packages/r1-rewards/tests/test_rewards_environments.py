@@ -312,7 +312,7 @@ def test_misuse_of_the_pool_is_named(tools, tmp_path):
     for tools_, environment, message in [
         (["pyton"], "", "'pyton' is not FILE.py:NAME nor one of calculator"),
         ([str(tmp_path / "x.py:f")], "", "there is no file"),
-        (["python"], "x.py:X", "name tools or an environment"),
+        (["python"], "x.py:X", "name either tools, an environment or an agent"),
     ]:
         with pytest.raises(EnvironmentSpecError, match=message):
             open_pool(*tools_, environment=environment).close()

@@ -5,7 +5,7 @@ import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Self
 
 from r1_rewards.environments.scheduler import Command, Scheduler
@@ -19,11 +19,14 @@ MAX_PICTURES = 64  # whose encoded form is kept
 
 
 class EnvironmentPool:
-    """Runs an environment, or tools, for many open episodes; nothing but `poll` and `close` waits.
+    """Runs an environment, tools, or an agent for many open episodes; nothing but `poll` and `close` waits.
 
     Each `start` and `step` gets one answer from `poll`: a StepResult, or a Failure, which ends the episode. `finish`
     gets a Score or a Failure if `scores`, else nothing. An episode over its time limit gets a Failure unasked. After a
     Score, a Failure or `cancel` the key is free again.
+
+    An agent runs from `start` to its end. Then `poll` returns the Score that it returned, a StepResult without one, or
+    a Failure; between them it talks to the policy by itself.
 
     `tools` has the schemas that the policy sees; it is empty if the environment reads the text of turns. `scores` tells
     whether the environment judges its episodes, `deterministic` whether it promises equal answers to equal turns.
@@ -37,10 +40,13 @@ class EnvironmentPool:
         if workers < 1:
             raise ValueError(f"workers must be at least 1, got {workers}")
         self.setup = setup
-        name = setup.environment or ", ".join(setup.tools)
+        name = setup.environment or setup.agent or ", ".join(setup.tools)
         check_json(setup.environment_kwargs, "environment_kwargs")
         check_json(setup.tool_kwargs, "tool_kwargs")
-        cpu_seconds = 4 * setup.tool_timeout * (os.cpu_count() or 1)
+        timeout = setup.tool_timeout
+        if setup.agent:
+            timeout = setup.episode_timeout or timeout
+        cpu_seconds = 4 * timeout * (os.cpu_count() or 1)
         message = {**asdict(setup), "tools": list(setup.tools), "cpu_seconds": cpu_seconds}
         self._server = ForkServer("r1_rewards.environments.worker", "environment", message)
         try:
@@ -67,12 +73,20 @@ class EnvironmentPool:
         self._serial = 0
         self._closed = False
         self._fault: BaseException | None = None
-        self._scheduler = Scheduler(self._server, workers, setup.tool_timeout, setup.episode_timeout, self._deliver)
+        self._scheduler = Scheduler(self._server, workers, timeout, setup.episode_timeout, self._deliver)
         self._thread = threading.Thread(target=self._run, name="environments", daemon=True)
         self._thread.start()
 
-    def start(self, key: str, row: Mapping[str, object], images: Sequence[object] = ()) -> None:
-        """Open an episode: `reset` is called. What it returns is the StepResult's message.
+    def start(
+        self,
+        key: str,
+        row: Mapping[str, object],
+        images: Sequence[object] = (),
+        address: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
+        """Open an episode: `reset` is called, or the agent begins. What `reset` returns is the StepResult's message.
+
+        `address` has the `base_url` and `api_key` of an agent's server.
 
         Raises TypeError for columns that are not JSON values, and ValueError if `key` is open.
         """
@@ -81,7 +95,7 @@ class EnvironmentPool:
         check_json(row, f"row of the episode {key!r}")
         pictures = [self._encode(image) for image in images] if self._loaded.wants_pictures else []
         self._serial += 1
-        session = EpisodeSession(key, self._serial, dict(row), pictures, self.setup, self._loaded)
+        session = EpisodeSession(key, self._serial, dict(row), pictures, self.setup, self._loaded, address=address)
         self._sessions[key] = session
         self._ask(session, "start")
 

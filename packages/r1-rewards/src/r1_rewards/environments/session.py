@@ -63,6 +63,7 @@ class EpisodeSession:
     history: list[CallJob] = field(default_factory=list)  # answered, to be played again
     queue: deque[CallJob] = field(default_factory=deque)  # of a stateful environment: one at a time
     running: set[CallJob] = field(default_factory=set)
+    address: Mapping[str, str] = field(default_factory=dict)  # base_url and api_key of an agent's server
     _images_left: int = 0
     _calls: list[CallRecord] = field(default_factory=list)
     _contents: list[list[JsonObject]] = field(default_factory=list)
@@ -78,8 +79,13 @@ class EpisodeSession:
         return self.loaded.shape != "tools"
 
     def begin(self) -> list[CallJob] | Answer:
+        row = {"row": dict(self.row), "images": list(self.pictures)}
+        if self.loaded.shape == "agent":
+            self._calls, self._contents = [CallRecord("agent", {}, 0.0)], [[]]
+            return self._open_jobs(
+                [CallJob(self, {"op": "run", **row, "address": dict(self.address), "max_images": 0})]
+            )
         if self.stateful:
-            row = {"row": dict(self.row), "images": list(self.pictures)}
             return self._open_jobs([CallJob(self, {"op": "reset", **row, "max_images": self._images_left})])
         for tool, names in self.loaded.needs.items():
             for name in names:
@@ -140,7 +146,7 @@ class EpisodeSession:
         operation = job.request["op"]
         if not isinstance(reply, Mapping) or not reply.keys() & {"result", "error", "score"}:
             raise ValueError("a message that is no reply")
-        if operation == "call":
+        if operation in ("call", "run"):
             self._calls[job.index] = replace(self._calls[job.index], seconds=seconds)
         elif operation == "step":
             self._calls[0] = replace(self._calls[0], seconds=seconds)
@@ -149,7 +155,7 @@ class EpisodeSession:
             if operation != "call":
                 return Failure(cause, f"{self._name_of(job)} failed: {error}{reply['where']}")
             self._fail_call(job.index, error, cause)
-        elif operation == "score":
+        elif operation in ("score", "run") and "score" in reply:
             return unpack(reply["score"])
         elif failure := self._take_result(job, reply["result"]):
             return failure
@@ -245,7 +251,8 @@ class EpisodeSession:
 
     def _name_of(self, job: CallJob) -> str:
         operation = job.request["op"]
-        return f"{job.request['tool']}()" if operation == "call" else f"{operation}()"
+        names = {"call": f"{job.request.get('tool')}()", "run": "the agent"}
+        return names.get(operation, f"{operation}()")
 
 
 def digest(reply: object) -> str:

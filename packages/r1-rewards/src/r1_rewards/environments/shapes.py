@@ -16,7 +16,7 @@ from r1_rewards.environments.types import EnvironmentSpecError, JsonObject
 from r1_rewards.types import RewardSpecError, suggest
 from r1_rewards.workers.source import import_file
 
-Shape = Literal["tools", "methods", "gym"]
+Shape = Literal["tools", "methods", "gym", "agent"]
 
 BUILT_IN = ("calculator", "crop", "python", "search")
 PICTURES = ("image", "images")
@@ -40,6 +40,7 @@ class Loaded:
     shape: Shape
     tools: Mapping[str, Tool]
     make: Callable[[], Any] | None = None  # an environment for one episode
+    run: "Callable[[Given, Mapping[str, str]], Any] | None" = None  # an agent, with base_url and api_key
     score: str = ""  # its method
     closes: bool = False
     deterministic: bool = False

@@ -72,15 +72,17 @@ class StepResult:
 
 @dataclass(frozen=True, slots=True)
 class EnvironmentSetup:
-    """What episodes run with: tools, or one environment, and limits.
+    """What episodes run with: tools, one environment or one agent, and limits.
 
     A tool is a built-in name ("python", "calculator", "crop", "search"), FILE.py:FUNCTION, or FILE.py for all public
-    functions in it. An environment is FILE.py:CLASS, or openenv+ws://HOST:PORT. `tool_kwargs` fill keyword-only
+    functions in it. An environment is FILE.py:CLASS, or openenv+ws://HOST:PORT. An agent is FILE.py:FUNCTION or a
+    command; only `episode_timeout` and `memory_mib` limit it. `tool_kwargs` fill keyword-only
     parameters, by tool.
     """
 
     tools: Sequence[str] = ()
     environment: str = ""
+    agent: str = ""
     environment_kwargs: Mapping[str, object] = field(default_factory=dict)
     tool_kwargs: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
     tool_timeout: float = 30.0  # seconds per call, `reset`, `step` and score, without waits for a processor
@@ -94,8 +96,12 @@ class EnvironmentSetup:
     def __post_init__(self) -> None:
         if isinstance(self.tools, str):
             raise EnvironmentSpecError(f"tools is a list, got {self.tools!r}")
-        if bool(self.tools) == bool(self.environment):
-            raise EnvironmentSpecError(f"name tools or an environment, got {list(self.tools)} and {self.environment!r}")
+        given = [list(self.tools), self.environment, self.agent]
+        if sum(map(bool, given)) != 1:
+            found = ", ".join(str(one) for one in given if one) or "none"
+            raise EnvironmentSpecError(f"name either tools, an environment or an agent, got {found}")
+        if self.agent and self.episode_timeout is None:
+            raise EnvironmentSpecError("an agent needs an episode_timeout")
         if self.truncate_side not in get_args(TruncateSide):
             raise EnvironmentSpecError(f"the truncate side is left, right or middle, got {self.truncate_side!r}")
         for name in ("tool_timeout", "max_parallel_calls", "max_response_length"):

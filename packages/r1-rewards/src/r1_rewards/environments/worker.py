@@ -1,6 +1,6 @@
 """The worker side: `python -m r1_rewards.environments.worker SOCKET` loads tools or an environment and answers calls.
 
-A request is {"op": "reset" | "step" | "call" | "score" | "close", …}; each gets one reply: {"result": …} as in
+A request is {"op": "reset" | "step" | "call" | "score" | "close" | "run", …}; each gets one reply: {"result": …} as in
 `results.WireResult`, {"score": …} as in `frames.pack`, or {"error": text, "cause": …, "where": line of the file}.
 """
 
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from r1_rewards.environments import results, shapes
+from r1_rewards.environments import agents, results, shapes
 from r1_rewards.environments.types import EnvironmentSpecError, JsonObject, Observation
 from r1_rewards.types import read_score
 from r1_rewards.workers import frames
@@ -20,7 +20,7 @@ from r1_rewards.workers.forks import limit_processor_time, receive_setup, serve
 def main(descriptor: int) -> None:
     pool, setup = receive_setup(descriptor)
     try:
-        loaded = shapes.load(setup)
+        loaded = agents.load_agent(setup["agent"]) if setup["agent"] else shapes.load(setup)
     except EnvironmentSpecError as error:
         frames.send(pool, {"error": str(error)})
         return
@@ -58,6 +58,8 @@ class RequestHandler:
                 score = shapes.wait(getattr(self._environment, self._loaded.score)())
                 return {"score": frames.pack(read_score(score))}
             value = self._run(request)
+            if request["op"] == "run" and value is not None:
+                return {"score": frames.pack(read_score(value))}
             limits = results.ResultLimits(
                 self._setup["max_response_length"], self._setup["truncate_side"], request["max_images"]
             )
@@ -74,6 +76,9 @@ class RequestHandler:
         if "row" in request:
             pictures = [frames.decode_picture(picture) for picture in request["images"]]
             self._given = shapes.Given(request["row"], pictures)
+        if operation == "run":
+            assert loaded.run is not None
+            return loaded.run(self._given, request["address"])
         if operation == "reset":
             assert loaded.make is not None
             self._environment = loaded.make()
