@@ -1,74 +1,26 @@
 import json
 from contextlib import ExitStack
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from episode_toys import png
-from transformers import AutoModelForImageTextToText, AutoProcessor
+from cli_players import LIMITS, PARAMS, ScriptedEngine, Toy
 
 from r1_cli.build.episodes import score_episodes
 from r1_cli.train.episodes.episode import Episode, EpisodeLimits
 from r1_cli.train.episodes.player import EpisodePlayer, Play
 from r1_cli.train.groups.group import to_reward_inputs
-from r1_cli.train.groups.saved_episodes import load_episode, save_episodes
+from r1_cli.train.groups.saved_episodes import load_episodes, save_episodes
 from r1_cli.train.groups.trajectory import Trajectory, describe_turns
 from r1_cli.train.metrics.step import episode_metrics
-from r1_data.positions import position_ids_of
-from r1_data.render import Renderer
 from r1_data.turns.probe import probe_template
 from r1_data.turns.turn_renderer import TurnRenderer
-from r1_data.types import Example, Prompt
+from r1_data.types import Prompt
 from r1_rewards.environments.pool import EnvironmentPool
 from r1_rewards.environments.types import EnvironmentSetup
 from r1_rewards.types import FailureRule, Score
-from r1_rollout.embedded.engine import EmbeddedEngine
-from r1_rollout.types import Completion, SamplingParams
-
-MODEL = Path(__file__).parents[3] / "examples/quickstart/model"
-TOYS = Path(__file__).with_name("episode_toys.py")
-PARAMS = SamplingParams(max_tokens=90, n=3, seed=5)
-LIMITS = EpisodeLimits(max_tokens=90, max_turns=4, max_turn_tokens=9)
-
-
-class Toy:
-    """The quickstart's model with its renderer, and players of the toys' environments."""
-
-    def __init__(self) -> None:
-        processor = AutoProcessor.from_pretrained(MODEL)
-        self.tokenizer = processor.tokenizer
-        self.model = AutoModelForImageTextToText.from_pretrained(MODEL, dtype=torch.float32)
-        rule = position_ids_of(self.model.config)
-        self.renderer = Renderer(processor, min_pixels=3136, max_pixels=50176, position_ids=rule)
-        self.end = self.tokenizer.convert_tokens_to_ids("<|im_end|>")
-        copy = AutoModelForImageTextToText.from_pretrained(MODEL, dtype=torch.float32)
-        media = [self.model.config.image_token_id, self.model.config.video_token_id]
-        self.engine = EmbeddedEngine(
-            copy, end_token_ids={self.end}, banned_token_ids=media, version=7, tokenizer=self.tokenizer, max_sequences=8
-        )
-
-    def prompts(self, *answers: str) -> list[Prompt]:
-        content = [{"type": "image"}, {"type": "text", "text": "How many shapes are there?"}]
-        examples = [
-            Example(f"row:{n}", [{"role": "user", "content": content}], (png((n, 40, 40)),), answer)
-            for n, answer in enumerate(answers)
-        ]
-        return [self.renderer.render(example) for example in examples]
-
-    def player(
-        self, stack: ExitStack, name: str = "Album", *, rounds: bool = True, **settings: object
-    ) -> EpisodePlayer:
-        setup = EnvironmentSetup(environment=f"{TOYS}:{name}", environment_kwargs=settings, tool_timeout=20.0)
-        pool = stack.enter_context(EnvironmentPool(setup, workers=2))
-        turns = TurnRenderer(self.renderer, probe_template(self.renderer, end_token_ids=[self.end]))
-        return EpisodePlayer(pool, turns, self.tokenizer, frozenset({self.end}), LIMITS, rounds=rounds)
-
-    def play(self, player: EpisodePlayer, prompts: list[Prompt]) -> list[list[Trajectory]]:
-        with self.engine.active():
-            found = dict(player.generate(self.engine, prompts, PARAMS))
-        return [[one for one in found[index] if isinstance(one, Trajectory)] for index in range(len(prompts))]
+from r1_rollout.types import Completion
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +68,7 @@ def test_engine_and_model_agree_over_an_episode_with_a_picture_in_its_middle(
     toy: Toy, prompts: list[Prompt], groups: list[list[Trajectory]]
 ) -> None:
     for prompt, group in zip(prompts, groups, strict=True):
-        for sample in (episode.to_sample(prompt, 0, 0.0) for episode in group):
+        for sample in (sample for episode in group for sample in episode.to_samples(prompt, 0, 0.0)):
             inputs = {
                 name: torch.cat([prompt.model_inputs[name], value]) for name, value in sample.later_inputs.items()
             }
@@ -193,7 +145,7 @@ def test_rewards_of_turns_stand_on_their_last_tokens_and_add_up_to_the_score(toy
     assert scores == [Score(2.75, {"accuracy": 2.0, "turns": 0.75})] * 3
     states = set()
     for episode in group:
-        sample = episode.to_sample(prompts[0], 0, 2.75)
+        [sample] = episode.to_samples(prompts[0], 0, 2.75)
         start = len(prompts[0].token_ids)
         assert sample.reward == 2.0
         assert sample.token_rewards is not None
@@ -250,13 +202,12 @@ def test_a_limit_ends_an_episode_and_an_answer_that_does_not_fit_is_left_out_who
             assert episode.sampled[-1]
 
 
-def test_an_episode_survives_a_checkpoint(groups: list[list[Trajectory]]) -> None:
+def test_an_episode_survives_a_checkpoint(prompts: list[Prompt], groups: list[list[Trajectory]]) -> None:
     episodes = [episode for group in groups for episode in group]
     tensors, entries = save_episodes(episodes)
     entries = json.loads(json.dumps(entries))
-    for number, episode in enumerate(episodes):
-        plain = Completion(episode.token_ids, episode.logprobs, episode.finish_reason, episode.weight_version)
-        loaded = load_episode(plain, entries[number], tensors, number)
+    plain = [Completion(one.token_ids, one.logprobs, one.finish_reason, one.weight_version) for one in episodes]
+    for episode, loaded in zip(episodes, load_episodes(plain, entries, tensors, 0, prompts[0]), strict=True):
         assert loaded == episode
         assert loaded.turns == episode.turns
         assert loaded.sampled.tolist() == episode.sampled.tolist()
@@ -281,35 +232,6 @@ def test_turns_and_metrics_describe_episodes(groups: list[list[Trajectory]]) -> 
     assert [turn["role"] for turn in described] == ["assistant", "environment"] * 3
     assert [call["tool"] for turn in described for call in turn["calls"]] == ["step"] * 3
     assert json.loads(described[3]["messages"])[0]["content"] == [{"type": "text", "text": "Look:"}, {"type": "image"}]
-
-
-class ScriptedEngine:
-    """An engine whose episodes say given texts, turn by turn."""
-
-    def __init__(self, toy: Toy, *episodes: list[str]) -> None:
-        self.toy, self.episodes = toy, episodes
-        self.asked: list[tuple[str, list[int]]] = []
-        self.finished: list[tuple[str, list[Completion]]] = []
-
-    def open_session(self, params: SamplingParams) -> "ScriptedEngine":
-        return self
-
-    def submit(self, key: str, prompt: Prompt, *, max_tokens: int, n: int = 1, stop: tuple[str, ...] = ()) -> None:
-        self.asked.append((key, list(prompt.token_ids)))
-        turns = [(number, 0) for number in range(n)] if "/" not in key else [tuple(map(int, key.split("/")[1:]))]
-        self.finished.append((key, [self.say(self.episodes[number][turn], max_tokens) for number, turn in turns]))
-
-    def say(self, text: str, max_tokens: int) -> Completion:
-        tokens = [*self.toy.tokenizer(text, add_special_tokens=False)["input_ids"], self.toy.end][:max_tokens]
-        return Completion(tokens, [-0.5] * len(tokens), "stop" if tokens[-1] == self.toy.end else "length", 7)
-
-    def poll(self, timeout: float | None = None) -> list[tuple[str, list[Completion]]]:
-        found, self.finished = self.finished, []
-        return found
-
-    def cancel(self, key: str) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def call(name: str, **arguments: object) -> str:

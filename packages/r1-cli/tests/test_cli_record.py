@@ -71,7 +71,7 @@ def test_a_row_holds_what_was_asked_said_scored_and_learned(tmp_path: Path) -> N
         "ref_logprobs": None,
         "advantages": [2.0, 3.0, 4.0], "score": 0.5, "reward": 0.25, "parts": {"accuracy": 0.0, "format": 1.0},
         "extracted": "2", "reason": "not the same number", "failure": None, "finish_reason": "stop",
-        "weight_version": 7, "sampled": None, "turns": None, "stop_reason": None,
+        "weight_version": 7, "sampled": None, "turns": None, "stop_reason": None, "episode": None,
     }  # fmt: skip
     assert list(rows[0]) == SCHEMA.names
 

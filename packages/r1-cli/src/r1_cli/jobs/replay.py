@@ -11,7 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from r1_cli.checkpoint.folders import CheckpointStore, find_damage, read_state
-from r1_cli.runs.reader import RunReader
+from r1_cli.runs.reader import FORKED, RunReader
 
 
 class NoReplayError(ValueError):
@@ -183,8 +183,9 @@ def show_prompt(row: Mapping[str, Any]) -> Iterator[str]:
 
 def show_answer(row: Mapping[str, Any]) -> Iterator[str]:
     yield ""
+    fork = f", forked from a prompt of {len(row['prompt_tokens'])} tokens" if row["stop_reason"] == FORKED else ""
     yield (
-        f"2. answer {row['sample']}: {len(row['tokens'])} tokens by weights of version {row['weight_version']}, "
+        f"2. answer {row['sample']}{fork}: {len(row['tokens'])} tokens by weights of version {row['weight_version']}, "
         f"ended by {row['finish_reason']}"
     )
     yield _indented(_short(row["answer"]))
@@ -202,6 +203,7 @@ def show_answer(row: Mapping[str, Any]) -> Iterator[str]:
 
 
 def show_comparison(rows: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    rows = [row for row in rows if row["stop_reason"] != FORKED]
     rewards = [row["reward"] for row in rows]
     yield ""
     spread = pstdev(rewards)

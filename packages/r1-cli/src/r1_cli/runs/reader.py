@@ -32,6 +32,7 @@ Row = dict[str, Any]  # of the record, by column: see `schema.COLUMNS`
 MANIFEST_FILE = "manifest.json"
 GENERATIONS_FILE = "generations.jsonl"
 SAMPLES, MEDIA = "samples", "media"  # folders
+FORKED = "forked"  # in the column `stop_reason`: the row is a fork of an episode, whose answer is another row
 MEDIA_KINDS = {".png": "image/png", ".webp": "image/webp"}
 
 
@@ -115,13 +116,14 @@ class RunReader:
         return rows
 
     def readable_samples(self, step: int, phase: Phase, columns: Sequence[str]) -> list[Row]:
-        """Return the answers of a step; [] if its file is damaged or was removed meanwhile."""
+        """Return the answers of a step without forks; [] if its file is damaged or was removed meanwhile."""
         import pyarrow as pa
 
         try:
-            return self.samples(step, phase, columns)
+            rows = self.samples(step, phase, [*{**dict.fromkeys(columns), "stop_reason": None}])
         except (OSError, pa.ArrowException):
             return []
+        return [row for row in rows if row["stop_reason"] != FORKED]
 
     def sample_table(self, step: int, phase: Phase = "train", columns: Sequence[str] | None = None) -> "pa.Table":
         """Return the answers of a step as a table; columns that an older record lacks are null. Raises as `samples`."""

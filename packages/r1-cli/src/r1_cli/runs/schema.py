@@ -1,4 +1,4 @@
-"""The columns of the record: one row for each answer."""
+"""The columns of the record: one row for each answer, and one for each fork of an episode."""
 
 from typing import NamedTuple
 
@@ -65,7 +65,12 @@ COLUMNS = (
     Column("weight_version", pa.int32(), "of the weights that sampled it"),
     Column("sampled", pa.list_(pa.bool_()), "of an episode: which `tokens` the policy chose; null: all"),
     Column("turns", pa.list_(TURN), "of an episode: its turns, with calls and rewards; null for single answers"),
-    Column("stop_reason", pa.string(), "of an episode: why it ended; null for single answers"),
+    Column("stop_reason", pa.string(), "of an episode: why it ended, `forked` for its forks; null for single answers"),
+    Column(
+        "episode",
+        pa.int32(),
+        "of an episode with forks: its number in the step, which its rows share, the main path last; else null",
+    ),
 )
 
 SCHEMA = pa.schema([(column.name, column.type) for column in COLUMNS])

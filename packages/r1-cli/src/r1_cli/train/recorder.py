@@ -6,6 +6,7 @@ import logging
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -15,13 +16,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from r1_cli.checkpoint.background import Background
-from r1_cli.runs.reader import MEDIA, SAMPLES, Phase, sample_file
+from r1_cli.runs.reader import FORKED, MEDIA, SAMPLES, Phase, sample_file
 from r1_cli.runs.schema import COLUMNS, SCHEMA
 from r1_cli.runs.track import Generation
 from r1_cli.runs.track.timing import Record
-from r1_cli.train.groups.group import Group, Response, as_episode
+from r1_cli.train.groups.group import Group, Response, as_episode, paths_of
 from r1_core.types import Sample, tokens
 from r1_data.types import Prompt
+from r1_rollout.types import Completion
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -122,47 +124,72 @@ def _media_of(path: Path) -> set[str]:
     return {name for names in column.to_pylist() for name in names or ()}
 
 
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What one row shows: a response, or one path of an episode."""
+
+    place: int  # of the group
+    index: int  # of the response in its group
+    group: Group
+    path: Completion
+
+    @property
+    def response(self) -> Response:
+        return self.group.responses[self.index]
+
+    @property
+    def is_fork(self) -> bool:
+        return self.path is not self.response.completion
+
+    @property
+    def prompt(self) -> Prompt:
+        episode = as_episode(self.path)
+        return self.group.prompt if episode is None or episode.prompt is None else episode.prompt
+
+    @property
+    def text(self) -> str:
+        episode = as_episode(self.path) if self.is_fork else None
+        return self.response.text if episode is None else episode.text
+
+
 def to_table(
     step: int, phase: Phase, groups: Sequence[Group], samples: Sequence[Sample], media: "Callable[[Shown], list[str]]"
 ) -> pa.Table:
-    """Return one row per response, group after group.
+    """Return one row per response, or per path of an episode, group after group.
 
     Args:
         samples: the trained samples in the same order; none in a validation.
         media: gives the files of a prompt's pictures and videos.
     """
-    answers = [(place, index, group) for place, group in enumerate(groups) for index in range(len(group.responses))]
-    files = [media(group.prompt) for group in groups]
-    responses = [group.responses[index] for _, index, group in answers]
-    prompts = [group.prompt for _, _, group in answers]
+    answers = [
+        Answer(place, index, group, path)
+        for place, group in enumerate(groups)
+        for index, one in enumerate(group.responses)
+        for path in paths_of(one.completion)
+    ]
+    prompts = [one.prompt for one in answers]
+    files = {id(prompt): media(prompt) for prompt in {id(prompt): prompt for prompt in prompts}.values()}
     columns: dict[str, Any] = {
-        "step": [step] * len(responses),
-        "phase": [phase] * len(responses),
-        "group": [place for place, _, _ in answers],
-        "sample": [index for _, index, _ in answers],
+        "step": [step] * len(answers),
+        "phase": [phase] * len(answers),
+        "group": [one.place for one in answers],
+        "sample": [one.index for one in answers],
         "prompt_id": [clean(prompt.id) for prompt in prompts],
-        "source": [clean(group.data_source) for _, _, group in answers],
+        "source": [clean(one.group.data_source) for one in answers],
         "prompt": [clean(prompt.text) for prompt in prompts],
-        "answer": [clean(one.text) for one in responses],
+        "answer": [clean(one.text) for one in answers],
         "ground_truth": [clean(prompt.ground_truth) for prompt in prompts],
-        "media": [files[place] for place, _, _ in answers],
+        "media": [files[id(prompt)] for prompt in prompts],
         "prompt_tokens": _lists([np.asarray(prompt.token_ids, np.int32) for prompt in prompts], np.int32),
-        "tokens": _lists([one.completion.token_ids for one in responses], np.int32),
-        "rollout_logprobs": _lists([one.completion.logprobs for one in responses], np.float32),
-        "score": [one.score.value for one in responses],
-        "reward": [one.reward for one in responses],
-        "parts": [[(clean(name), float(value)) for name, value in one.score.parts.items()] for one in responses],
-        "extracted": [None if one.score.extracted is None else clean(one.score.extracted) for one in responses],
-        "reason": [
-            clean(group.responses[index].score.reason or group.truth_problem or "") for _, index, group in answers
-        ],
-        "failure": [clean(f"{e.cause}: {e.message}") if (e := one.score.error) else None for one in responses],
-        "finish_reason": [one.completion.finish_reason for one in responses],
-        "weight_version": [one.completion.weight_version for one in responses],
+        "tokens": _lists([one.path.token_ids for one in answers], np.int32),
+        "rollout_logprobs": _lists([one.path.logprobs for one in answers], np.float32),
+        "finish_reason": [one.path.finish_reason for one in answers],
+        "weight_version": [one.path.weight_version for one in answers],
+        **_score_columns(answers),
     }
-    columns |= _episode_columns(responses, columns["media"], media)
-    marks = [episode.sampled if (episode := as_episode(one.completion)) else None for one in responses]
-    lengths = [len(one.completion.token_ids) for one in responses]
+    columns |= _episode_columns(answers, columns["media"], media)
+    marks = [episode.sampled if (episode := as_episode(one.path)) else None for one in answers]
+    lengths = [len(one.path.token_ids) for one in answers]
     for name in OF_THE_LEARNER:
         columns[name] = _of_samples(samples, name, lengths, marks)
     arrays = [
@@ -174,21 +201,43 @@ def to_table(
     return pa.Table.from_arrays(arrays, schema=SCHEMA)
 
 
+def _score_columns(answers: Sequence[Answer]) -> dict[str, Any]:
+    scores = [one.response.score for one in answers]
+    return {
+        "score": [score.value for score in scores],
+        "reward": [one.response.reward for one in answers],
+        "parts": [[(clean(name), float(value)) for name, value in score.parts.items()] for score in scores],
+        "extracted": [None if score.extracted is None else clean(score.extracted) for score in scores],
+        "reason": [clean(one.response.score.reason or one.group.truth_problem or "") for one in answers],
+        "failure": [clean(f"{e.cause}: {e.message}") if (e := score.error) else None for score in scores],
+    }
+
+
 def _episode_columns(
-    responses: Sequence[Response], files: list[list[str]], media: "Callable[[Shown], list[str]]"
+    answers: Sequence[Answer], files: list[list[str]], media: "Callable[[Shown], list[str]]"
 ) -> dict[str, Any]:
     """Return the columns of episodes, null for single responses; `files` are those of the prompts, as `media` gives."""
-    episodes = [as_episode(one.completion) for one in responses]
+    episodes = [as_episode(one.path) for one in answers]
     if not any(episodes):
-        return {name: [None] * len(responses) for name in ("sampled", "turns", "stop_reason")}
+        return {name: [None] * len(answers) for name in ("sampled", "turns", "stop_reason", "episode")}
     from r1_cli.train.groups.trajectory import describe_turns
 
-    return {
+    columns: dict[str, list[Any]] = {
         "sampled": [None if one is None else one.sampled.tolist() for one in episodes],
         "turns": [None if one is None else describe_turns(one) for one in episodes],
         "stop_reason": [None if one is None else one.stop_reason for one in episodes],
         "media": [own + media(one) if one is not None else own for own, one in zip(files, episodes, strict=True)],
+        "episode": [None] * len(answers),
     }
+    number = 0
+    for row, one in enumerate(answers):
+        if (whole := as_episode(one.response.completion)) and whole.forks:
+            columns["episode"][row] = number
+        if one.is_fork:
+            columns["stop_reason"][row] = FORKED
+        else:
+            number += 1
+    return columns
 
 
 def _of_samples(

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from r1_cli.runs.conversation import prompt_media, read_turns
 from r1_cli.runs.history import JsonObject
-from r1_cli.runs.reader import Phase, Row, RunReader
+from r1_cli.runs.reader import FORKED, Phase, Row, RunReader
 from r1_cli.runs.view.pieces import TokenTexts
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ PREVIEW = 160  # characters of a text in a list
 KEPT_FILES = 8  # whose texts stay in memory
 KEPT_SEARCHES = 8
 NUMBERS = ("step", "group", "sample", "score", "length", "truncated", "failed", "flat")
-LIGHT = ("step", "group", "sample", "score", "finish_reason", "failure", "tokens", "prompt_id")
+LIGHT = ("step", "group", "sample", "score", "finish_reason", "failure", "tokens", "prompt_id", "stop_reason")
 SORTS = ("step", "score", "length")
 FILTERS = ("flat", "truncated", "failed")
 
@@ -45,7 +45,7 @@ class Samples:
     def page(
         self, *, begin: int, count: int, step: int | None, search: str, filters: list[str], sort: str, down: bool
     ) -> JsonObject:
-        """Return {"total", "rows"}: `count` matching answers from the `begin`-th on, texts shortened.
+        """Return {"total", "rows"}: `count` matching answers from the `begin`-th on, texts shortened, without forks.
 
         Args: step: None: all. search: in prompt and answer, ignoring case. filters: of `FILTERS`; all must hold. sort:
         of `SORTS`; `down` puts the highest first.
@@ -53,7 +53,7 @@ class Samples:
         with self._lock:
             self._read_on()
             index = self._index
-            passing = np.ones(len(index["step"]), bool)
+            passing = ~index["fork"]
             for name in filters:
                 passing &= index[name]
             if step is not None:
@@ -90,7 +90,7 @@ class Samples:
         """Return the groups of a prompt: step, group and mean score of each."""
         with self._lock:
             self._read_on()
-            of_prompt = self._index["prompt_id"] == prompt_id
+            of_prompt = (self._index["prompt_id"] == prompt_id) & ~self._index["fork"]
             pairs = np.stack([self._index["step"][of_prompt], self._index["group"][of_prompt]], axis=1)
             scores = self._index["score"][of_prompt]
             return [
@@ -167,7 +167,8 @@ def _numbers(path: Path) -> Numbers | None:
     import pyarrow.parquet as pq
 
     try:
-        table = pq.read_table(path, columns=list(LIGHT), partitioning=None)
+        written = {*pq.read_schema(path).names}
+        table = pq.read_table(path, columns=[name for name in LIGHT if name in written], partitioning=None)
     except (OSError, pa.ArrowException):
         return None
     found = {name: table[name].to_numpy() for name in ("step", "group", "sample")}
@@ -177,6 +178,9 @@ def _numbers(path: Path) -> Numbers | None:
     found["failed"] = table["failure"].is_valid().to_numpy()
     found["prompt_id"] = np.array(table["prompt_id"].to_pylist(), object)
     found["row"] = np.arange(len(table))
+    found["fork"] = np.zeros(len(table), bool)
+    if "stop_reason" in written:
+        found["fork"] = pc.fill_null(pc.equal(table["stop_reason"], FORKED), False).to_numpy()
     _, group = np.unique(found["group"], return_inverse=True)
     low, high = np.full(len(table), np.inf), np.full(len(table), -np.inf)
     np.fmin.at(low, group, found["score"])
@@ -186,8 +190,8 @@ def _numbers(path: Path) -> Numbers | None:
 
 
 def _join(parts: list[Numbers]) -> Numbers:
-    names = (*NUMBERS, "prompt_id", "row")
-    kinds = {"score": float, "prompt_id": object, "truncated": bool, "failed": bool, "flat": bool}
+    names = (*NUMBERS, "prompt_id", "row", "fork")
+    kinds = {"score": float, "prompt_id": object, "truncated": bool, "failed": bool, "flat": bool, "fork": bool}
     index = {name: np.concatenate([np.empty(0, kinds.get(name, int)), *(p[name] for p in parts)]) for name in names}
     index["file"] = np.repeat(np.arange(len(parts)), [len(part["step"]) for part in parts])
     return index

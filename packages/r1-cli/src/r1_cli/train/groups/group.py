@@ -77,6 +77,12 @@ class Group:
         return replace(self, responses=kept, dropped=tuple(score for score in self.scores if not score.keep))
 
 
+def paths_of(completion: Completion) -> Sequence[Completion]:
+    """Return what is trained of a response: itself, or the paths of an episode, in the order of `to_samples`."""
+    episode = as_episode(completion)
+    return (completion,) if episode is None else episode.paths
+
+
 def as_episode(completion: Completion | None) -> "Trajectory | None":
     """Return the completion if it is an episode, without importing what episodes need."""
     return None if completion is None or type(completion) is Completion else cast("Trajectory", completion)
@@ -153,14 +159,15 @@ def by_sample(values: Sequence[Sequence[float]]) -> tuple[Tensor, Tensor]:
 
 
 def to_samples(groups: Sequence[Group]) -> list[Sample]:
-    """Return one sample per response, group after group. `group_id` is the index in `groups`."""
+    """Return one sample per response, or per path of an episode, group after group.
+
+    `group_id` is the index in `groups`, and `episode_id` the index of an episode's first sample.
+    """
     samples: list[Sample] = []
     for group_id, group in enumerate(groups):
         if episodes := group.episodes:
-            samples += [
-                episode.to_sample(group.prompt, group_id, reward)
-                for episode, reward in zip(episodes, group.rewards, strict=True)
-            ]
+            for episode, reward in zip(episodes, group.rewards, strict=True):
+                samples += episode.to_samples(group.prompt, group_id, reward, episode_id=len(samples))
             continue
         responses = [(one.completion.token_ids, one.completion.logprobs, one.reward) for one in group.responses]
         samples += _samples_of(group.prompt, responses, group_id)
@@ -216,13 +223,13 @@ def extend_positions(position_ids: Tensor, length: int) -> Tensor:
 
 
 def baselines(groups: Sequence[Group]) -> list[float] | None:
-    """Return each sample's baseline, in the order of `to_samples`; None without greedy responses."""
+    """Return each response's baseline, in order; None without greedy responses."""
     found = [group.baseline for group in groups for _ in group.responses if group.baseline is not None]
     return found or None
 
 
 def part_rewards(groups: Sequence[Group]) -> list[dict[str, float]]:
-    """Return the parts of each sample's score under the same names; the score's value replaces missing parts."""
+    """Return the parts of each response's score under the same names; the score's value replaces missing parts."""
     scores = [score for group in groups for score in group.scores]
     names = sorted({name for score in scores for name in score.parts} - {"overall"})
     return [{name: score.parts.get(name, score.value) for name in names} for score in scores]

@@ -84,11 +84,6 @@ def load_groups(folder: Path, render: Callable[[int], Prompt]) -> tuple[Group, .
                 )
             )
             begin = end
-        if "episodes" in entry:
-            from r1_cli.train.groups.saved_episodes import load_episode
-
-            pairs = zip(completions, entry["episodes"], strict=True)
-            completions = [load_episode(one, saved, tensors, first + place) for place, (one, saved) in enumerate(pairs)]
         first += len(completions)
         try:
             prompt = render(entry["row"])
@@ -97,6 +92,11 @@ def load_groups(folder: Path, render: Callable[[int], Prompt]) -> tuple[Group, .
         if prompt is None or _digest(prompt) != entry["prompt"]:
             log.warning("row %d is another than before the resume: its responses are left out", entry["row"])
             continue
+        if "episodes" in entry:
+            from r1_cli.train.groups.saved_episodes import load_episodes
+
+            number = first - len(completions)
+            completions = [*load_episodes(completions, entry["episodes"], tensors, number, prompt)]
         columns = zip(completions, entry["responses"], entry["scores"], entry["rewards"], strict=True)
         carried_over.append(
             Group(

@@ -27,6 +27,7 @@ StopReason = Literal[
     "malformed_calls",
     "failed",  # the environment
     "timeout",  # episode_timeout
+    "forked",  # of a fork: a later path of the episode goes on from another prompt
 ]
 CUT: frozenset[StopReason] = frozenset({"max_turns", "max_tokens", "turn_tokens", "timeout"})
 
@@ -64,6 +65,10 @@ class Trajectory(Completion):
     """An episode in the form of a completion: `token_ids` and `logprobs` cover everything behind the prompt.
 
     Log-probs are 0 on tokens of the environment. `finish_reason` is "length" if a limit ended the episode.
+
+    An episode whose policy does not always see the exact tokens of its past has several paths: `forks`, and last the
+    main path, which carries them and whose score is the episode's. A sampled turn is trained in one path only; where it
+    stands in another, it is context.
     """
 
     sampled: NDArray[np.bool_]  # [response_length], tokens that the policy chose
@@ -75,6 +80,8 @@ class Trajectory(Completion):
     score: Score | None  # the environment's own, if it has one
     failure: Failure | None  # of the environment
     text: str  # everything behind the prompt, decoded
+    prompt: Prompt | None  # what the tokens follow; None: the group's prompt
+    forks: "tuple[Trajectory, ...]"  # the other paths, in the order of their turns
 
     def __init__(
         self,
@@ -91,6 +98,8 @@ class Trajectory(Completion):
         score: Score | None = None,
         failure: Failure | None = None,
         text: str = "",
+        prompt: Prompt | None = None,
+        forks: "Sequence[Trajectory]" = (),
     ) -> None:
         """Raises ValueError if there is not one log-prob and one mark for each token."""
         # `super()` without arguments does not work in a dataclass with slots.
@@ -108,26 +117,35 @@ class Trajectory(Completion):
             "score": score,
             "failure": failure,
             "text": text,
+            "prompt": prompt,
+            "forks": tuple(forks),
         }
         for name, value in values.items():
             object.__setattr__(self, name, value)
 
     @property
+    def paths(self) -> "tuple[Trajectory, ...]":
+        """All paths in the order of their turns: the forks, and last the main path, which is `self`."""
+        return (*self.forks, self)
+
+    @property
     def sampled_length(self) -> int:
-        return int(self.sampled.sum())
+        return sum(int(path.sampled.sum()) for path in self.paths)
 
     @property
     def messages(self) -> list[Message]:
-        """The conversation behind the prompt's messages."""
+        """The conversation behind the messages of the main path's prompt."""
         return [message for turn in self.turns for message in turn.messages]
 
     @property
     def calls(self) -> list[Call]:
-        return [call for turn in self.turns for call in turn.calls]
+        return [call for path in self.paths for turn in path.turns for call in turn.calls]
 
     @property
     def assistant_turns(self) -> list[Turn]:
-        return [turn for turn in self.turns if turn.role == "assistant"]
+        """The policy's turns that are trained in this path, which is all but those that stand in it as context."""
+        own = (turn for turn in self.turns if turn.role == "assistant")
+        return [turn for turn in own if self.sampled[turn.begin : turn.end].any()]
 
     videos: ClassVar[tuple[Tensor, ...]] = ()  # environments return none
 
@@ -135,33 +153,44 @@ class Trajectory(Completion):
         """Return what a verifier gets: the last turn as the response, and the conversation before it."""
         last = max(index for index, turn in enumerate(self.turns) if turn.role == "assistant")
         before = [message for turn in self.turns[:last] for message in turn.messages]
+        start: Input | Prompt = self.prompt or plain
         return replace(
             plain,
             response=str(self.turns[last].messages[0]["content"]),
             response_length=self.sampled_length,
-            messages=[*plain.messages, *before],
-            images=[*plain.images, *self.images],
+            messages=[*start.messages, *before],
+            images=[*start.images, *self.images],
         )
 
     @property
     def turn_rewards(self) -> float:
         """The sum of what the environment gave for single turns."""
-        return sum(turn.reward for turn in self.turns)
+        return sum(turn.reward for path in self.paths for turn in path.assistant_turns)
 
-    def to_sample(self, prompt: Prompt, group_id: int, reward: float) -> Sample:
-        """Return the sample that the learner trains on: the loss covers sampled tokens only.
+    def to_samples(self, prompt: Prompt, group_id: int, reward: float, episode_id: int = 0) -> list[Sample]:
+        """Return one sample per path, in the order of `paths`: the loss covers sampled tokens only.
 
-        `reward` is of the whole episode; what turns have of it stands on their last tokens.
+        Args:
+            prompt: of the group, for paths without one of their own.
+            reward: of the whole episode; what turns have of it stands on their last tokens.
+            episode_id: that the samples share if there are several.
         """
+        samples, turns, rest = list[Sample](), 0, reward - self.turn_rewards
+        for path in self.paths:
+            samples.append(path._to_sample(path.prompt or prompt, group_id, rest, turns))
+            turns += len(path.assistant_turns)
+        return [replace(sample, episode_id=episode_id) for sample in samples] if self.forks else samples
+
+    def _to_sample(self, prompt: Prompt, group_id: int, reward: float, first_turn: int) -> Sample:
         start, marks = len(prompt.token_ids), torch.from_numpy(self.sampled)
         nothing = torch.zeros(start)
-        turn_ids, rewards, states = self._per_token(start)
+        turn_ids, rewards, states = self._per_token(start, first_turn)
         return Sample(
             token_ids=torch.cat([torch.tensor(prompt.token_ids), torch.from_numpy(self.token_ids).long()]),
             loss_mask=torch.cat([nothing.bool(), marks]),
             position_ids=self.position_ids,
             group_id=group_id,
-            reward=reward - self.turn_rewards,
+            reward=reward,
             model_inputs=prompt.model_inputs,
             later_inputs=self.later_inputs,
             prompt_length=start,
@@ -171,12 +200,12 @@ class Trajectory(Completion):
             state_ids=states,
         )
 
-    def _per_token(self, start: int) -> tuple[Tensor, Tensor, Tensor]:
+    def _per_token(self, start: int, first_turn: int) -> tuple[Tensor, Tensor, Tensor]:
         length = start + len(self.token_ids)
         turn_ids = torch.full([length], -1, dtype=torch.int32)
         rewards, states = torch.zeros(length), torch.zeros(length, dtype=torch.int64)
         marks = torch.cat([torch.zeros(start, dtype=torch.bool), torch.from_numpy(self.sampled)])
-        for number, turn in enumerate(self.assistant_turns):
+        for number, turn in enumerate(self.assistant_turns, first_turn):
             own = slice(start + turn.begin, start + turn.end)
             turn_ids[own], states[own] = number, turn.state
             rewards[start + turn.end - 1] = turn.reward

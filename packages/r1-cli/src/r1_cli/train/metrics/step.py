@@ -11,7 +11,7 @@ import psutil
 import torch
 
 from r1_cli.hardware import peak_flops
-from r1_cli.train.groups.group import Group
+from r1_cli.train.groups.group import Group, paths_of
 from r1_core import kl
 from r1_core.learner.pack import SharedPrompts
 from r1_core.learner.trainable import LearnerInfo
@@ -36,7 +36,7 @@ def step_metrics(step: int, groups: Sequence[Group], samples: Sequence[Sample]) 
         **source_metrics(groups, "reward/"),
         "reward/groups_without_variance": fmean([len(set(group.rewards)) <= 1 for group in groups]),
         **spread("critic/score", [score.value for group in groups for score in group.scores]),
-        **spread("critic/rewards", [sample.reward for sample in samples]),
+        **spread("critic/rewards", [s.reward for i, s in enumerate(samples) if s.episode_id in (-1, i)]),
         **advantage_metrics(samples),
         **length_metrics(groups),
         **staleness(step, groups, samples),
@@ -48,14 +48,15 @@ def episode_metrics(episodes: "Sequence[Trajectory]") -> dict[str, float]:
     """Return `episode/…`, `tool/NAME/…` and `timing_s/tool/NAME/…`; shares and means are of episodes."""
     if not episodes:
         return {}
-    turns = [len(episode.assistant_turns) for episode in episodes]
+    turns = [sum(len(path.assistant_turns) for path in episode.paths) for episode in episodes]
     calls = [call for episode in episodes for call in episode.calls]
-    lengths = sum(len(episode.token_ids) for episode in episodes)
+    lengths = sum(len(path.token_ids) for episode in episodes for path in episode.paths)
     stops = Counter(episode.stop_reason for episode in episodes)
     return {
         "episode/turns/mean": fmean(turns),
         "episode/turns/max": float(max(turns)),
         "episode/calls": len(calls) / len(episodes),
+        "episode/forks": fmean(len(episode.forks) for episode in episodes),
         "episode/pictures": fmean(len(episode.images) for episode in episodes),
         "episode/sampled_share": sum(episode.sampled_length for episode in episodes) / max(lengths, 1),
         **{f"episode/stop/{reason}": count / len(episodes) for reason, count in sorted(stops.items())},
@@ -178,7 +179,8 @@ def staleness(step: int, groups: Sequence[Group], samples: Sequence[Sample]) -> 
 
     `rollout/stale_*` also includes what the policy has learned since the responses were sampled.
     """
-    ages = [step - completion.weight_version for group in groups for completion in group.completions]
+    completions = [completion for group in groups for completion in group.completions]
+    ages = [step - path.weight_version for completion in completions for path in paths_of(completion)]
     fresh = [sample for sample, age in zip(samples, ages, strict=True) if age <= 0]
     stale = [sample for sample, age in zip(samples, ages, strict=True) if age > 0]
     return {
