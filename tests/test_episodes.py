@@ -15,6 +15,8 @@ from transformers import AutoProcessor
 from r1_cli.runs.reader import RunReader
 
 ENVIRONMENT = '''
+import os
+from pathlib import Path
 from PIL import Image
 
 
@@ -25,12 +27,21 @@ class Album:
         self.heard = ""
 
     def step(self, text):
+        with Path(__file__).with_suffix(".calls").open("a") as calls:
+            calls.write(".")
         first, self.heard = not self.heard, self.heard + text
         picture = Image.new("RGB", (56, 56), (9, 99, 9))
         return [{"type": "image", "image": picture}, {"type": "text", "text": "Again?"}] if first else None
 
     def score(self):
         return float(sum(map(ord, self.heard)) % 2)
+
+
+class Dice(Album):
+    """Shows what no call shows again."""
+
+    def step(self, text):
+        return super().step(text) and f"Again? {os.urandom(2).hex()}"
 '''
 
 
@@ -71,6 +82,31 @@ def test_a_run_with_an_environment_resumes_to_the_bit_and_records_its_turns(tmp_
         assert all((whole / "media" / file).is_file() for file in row["media"])
     assert log[-1]["episode/turns/mean"] == 2
     assert log[-1]["response_length/max"] <= 16  # tokens of the environment do not count
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheduling", ["arrival", "rounds"])
+def test_a_replay_repeats_answers_that_no_call_gives_again_and_names_what_gave_them(
+    scheduling: str, tmp_path: Path, r1: R1
+) -> None:
+    environment, run = tmp_path / "album.py", tmp_path / "run"
+    environment.write_text(ENVIRONMENT)
+    own = [f"environment={environment}:Dice", f"scheduling={scheduling}", "max_concurrent=7"]
+    r1(*words(run, environment, 2), *(f"worker.rollout.multi_turn.{setting}" for setting in own))
+    calls = environment.with_suffix(".calls").read_text()
+    told = r1("replay", run, "--step", "2").output
+    assert "tools and environments were not called" in told
+    assert "step 2 is the same to the bit: 16 answers" in told
+    assert environment.with_suffix(".calls").read_text() == calls
+    again = r1("replay", run, "--step", "2", "--tools", "again", ok=False)
+    assert again.exit_code == 1
+    assert "step() is not a function of its input: " in again.output
+    assert ("numbers are compared up to 0.001" in again.output) == (scheduling == "arrival")
+    for path in (run / "answers").glob("*"):
+        path.unlink()
+    gone = r1("replay", run, "--step", "2", ok=False)
+    assert gone.exit_code == 2
+    assert "has no answers of tools and environments; `r1 replay --tools again`" in gone.output
 
 
 @pytest.fixture

@@ -34,7 +34,14 @@ def turn(role: str, begin: int, end: int, messages: object, calls: object = (), 
 
 
 def call(tool: str = "look", error: str = "", arguments: str = '{"x0": 0.5}') -> dict[str, Any]:
-    return {"tool": tool, "arguments": arguments, "seconds": 0.25, "error": error, "truncated": 0}
+    return {
+        "tool": tool,
+        "arguments": arguments,
+        "seconds": 0.25,
+        "error": error,
+        "truncated": 0,
+        "cause": "exception" if error else "",
+    }
 
 
 def write_episodes(run: Path, step: int = 1) -> Path:

@@ -44,7 +44,7 @@ class Judge(Album):
         return self.turns * (10.0 if self.answer == "3" else 1.0)
 
 
-class Mortal(Album):
+class Mortal(Judge):
     """Dies in the second turn of every row that asks for it."""
 
     def step(self, text: str) -> object:

@@ -26,6 +26,7 @@ export interface Call {
   seconds: number;
   error: string;
   truncated: number;
+  cause?: string; // which older records lack
 }
 export interface Turn {
   role: "assistant" | "environment";

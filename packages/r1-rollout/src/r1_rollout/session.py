@@ -31,7 +31,12 @@ class SteppedSession:
         """`submit` adds a request to `steps`; it raises if the engine cannot process it."""
         self._steps, self._params, self._submit = steps, params, submit
         self._pending: set[str] = set()
+        self._taken = 0
         self._over = ""  # why the session has ended
+
+    @property
+    def steps(self) -> int | None:
+        return self._taken
 
     def submit(self, key: str, prompt: PromptLike, *, max_tokens: int, n: int = 1, stop: tuple[str, ...] = ()) -> None:
         self._require_open()
@@ -46,6 +51,7 @@ class SteppedSession:
             self._require_open()
             try:
                 left = None if until is None else max(0.0, until - time.monotonic())
+                self._taken += 1
                 finished = [(str(key), completions) for key, completions in self._step(left)]
             except BaseException as error:
                 self.end(f"a step failed ({type(error).__name__})")

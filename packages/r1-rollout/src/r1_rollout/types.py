@@ -196,6 +196,13 @@ class GenerationSession(Protocol):
     new weights came, or a later call began.
     """
 
+    @property
+    def steps(self) -> int | None:
+        """Steps of the engine so far; with the same requests before the same steps, a session repeats bit for bit.
+
+        None: the engine runs by itself.
+        """
+
     def submit(self, key: str, prompt: PromptLike, *, max_tokens: int, n: int = 1, stop: tuple[str, ...] = ()) -> None:
         """Add a request.
 

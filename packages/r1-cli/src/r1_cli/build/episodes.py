@@ -4,11 +4,13 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.multi_turn import KEY, MultiTurnSettings
 from r1_cli.models import load as models
 from r1_cli.models.files import ModelFiles
+from r1_cli.train.episodes.answers import AnswerRecord, Environments
 from r1_cli.train.episodes.episode import EpisodeLimits
 from r1_cli.train.episodes.player import EpisodePlayer
 from r1_cli.train.groups.group import SampledInput
@@ -24,15 +26,23 @@ from r1_rollout.tokens import end_token_ids
 ENDLESS = 10**6  # turns, where max_response_length is the only limit
 
 
-def open_player(config: RunConfig, model: ModelFiles, renderer: Renderer, stack: ExitStack) -> EpisodePlayer:
+def open_player(
+    config: RunConfig, model: ModelFiles, renderer: Renderer, stack: ExitStack, recorded: Path | None = None
+) -> EpisodePlayer:
     """Start the environments, and probe the chat template. `stack` ends their processes.
+
+    Args:
+        recorded: a run's folder, whose recorded answers are repeated: nothing is started.
 
     Raises:
         ConfigError: the tools or the environment cannot be loaded.
-        DataError: turns cannot be appended with the model's chat template.
+        DataError: turns cannot be appended with the model's chat template, or there are no recorded answers.
     """
     settings = config.worker.rollout.multi_turn
-    environments = stack.enter_context(open_environments(settings))
+    record = AnswerRecord(recorded) if recorded else None
+    environments: Environments = (
+        record.environments(environment_setup(settings)) if record else stack.enter_context(open_environments(settings))
+    )
     ends = end_token_ids(models.load_generation_config(model.path, model.config), model.config, model.tokenizer)
     turns = TurnRenderer(
         renderer,
@@ -56,6 +66,7 @@ def open_player(config: RunConfig, model: ModelFiles, renderer: Renderer, stack:
         limits,
         rounds=settings.scheduling == "rounds",
         max_concurrent=settings.max_concurrent,
+        answers=record.replay if record else None,
     )
 
 

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from r1_cli.build.engines import EngineSetup
@@ -13,6 +14,7 @@ from r1_cli.config.sources import validation_sources
 from r1_cli.hardware import Hardware
 from r1_cli.models import load as models
 from r1_cli.models.files import ModelFiles, load_weights
+from r1_cli.train.recorder import Recorder
 from r1_cli.train.types import Sampler
 from r1_data.render import Renderer
 from r1_rewards.types import Verifier
@@ -24,13 +26,24 @@ if TYPE_CHECKING:
     from r1_cli.train.episodes.player import EpisodePlayer
 
 
-def open_player(config: RunConfig, model: ModelFiles, renderer: Renderer, stack: ExitStack) -> "EpisodePlayer | None":
+def open_player(
+    config: RunConfig, model: ModelFiles, renderer: Renderer, stack: ExitStack, recorded: Path | None = None
+) -> "EpisodePlayer | None":
     """Open what plays the episodes of a multi-turn run; None for single responses. Raises as `episodes.open_player`."""
     if not config.worker.rollout.multi_turn.enable:
         return None
     from r1_cli.build import episodes
 
-    return episodes.open_player(config, model, renderer, stack)
+    return episodes.open_player(config, model, renderer, stack, recorded)
+
+
+def with_record(player: "EpisodePlayer | None", recorder: Recorder) -> "EpisodePlayer | None":
+    """Return the player so that it records what environments answer, unless it repeats recorded answers."""
+    if player is None or player.answers is not None:
+        return player
+    from r1_cli.train.episodes.answers import record_answers
+
+    return replace(player, answers=record_answers(recorder))
 
 
 def build_sampler(

@@ -15,18 +15,27 @@ if TYPE_CHECKING:
     from r1_cli.config import Provenance, RunConfig
 
 
+TOOLS_HELP = "What answers the policy in an episode: the record, or tools and environments, which are called again."
+
+
 @click.command(short_help="Repeat a recorded step bit by bit and show its stages.", context_settings=ANY_WORDS)
 @click.argument("run", type=Existing(folder=True))
 @click.argument("settings", nargs=-1, type=click.UNPROCESSED, metavar="[KEY=VALUE]...")
 @click.option("--step", required=True, type=click.IntRange(min=1), help="The step to repeat.")
 @click.option("--debug", is_flag=True, help="Show every stage of one group, from its prompt to the gradient's norm.")
 @click.option("--group", default=0, show_default=True, type=click.IntRange(min=0), help="The group that --debug shows.")
+@click.option("--tools", type=click.Choice(["record", "again"]), default="record", show_default=True, help=TOOLS_HELP)
 @click.option("--output", type=click.Path(path_type=Path), help="Keep the step's log and record in this new folder.")
-def replay(run: Path, settings: tuple[str, ...], step: int, debug: bool, group: int, output: Path | None) -> None:
+def replay(
+    run: Path, settings: tuple[str, ...], step: int, debug: bool, group: int, tools: str, output: Path | None
+) -> None:
     """Repeat a step of RUN, a run's folder, from the checkpoint before it, and compare it with the record.
 
     RUN is only read. The steps between the checkpoint and STEP are repeated, too. Settings that you name change what is
     repeated. Run it where the run was started, as paths are relative to that folder. Exit code 1 if something differs.
+
+    In episodes the record answers the policy. With `--tools again` tools and environments are called, and r1 names
+    those that answer equal turns differently.
 
     \b
       r1 replay checkpoints/easy_r1/demo --step 12
@@ -53,8 +62,9 @@ def replay(run: Path, settings: tuple[str, ...], step: int, debug: bool, group: 
         )
         share_processors()
         with _threads(plan.threads):
-            _repeat_step(config, provenance, step)
-        same = _print_comparison(run, folder, step, group if debug else None)
+            _repeat_step(config, provenance, step, run if tools == "record" else None)
+        tolerance = _print_answers(config, run, folder, tools)
+        same = _print_comparison(run, folder, step, group if debug else None, tolerance)
     if not same:
         raise SystemExit(1)
 
@@ -75,7 +85,7 @@ def _threads(count: int | None) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _repeat_step(config: "RunConfig", provenance: "Provenance", step: int) -> None:
+def _repeat_step(config: "RunConfig", provenance: "Provenance", step: int, answers: Path | None) -> None:
     from r1_cli.checkpoint.folders import CheckpointError
     from r1_cli.jobs.train import train
     from r1_cli.models.load import ModelError
@@ -87,16 +97,39 @@ def _repeat_step(config: "RunConfig", provenance: "Provenance", step: int) -> No
 
     own = AdvantageError, OwnCodeError, BrokenStepError
     with user_errors(ModelError, RewardFailure, RolloutError, CheckpointError, *own):
-        if code := train(config, provenance, until=step):
+        if code := train(config, provenance, until=step, answers=answers):
             raise SystemExit(code)
 
 
-def _print_comparison(run: Path, folder: Path, step: int, group: int | None) -> bool:
+def _print_answers(config: "RunConfig", run: Path, folder: Path, tools: str) -> float:
+    """Print what answered the policy in episodes; return the tolerance of the comparison."""
+    settings = config.worker.rollout.multi_turn
+    if not settings.enable:
+        return 0.0
+    from r1_cli.jobs.replay import ROUNDING
+    from r1_cli.train.episodes.answers import AnswerRecord, compare_answers
+
+    if tools == "record":
+        click.echo("tools and environments were not called: their answers are those of the record")
+    else:
+        lines = compare_answers(run, folder)
+        for line in lines or ("all answers of tools and environments to equal turns are those of the record",):
+            click.echo(visible(line))
+    if settings.scheduling == "rounds" or (tools == "record" and AnswerRecord(run).has_steps()):
+        return 0.0
+    click.echo(
+        f"with scheduling=arrival, turns decode beside others than then: numbers are compared up to {ROUNDING:g}"
+        + ("" if tools == "again" else ", as this engine does not tell at which step a turn began")
+    )
+    return ROUNDING
+
+
+def _print_comparison(run: Path, folder: Path, step: int, group: int | None, tolerance: float) -> bool:
     from r1_cli.jobs.replay import compare_step, show_group
 
     for line in show_group(folder, step, group) if group is not None else ():
         click.echo(visible(line))
-    compared = compare_step(run, folder, step)
+    compared = compare_step(run, folder, step, tolerance)
     for line in compared.changes:
         click.echo(f"since then: {visible(line)}")
     for line in compared.differences:
@@ -104,7 +137,6 @@ def _print_comparison(run: Path, folder: Path, step: int, group: int | None) -> 
     if compared.answers is None and compared.metrics is None:
         click.echo(f"step {step} was taken; {run} has neither a log nor a record of it to compare with")
     elif compared.same:
-        click.echo(
-            f"step {step} is the same to the bit: {compared.answers or 'no'} answers, {compared.metrics} metrics"
-        )
+        exact = f"up to {tolerance:g}" if tolerance else "to the bit"
+        click.echo(f"step {step} is the same {exact}: {compared.answers or 'no'} answers, {compared.metrics} metrics")
     return compared.same

@@ -13,6 +13,8 @@ import pyarrow as pa
 from r1_cli.checkpoint.folders import CheckpointStore, find_damage, read_state
 from r1_cli.runs.reader import FORKED, RunReader
 
+ROUNDING = 1e-3  # between sums in another order, over the steps since a checkpoint
+
 
 class NoReplayError(ValueError):
     """A step that cannot be repeated; the message says what is missing."""
@@ -60,8 +62,8 @@ def _settings_of(run: Path, step: int) -> tuple[dict[str, Any], int | None]:
 
 # In the order in which a step makes them: the first that differs is where to look.
 IN_ORDER = (
-    "prompt_id", "prompt_tokens", "media", "tokens", "rollout_logprobs", "finish_reason", "score", "parts", "failure",
-    "reward", "old_logprobs", "entropies", "ref_logprobs", "advantages",
+    "prompt_id", "prompt_tokens", "media", "tokens", "rollout_logprobs", "finish_reason", "sampled", "stop_reason",
+    "turns", "score", "parts", "failure", "reward", "old_logprobs", "entropies", "ref_logprobs", "advantages",
 )  # fmt: skip
 OF_THE_CLOCK = ("timing_", "perf/")
 
@@ -72,20 +74,21 @@ class StepComparison:
     metrics: int | None  # that were compared; None: the run has no log of the step
     differences: list[str]  # in the order in which a step makes what differs
     changes: list[str]  # of what the run stood on: packages, code, rows
+    tolerance: float = 0.0  # of numbers, relative and absolute; 0: bit for bit
 
     @property
     def same(self) -> bool:
-        """Whether something could be compared, and all of it is equal bit for bit."""
+        """Whether something could be compared, and all of it is equal."""
         return not self.differences and (self.answers or self.metrics) is not None
 
 
-def compare_step(run: Path, again: Path, step: int) -> StepComparison:
+def compare_step(run: Path, again: Path, step: int, tolerance: float = 0.0) -> StepComparison:
     differences: list[str] = []
     answers = None
     if step in RunReader(run).recorded_steps():
         then, now = (RunReader(folder).sample_table(step) for folder in (run, again))
         answers = len(then)
-        differences += compare_tables(then, now)
+        differences += compare_tables(then, now, tolerance)
     metrics = None
     logged, repeated = (read_metrics(folder, step) for folder in (run, again))
     if logged:
@@ -93,12 +96,12 @@ def compare_step(run: Path, again: Path, step: int) -> StepComparison:
         differences += [
             f"{name} is {repeated.get(name)!r}, was {value!r}"
             for name, value in logged.items()
-            if not _equal(value, repeated.get(name))
+            if not _equal(value, repeated.get(name), tolerance)
         ]
-    return StepComparison(answers, metrics, differences, list_changes(run, again))
+    return StepComparison(answers, metrics, differences, list_changes(run, again), tolerance)
 
 
-def compare_tables(then: pa.Table, now: pa.Table) -> list[str]:
+def compare_tables(then: pa.Table, now: pa.Table, tolerance: float = 0.0) -> list[str]:
     """Return the columns that differ, each with its first differing row."""
     if len(then) != len(now):
         return [f"{len(now)} answers, there were {len(then)}"]
@@ -106,8 +109,23 @@ def compare_tables(then: pa.Table, now: pa.Table) -> list[str]:
         f"{name} of group {then['group'][row].as_py()}, answer {then['sample'][row].as_py()}"
         for name in IN_ORDER
         if name in then.column_names  # which a record of an older version may lack
-        if (row := _first_unequal(then[name].to_pylist(), now[name].to_pylist())) is not None
+        if (row := _first_unequal(_values(then, name), _values(now, name), tolerance)) is not None
     ]
+
+
+def _values(table: pa.Table, name: str) -> list[Any]:
+    """Return a column; of calls without their seconds and causes, which older records lack."""
+    values: list[Any] = table[name].to_pylist()
+    if name != "turns":
+        return values
+    return [
+        turns and [{**turn, "calls": [_without_clock(call) for call in turn["calls"] or ()]} for turn in turns]
+        for turns in values
+    ]
+
+
+def _without_clock(call: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in call.items() if name not in ("seconds", "cause")}
 
 
 def read_metrics(run: Path, step: int) -> dict[str, Any]:
@@ -140,16 +158,17 @@ def list_changes(run: Path, again: Path) -> list[str]:
     return changes
 
 
-def _first_unequal(then: list[Any], now: list[Any]) -> int | None:
-    return next((row for row, (a, b) in enumerate(zip(then, now, strict=True)) if not _equal(a, b)), None)
+def _first_unequal(then: list[Any], now: list[Any], tolerance: float) -> int | None:
+    return next((row for row, (a, b) in enumerate(zip(then, now, strict=True)) if not _equal(a, b, tolerance)), None)
 
 
-def _equal(a: object, b: object) -> bool:
-    """Compare bit for bit; NaN equals NaN."""
-    if isinstance(a, float) and isinstance(b, float) and math.isnan(a):
-        return math.isnan(b)
+def _equal(a: object, b: object, tolerance: float) -> bool:
+    """Compare numbers up to a tolerance, 0: bit for bit; NaN equals NaN."""
+    if isinstance(a, float) and isinstance(b, float):
+        both = math.isnan(a) and math.isnan(b)
+        return both or a == b or (tolerance > 0 and math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance))
     if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        return len(a) == len(b) and all(map(_equal, a, b))
+        return len(a) == len(b) and all(_equal(one, other, tolerance) for one, other in zip(a, b, strict=True))
     return bool(a == b)
 
 

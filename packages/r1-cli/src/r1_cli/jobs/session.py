@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from pathlib import Path
 
 from rich.console import Console
 
@@ -22,7 +23,7 @@ from r1_cli.build.rewards.connect import connect_references, in_training
 from r1_cli.build.rewards.dispatch import open_verifier, require_columns
 from r1_cli.build.rewards.ground_truths import GroundTruthReader, find_unusable_ground_truths
 from r1_cli.build.rows import open_sources
-from r1_cli.build.sampler import build_sampler, build_sampling, open_player
+from r1_cli.build.sampler import build_sampler, build_sampling, open_player, with_record
 from r1_cli.checkpoint.folders import CheckpointStore, read_state
 from r1_cli.checkpoint.saving import Saver
 from r1_cli.checkpoint.stop import StopRequest
@@ -114,13 +115,16 @@ class TrainingSession:
         self.stack.callback(timeline.close)
         return Reports(console, timeline)
 
-    def open_data(self, config: RunConfig, devices: Devices, reports: Reports) -> Data:
-        """Open rewards and sources, and check every row. Raises DataError or RewardSpecError if one is unusable."""
+    def open_data(self, config: RunConfig, devices: Devices, reports: Reports, answers: Path | None = None) -> Data:
+        """Open rewards and sources, and check every row. Raises DataError or RewardSpecError if one is unusable.
+
+        `answers` is a run's folder, whose record answers the policy in place of tools and environments.
+        """
         sources, val_sources = training_sources(config.data), validation_sources(config.data)
         verifier = open_verifier(config, [*sources, *val_sources], self.stack)
         opened, val_opened = open_sources(sources), open_sources(val_sources)
         renderer = build_renderer(config, devices.model)
-        player = open_player(config, devices.model, renderer, self.stack)
+        player = open_player(config, devices.model, renderer, self.stack, answers)
         rendering = self.stack.enter_context(open_rendering(config, renderer, reports.timeline.record))
         media = open_media(config, devices.hardware, renderer, devices.placement.ranks, self.stack)
         rendering = replace(rendering, remote=media, prepare=player.renderer.tool_prompt if player else None)
@@ -218,7 +222,14 @@ class TrainingSession:
         return Logs(tracker, recorder, entry)
 
     def connect_rewards(
-        self, config: RunConfig, folder: RunFolder, devices: Devices, data: Data, models: Models, reports: Reports
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        devices: Devices,
+        data: Data,
+        models: Models,
+        reports: Reports,
+        logs: Logs,
     ) -> Sampler:
         """Connect rewards to their models, and the engine to the weight check.
 
@@ -239,7 +250,8 @@ class TrainingSession:
             reports.console.progress,
             resumed=folder.start is not None,
         )
-        sampler = build_sampler(config, model, verifier, models.engine, data.player)
+        player = with_record(data.player, logs.recorder)
+        sampler = build_sampler(config, model, verifier, models.engine, player)
         if not config.worker.rollout.canary:
             return sampler
         return add_weight_check(sampler, learner, build_canary(config, hardware, model, data.renderer, learner))

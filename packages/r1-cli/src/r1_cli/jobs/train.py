@@ -1,6 +1,7 @@
 """`r1 train`, from a checked configuration to a trained checkpoint."""
 
 from contextlib import ExitStack
+from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -15,11 +16,12 @@ from r1_cli.train import loop
 from r1_cli.train.types import Position
 
 
-def train(config: RunConfig, provenance: Provenance, *, until: int | None = None) -> int:
+def train(config: RunConfig, provenance: Provenance, *, until: int | None = None, answers: Path | None = None) -> int:
     """Train as configured, from the newest checkpoint of the run's folder if it has one.
 
     Args:
         until: end after this step; steps up to it are those of the whole run.
+        answers: a run's folder, whose record answers the policy in place of tools and environments.
 
     Returns:
         The exit code: 0, or 128 and the number of the signal that ended the run.
@@ -37,7 +39,7 @@ def train(config: RunConfig, provenance: Provenance, *, until: int | None = None
         folder = session.open_folder(config)
         config, devices = session.reserve_devices(config, folder)
         reports = session.open_reports(config, folder)
-        data = session.open_data(config, devices, reports)
+        data = session.open_data(config, devices, reports, answers)
         schedule = build_schedule(config, session.show_plan(config, devices, data), until)
         stream = session.open_stream(config, folder, data)
         models = session.load_models(config, devices, schedule)
@@ -45,7 +47,7 @@ def train(config: RunConfig, provenance: Provenance, *, until: int | None = None
         at = session.resume(config, folder, data, models, micro_batches)
         reports.begin(config, at.step, schedule.total_steps)
         logs = session.open_logs(config, folder, devices, data, reports, at)
-        sampler = session.connect_rewards(config, folder, devices, data, models, reports)
+        sampler = session.connect_rewards(config, folder, devices, data, models, reports, logs)
         sampling = session.open_sampling(config, folder, data, reports, schedule, stream, sampler, at)
         run = session.open_run(config, folder, devices, reports, models, logs, schedule, sampling)
         if config.trainer.val_only:

@@ -50,7 +50,8 @@ def describe_call(call: JsonObject) -> str:
     """Return a call in one line: tool, arguments, seconds, error."""
     arguments = "" if call["arguments"] in ("", "{}") else f" {call['arguments']}"
     left_out = f", {call['truncated']:,} characters left out" if call["truncated"] else ""
-    error = f", failed: {call['error']}" if call["error"] else ""
+    cause = f" ({call['cause']})" if call.get("cause") else ""  # which older records lack
+    error = f", failed{cause}: {call['error']}" if call["error"] else ""
     return f"[{call['tool']}{arguments}: {call['seconds']:.3g} s{left_out}{error}]"
 
 

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 __all__ = [
+    "ANSWERS",
     "CONFIG_FILE",
     "GENERATIONS_FILE",
     "LOG_FILE",
@@ -31,7 +32,7 @@ Row = dict[str, Any]  # of the record, by column: see `schema.COLUMNS`
 
 MANIFEST_FILE = "manifest.json"
 GENERATIONS_FILE = "generations.jsonl"
-SAMPLES, MEDIA = "samples", "media"  # folders
+SAMPLES, MEDIA, ANSWERS = "samples", "media", "answers"  # folders
 FORKED = "forked"  # in the column `stop_reason`: the row is a fork of an episode, whose answer is another row
 MEDIA_KINDS = {".png": "image/png", ".webp": "image/webp"}
 

@@ -20,6 +20,7 @@ CALL = pa.struct(
         ("seconds", pa.float32()),
         ("error", pa.string()),
         ("truncated", pa.int32()),  # characters left out of the result
+        ("cause", pa.string()),  # of the error: `timeout`, `crash`, `exception`, `malformed`, `limit`, …
     ]
 )
 TURN = pa.struct(

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from r1_cli.checkpoint.background import Background
-from r1_cli.runs.reader import FORKED, MEDIA, SAMPLES, Phase, sample_file
+from r1_cli.runs.reader import ANSWERS, FORKED, MEDIA, SAMPLES, Phase, sample_file
 from r1_cli.runs.schema import COLUMNS, SCHEMA
 from r1_cli.runs.track import Generation
 from r1_cli.runs.track.timing import Record
@@ -46,7 +46,7 @@ FRAME_MILLISECONDS = 250
 
 
 class Recorder:
-    """Writes the samples of a run's steps to `samples/` and `media/` of its folder.
+    """Writes the samples of a run's steps to `samples/` and `media/` of its folder, and answers to `answers/`.
 
     A step repeated after a resume replaces its file. After a failed write the recorder warns and stops; the run
     continues.
@@ -54,7 +54,7 @@ class Recorder:
 
     def __init__(self, folder: Path, most: int, ended: Record = lambda name, begin, end: None) -> None:
         """Start recording; the oldest steps are deleted above `most` bytes. 0 records nothing."""
-        self._samples, self._media, self._most, self._ended = folder / SAMPLES, MediaFolder(folder / MEDIA), most, ended
+        self._folder, self._media, self._most, self._ended = folder, MediaFolder(folder / MEDIA), most, ended
         self._thread = Background("r1-recording", ROOM)
         self._on = most > 0
         self._dropped = False
@@ -63,7 +63,13 @@ class Recorder:
     def record(self, step: int, phase: Phase, groups: Sequence[Group], samples: Sequence[Sample] = ()) -> None:
         """Write a step's responses in the background. Blocks only while earlier steps wait."""
         if self._on:
-            self._thread.do(partial(self._write, step, phase, groups, samples))
+            table = partial(to_table, step, phase, groups, samples, self._media.save)
+            self._thread.do(partial(self._write, SAMPLES, sample_file(step, phase), table))
+
+    def record_answers(self, name: str, to_table: "Callable[[Callable[[bytes], str]], pa.Table]") -> None:
+        """Write what environments answered in a sampling call. `to_table` gets what saves a PNG file."""
+        if self._on:
+            self._thread.do(partial(self._write, ANSWERS, name, lambda: to_table(self._media.save_png)))
 
     def flush(self) -> None:
         if self._on:
@@ -73,22 +79,23 @@ class Recorder:
         self.flush()
         self._thread.close()
 
-    def _write(self, step: int, phase: Phase, groups: Sequence[Group], samples: Sequence[Sample]) -> None:
+    def _write(self, folder: str, name: str, to_table: Callable[[], pa.Table]) -> None:
         if not self._on:
             return
         begin = time.perf_counter()
         try:
-            table = to_table(step, phase, groups, samples, self._media.save)
-            self._samples.mkdir(parents=True, exist_ok=True)
-            path = self._samples / sample_file(step, phase)
+            table, path = to_table(), self._folder / folder / name
+            path.parent.mkdir(parents=True, exist_ok=True)
             draft = path.with_name(f".draft_{path.name}")
-            pq.write_table(table, draft, compression="zstd", use_dictionary=REPEATED)
+            repeated = [column for column in REPEATED if column in table.column_names]
+            pq.write_table(table, draft, compression="zstd", use_dictionary=repeated)
             os.replace(draft, path)
             if self._count(path) > self._most:
                 self._make_room(path)
         except Exception as error:
             self._on = False
-            log.warning("samples are not recorded from step %d on: %s: %s", step, type(error).__name__, error)
+            step = int(name.partition("-")[0])
+            log.warning("%s are not recorded from step %d on: %s: %s", folder, step, type(error).__name__, error)
         finally:
             self._ended("record", begin, time.perf_counter())
 
@@ -101,7 +108,12 @@ class Recorder:
         return self._taken
 
     def _files(self) -> list[Path]:
-        return [*self._samples.glob("*.parquet"), *self._media.folder.glob("*.*")]
+        return [*self._tables(), *self._media.folder.glob("*.*")]
+
+    def _tables(self) -> list[Path]:
+        """Return the files of steps, the oldest first."""
+        found = [path for name in (SAMPLES, ANSWERS) for path in (self._folder / name).glob("*.parquet")]
+        return sorted(found, key=lambda path: path.name)
 
     def _make_room(self, newest: Path) -> None:
         """Delete the oldest steps, a tenth at a time, and media that only they show."""
@@ -109,11 +121,12 @@ class Recorder:
             log.warning("the record has reached trainer.record_gb: its oldest steps are deleted")
             self._dropped = True
         sizes = {path: path.stat().st_size for path in self._files()}
-        steps = [path for path in sorted(self._samples.glob("*.parquet")) if path != newest]
+        steps = [path for path in self._tables() if path != newest]
         while steps and sum(sizes.values()) > self._most:
             leaving, steps = steps[: 1 + len(steps) // 10], steps[1 + len(steps) // 10 :]
             shown = {name for path in (*steps, newest) for name in _media_of(path)}
-            for path in [*leaving, *(one for one in sizes if one.parent != self._samples and one.name not in shown)]:
+            media = [path for path in sizes if path.parent == self._media.folder and path.name not in shown]
+            for path in [*leaving, *media]:
                 path.unlink()
                 del sizes[path]
         self._taken = sum(sizes.values())
@@ -289,14 +302,23 @@ class MediaFolder:
             digest.update(f"{frame.mode} {frame.size} ".encode())
             digest.update(frame.tobytes())
         name = f"{digest.hexdigest()}{'.png' if len(frames) == 1 else '.webp'}"
+        self._write(name, partial(_encode, frames))
+        return name
+
+    def save_png(self, content: bytes) -> str:
+        """Write a file as an environment returned it; return its name."""
+        name = f"{hashlib.blake2b(content, digest_size=16).hexdigest()}.png"
+        self._write(name, lambda: content)
+        return name
+
+    def _write(self, name: str, encode: Callable[[], bytes]) -> None:
         path = self.folder / name
         if not path.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
-            draft, content = self.folder / f".draft_{name}", _encode(frames)
+            draft, content = self.folder / f".draft_{name}", encode()
             draft.write_bytes(content)
             self.written += len(content)
             os.replace(draft, path)
-        return name
 
 
 def _frames(video: Any) -> "list[Image]":

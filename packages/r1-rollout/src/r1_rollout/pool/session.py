@@ -50,5 +50,9 @@ class PoolSession(SteppedSession):
         super().__init__(requests, params, submit)
         self._requests = requests
 
+    @property
+    def steps(self) -> int | None:
+        return None
+
     def _step(self, timeout: float | None) -> list[tuple[Hashable, list[Completion]]]:
         return self._requests.step(timeout)

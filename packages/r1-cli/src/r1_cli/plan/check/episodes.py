@@ -25,13 +25,15 @@ def check_episodes(subject: Subject) -> Iterator[Finding]:
     from r1_cli.build.episodes import open_player
     from r1_cli.build.rendering import build_renderer
     from r1_cli.plan.announce import describe_player
+    from r1_rewards.environments.pool import EnvironmentPool
 
     with ExitStack() as stack:
         renderer = build_renderer(subject.config, subject.model)
         player = open_player(subject.config, subject.model, renderer, stack)
         for line in describe_player(player):
             yield Finding(KEY, "note", line)
-        yield from _play_one(subject, player.environments)
+        if isinstance(pool := player.environments, EnvironmentPool):
+            yield from _play_one(subject, pool)
 
 
 def _play_one(subject: Subject, environments: "EnvironmentPool") -> Iterator[Finding]:

@@ -2,15 +2,21 @@
 
 from collections import deque
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
+from r1_cli.train.episodes.answers import (
+    AnswerSource,
+    Environments,
+    RecordedEnvironments,
+    RecordingEnvironments,
+)
 from r1_cli.train.episodes.episode import Episode, EpisodeLimits
 from r1_cli.train.groups.trajectory import Call, StopReason, Trajectory
 from r1_data.turns.continuation import Continuation
 from r1_data.turns.turn_renderer import TurnRenderer
 from r1_data.types import DataError, MediaError, Message, Prompt, json_columns
-from r1_rewards.environments.pool import EnvironmentPool
 from r1_rewards.environments.types import PolicyTurn, StepResult, ToolCall
 from r1_rewards.types import Failure, Score
 from r1_rollout.errors import EngineError
@@ -32,13 +38,14 @@ class EpisodePlayer:
     together, so that tokens do not depend on how long tools take.
     """
 
-    environments: EnvironmentPool
+    environments: Environments
     renderer: TurnRenderer
     tokenizer: "PreTrainedTokenizerBase"
     end_token_ids: frozenset[int]
     limits: EpisodeLimits
     rounds: bool = False
     max_concurrent: int | None = None  # open episodes; None: all
+    answers: AnswerSource | None = None  # records what environments answer, or repeats it; None: neither
 
     def generate(
         self, engine: Engine, prompts: Sequence[Prompt], params: SamplingParams
@@ -46,14 +53,17 @@ class EpisodePlayer:
         """Yield (index into `prompts`, its `params.n` episodes) as each group finishes. Raises as `engine.generate`."""
         if not isinstance(engine, Interactive):
             raise EngineError(f"{type(engine).__name__} has no open_session, which episodes of several turns need")
-        session = engine.open_session(params)
-        play = Play(
-            replace(self, limits=replace(self.limits, max_tokens=params.max_tokens)), session, prompts, params.n
-        )
-        try:
-            yield from play
-        finally:
-            play.close()
+        session, limits = engine.open_session(params), replace(self.limits, max_tokens=params.max_tokens)
+        answers = self.answers(self.environments, session, params.seed) if self.answers else None
+        with answers or nullcontext(self.environments) as environments:
+            play = Play(replace(self, environments=environments, limits=limits), session, prompts, params.n)
+            try:
+                for index, episodes in play:
+                    if isinstance(environments, RecordingEnvironments):
+                        environments.version = episodes[0].weight_version
+                    yield index, episodes
+            finally:
+                play.close()
 
 
 @dataclass(slots=True)
@@ -129,8 +139,10 @@ class Play:
     def _receive(self) -> None:
         """Wait until the engine or an environment has something."""
         waiting = bool(self._starting or self._answering)
+        # Recorded answers come between two certain steps of the engine.
+        seconds = 0.0 if isinstance(self.player.environments, RecordedEnvironments) else POLL_SECONDS
         if self._sampling:
-            for key, completions in self.session.poll(POLL_SECONDS if waiting else None):
+            for key, completions in self.session.poll(seconds if waiting else None):
                 for episode, completion in zip(self._sampling.pop(key), completions, strict=True):
                     self._take_turn(episode, completion)
         if waiting:
@@ -187,7 +199,9 @@ class Play:
 
     def _take_observation(self, episode: Episode, answer: StepResult) -> None:
         limits = self.player.limits
-        calls = [Call(one.name, one.arguments, one.seconds, one.error, one.truncated) for one in answer.calls]
+        calls = [
+            Call(one.name, one.arguments, one.seconds, one.error, one.truncated, one.cause) for one in answer.calls
+        ]
         episode.add_outcome(answer.reward, answer.state)
         if answer.done or episode.turns >= limits.max_turns or episode.tokens_allowed < 1:
             episode.add_last_answer(answer.messages, calls)

@@ -44,6 +44,7 @@ class Call:
     seconds: float = 0.0
     error: str = ""
     truncated: int = 0  # characters left out of its result
+    cause: str = ""  # of the error, as `r1_rewards.types.Failure` has it, or malformed, limit
 
 
 @dataclass(frozen=True, slots=True)

@@ -105,7 +105,7 @@ class DynamicSampling:
         params = replace(self.sampling, seed=derive_seed(self.sampling.seed, position.rounds))
         prompts = [prompt for _, prompt in readable]
         sampled = sample_groups(self.sampler, prompts, params, watch, self.progress, drain_rule=drain_rule)
-        compared = self._compare_with_greedy(sampled, watch) if self.baselines else sampled
+        compared = self._compare_with_greedy(sampled, params.seed, watch) if self.baselines else sampled
         groups: list[Group] = []
         for index, group in compared.items():
             if judged := self._prepare_for_filter(group):
@@ -148,12 +148,14 @@ class DynamicSampling:
         judged = self._prepare_for_filter(group)
         return judged is not None and passes(group_filter, filter_values([judged], self.filter_key))[0]
 
-    def _compare_with_greedy(self, sampled: dict[int, Group], watch: Stopwatch) -> dict[int, Group]:
+    def _compare_with_greedy(self, sampled: dict[int, Group], seed: int, watch: Stopwatch) -> dict[int, Group]:
         """Add the greedy response's reward as a baseline (ReMax, arXiv 2310.10505).
 
         Groups whose greedy response could not be scored are left out.
         """
-        greedily = SamplingParams(max_tokens=self.sampling.max_tokens, temperature=0.0)
+        # The seed names the call in the record; greedy sampling has no noise.
+        seed = derive_seed(seed, "greedy")
+        greedily = SamplingParams(max_tokens=self.sampling.max_tokens, temperature=0.0, seed=seed)
         prompts = [group.prompt for group in sampled.values()]
         greedy = sample_groups(self.sampler, prompts, greedily, watch, self.progress)
         compared = {}
