@@ -67,10 +67,8 @@ def test_an_episode_is_shown_turn_by_turn(tmp_path: Path) -> None:
     assert HOSTILE in page.text  # as text
     told = page.text[page.text.index("I look.") :]
     assert "[reward 0.5]" in told
-    assert (
-        '[look {"x0": 0.5}: 0.25 s]\n[look {"x0": 0.5}: 0.25 s, failed (exception): no such part]\nHere it is:\n[picture]'
-        in told
-    )
+    failed = '[look {"x0": 0.5}: 0.25 s, failed (exception): no such part]'
+    assert f'[look {{"x0": 0.5}}: 0.25 s]\n{failed}\nHere it is:\n[picture]' in told
     assert told.index("[picture]") < told.index("It is 4.") < told.index("nobody reads this")
     assert "stopped: done" in told
     assert text.count("<pre class=answer>") == text.count("It is 4.") * 2
