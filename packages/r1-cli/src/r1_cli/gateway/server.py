@@ -37,11 +37,14 @@ LONG_BODY_BYTES = 1 << 20  # read in another thread, because others wait meanwhi
 IDLE_SECONDS = 600  # after which a connection is closed; agents hold theirs while tools run
 STOP_SECONDS = 1  # for requests that are being answered when the server ends
 MODEL = "policy"
+SESSION_PATH = "/sessions/{name}"
 UNREAD = (401, 404, 408, 413)  # statuses after which a part of the body may be left
 IGNORED_HEADER = "x-r1-ignored"
 
 log = logging.getLogger("r1")
 Answer = Callable[[str, ChatRequest], "Future[ChatReply]"]
+Written = tuple[JsonObject | bytes, dict[str, str]]  # JSON or server-sent events, and headers
+Endpoint = Callable[[Dialect, "Session", JsonObject], Awaitable[Written]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +110,7 @@ class GatewayServer:
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(f"agents need {error.name}: pip install 'r1-cli[gateway]'") from error
         self._sessions: dict[str, Session] = {}  # by their name in URLs
-        self._told: set[str] = set()
+        self._warned: set[str] = set()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, port), family=family, backlog=1024)
         shown = f"[{host}]" if ":" in host else host
@@ -151,67 +154,50 @@ class GatewayServer:
 
     def _build_app(self) -> "Starlette":
         from starlette.applications import Starlette
-        from starlette.requests import Request
-        from starlette.responses import JSONResponse, Response
+        from starlette.responses import JSONResponse
         from starlette.routing import Route
 
-        Endpoint = Callable[[Request, Session], Awaitable[Response]]
+        def route(path: str, dialect: Dialect, endpoint: Endpoint, method: str = "POST") -> Route:
+            async def call(request: "Request") -> "Response":
+                return await self._respond(request, dialect, endpoint)
 
-        def guarded(dialect: Dialect, endpoint: Endpoint) -> Callable[[Request], Awaitable[Response]]:
-            async def call(request: Request) -> Response:
-                try:
-                    session = self._authorize(request)
-                except GatewayError as error:
-                    await http_limits.drain(request.receive)
-                    return refused(dialect, error)
-                try:
-                    return await endpoint(request, session)
-                except GatewayError as error:
-                    return refused(dialect, error)
-                except http_limits.RefusedRequest as error:
-                    return refused(dialect, GatewayError(error.status, str(error)))
-                except Exception as error:
-                    log.exception("the gateway cannot answer a request")
-                    return refused(dialect, GatewayError(500, f"the gateway failed: {type(error).__name__}"))
+            return Route(f"{SESSION_PATH}{path}", call, methods=[method])
 
-            return call
-
-        def refused(dialect: Dialect, error: GatewayError) -> Response:
-            # Clients of both vendors send a request again after 408, 409 and 5xx unless a header says not to.
-            headers = {"x-should-retry": "true" if error.status == 503 else "false"}
-            if error.status in UNREAD:
-                headers["connection"] = "close"
-            return JSONResponse(dialect.write_error(error), error.status, headers)
-
-        def completing(dialect: Dialect) -> Callable[[Request], Awaitable[Response]]:
-            async def complete(request: Request, session: Session) -> Response:
-                return await self._complete(request, session, dialect)
-
-            return guarded(dialect, complete)
-
-        async def list_models(request: Request, session: Session) -> Response:
-            model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "r1"}
-            as_anthropic = {"type": "model", "display_name": MODEL, "created_at": "1970-01-01T00:00:00Z"}
-            ends = {"has_more": False, "first_id": MODEL, "last_id": MODEL}
-            return JSONResponse({"object": "list", "data": [{**model, **as_anthropic}], **ends})
-
-        async def take_reward(request: Request, session: Session) -> Response:
-            self._take_reward(session, await self._read(request))
-            return JSONResponse({})
-
-        async def is_missing(request: Request, error: Exception) -> Response:
-            listed = ", ".join(route.path.removeprefix("/sessions/{name}") for route in routes)
+        async def is_missing(request: "Request", error: Exception) -> "Response":
+            listed = ", ".join(route.path.removeprefix(SESSION_PATH) for route in routes)
             missing = GatewayError(404, f"there is no {request.method} {request.url.path} here; sessions have {listed}")
-            return JSONResponse(CHAT_COMPLETIONS.write_error(missing), 404)
+            return JSONResponse(CHAT_COMPLETIONS.write_error(missing), missing.status)
 
         routes = [
-            Route("/sessions/{name}/v1/chat/completions", completing(CHAT_COMPLETIONS), methods=["POST"]),
-            Route("/sessions/{name}/v1/responses", completing(RESPONSES), methods=["POST"]),
-            Route("/sessions/{name}/v1/messages", completing(ANTHROPIC_MESSAGES), methods=["POST"]),
-            Route("/sessions/{name}/v1/models", guarded(CHAT_COMPLETIONS, list_models), methods=["GET"]),
-            Route("/sessions/{name}/reward", guarded(CHAT_COMPLETIONS, take_reward), methods=["POST"]),
+            route("/v1/chat/completions", CHAT_COMPLETIONS, self._complete),
+            route("/v1/responses", RESPONSES, self._complete),
+            route("/v1/messages", ANTHROPIC_MESSAGES, self._complete),
+            route("/v1/models", CHAT_COMPLETIONS, self._list_models, "GET"),
+            route("/reward", CHAT_COMPLETIONS, self._take_reward),
         ]
         return Starlette(routes=routes, exception_handlers={404: is_missing, 405: is_missing})
+
+    async def _respond(self, request: "Request", dialect: Dialect, endpoint: Endpoint) -> "Response":
+        from starlette.responses import JSONResponse, Response
+
+        try:
+            session = self._authorize(request)
+        except GatewayError as error:
+            await http_limits.drain(request.receive)
+            return _refuse(dialect, error)
+        try:
+            body = {} if request.method == "GET" else await self._read(request)
+            content, headers = await endpoint(dialect, session, body)
+        except GatewayError as error:
+            return _refuse(dialect, error)
+        except http_limits.RefusedRequest as error:
+            return _refuse(dialect, GatewayError(error.status, str(error)))
+        except Exception as error:
+            log.exception("the gateway cannot answer a request")
+            return _refuse(dialect, GatewayError(500, f"the gateway failed: {type(error).__name__}"))
+        if isinstance(content, bytes):
+            return Response(content, 200, headers, "text/event-stream")
+        return JSONResponse(content, 200, headers)
 
     def _authorize(self, request: "Request") -> Session:
         name = request.path_params["name"]
@@ -228,36 +214,49 @@ class GatewayServer:
         body = await http_limits.read_body(request.receive, self._max_body_bytes)
         return await asyncio.to_thread(read_body, body) if len(body) > LONG_BODY_BYTES else read_body(body)
 
-    async def _complete(self, request: "Request", session: Session, dialect: Dialect) -> "Response":
-        from starlette.responses import JSONResponse, Response
-
-        body = await self._read(request)
+    async def _complete(self, dialect: Dialect, session: Session, body: JsonObject) -> Written:
         streams = Fields(body).get("stream", bool) is True
         if dialect is RESPONSES:
             body = session.responses.expand(body)
         reply = await result_of(self._answer(session.id, dialect.read(body)))
+        written = dialect.write(body, reply)
         if dialect is RESPONSES:
-            session.responses.add(body, dialect.write(body, reply))
+            session.responses.add(body, written)
         headers = {"cache-control": "no-store"}
         if ignored := ignored_keys(body):
-            self._tell(ignored)
+            self._warn(ignored)
             headers[IGNORED_HEADER] = ", ".join(ignored)
-        if streams:
-            return Response(b"".join(dialect.events(body, reply)), 200, headers, "text/event-stream")
-        return JSONResponse(dialect.write(body, reply), 200, headers)
+        return b"".join(dialect.events(body, reply)) if streams else written, headers
 
-    def _tell(self, ignored: list[str]) -> None:
-        if new := [key for key in ignored if key not in self._told]:
-            self._told.update(new)
+    def _warn(self, ignored: list[str]) -> None:
+        if new := [key for key in ignored if key not in self._warned]:
+            self._warned.update(new)
             log.warning("an agent sets %s; the run's own settings are used (worker.rollout)", ", ".join(new))
 
-    def _take_reward(self, session: Session, body: JsonObject) -> None:
+    async def _list_models(self, dialect: Dialect, session: Session, body: JsonObject) -> Written:
+        model = {"id": MODEL, "object": "model", "created": 0, "owned_by": "r1"}
+        as_anthropic = {"type": "model", "display_name": MODEL, "created_at": "1970-01-01T00:00:00Z"}
+        ends = {"has_more": False, "first_id": MODEL, "last_id": MODEL}
+        return {"object": "list", "data": [{**model, **as_anthropic}], **ends}, {}
+
+    async def _take_reward(self, dialect: Dialect, session: Session, body: JsonObject) -> Written:
         value = body.get("reward")
         if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
             raise Fields(body).wrong("reward", "must be a finite number")
         if self._reward is None:
             raise GatewayError(400, "this run takes no rewards of agents")
         self._reward(session.id, float(value))
+        return {}, {}
+
+
+def _refuse(dialect: Dialect, error: GatewayError) -> "Response":
+    from starlette.responses import JSONResponse
+
+    # Clients of both vendors send a request again after 408, 409 and 5xx unless a header says not to.
+    headers = {"x-should-retry": "true" if error.status == 503 else "false"}
+    if error.status in UNREAD:
+        headers["connection"] = "close"
+    return JSONResponse(dialect.write_error(error), error.status, headers)
 
 
 async def result_of(future: "Future[ChatReply]") -> ChatReply:
