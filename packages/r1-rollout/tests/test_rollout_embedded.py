@@ -25,8 +25,8 @@ from embedded_cases import (
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from r1_rollout.embedded import EmbeddedEngine
-from r1_rollout.embedded.decoding import alike
 from r1_rollout.embedded.kv import GroupCache
+from r1_rollout.embedded.prefill import alike
 from r1_rollout.errors import WeightsError
 from r1_rollout.types import Drainable, Generator, SamplingParams
 from r1_rollout.weights import LocalWeights

@@ -7,11 +7,10 @@ import pytest
 import torch
 from embedded_cases import END, assert_exact, engine_for, mixed_prompts, sample, text_prompt
 from torch.nn import functional as F
-from transformers import DynamicCache
 
 from r1_rollout.embedded import segments
-from r1_rollout.embedded.decoding import prefill_batches
-from r1_rollout.embedded.kv import LOG2_E, GroupCache
+from r1_rollout.embedded.kv import LOG2_E, GroupCache, KeysValues
+from r1_rollout.embedded.prefill import prefill_batches
 from r1_rollout.embedded.segments import close_gaps, cut
 from r1_rollout.types import SamplingParams
 from r1_rollout.weights import LocalWeights
@@ -71,10 +70,9 @@ def test_attention_over_segments_is_that_over_whole_rows_to_1e_12_in_float64():
     draw = torch.Generator().manual_seed(1)
     lengths = [3, 30, 5, 11]
     past = [torch.randn(2, HEADS, length, SIZE, dtype=torch.float64) for length in lengths]  # keys and values
-    cache, prefilled = GroupCache(12, 40), DynamicCache()
+    cache = GroupCache(12, 40)
     padded = [F.pad(one, (0, 0, 0, max(lengths) - one.shape[2])) for one in past]
-    prefilled.update(*torch.stack(padded, dim=1), layer_idx=0)
-    cache.insert(prefilled, lengths, 0)
+    cache.insert([KeysValues(*torch.stack(padded, dim=1))], lengths, 0)
     slots = torch.arange(12) % 4
     rows = [past[slot] for slot in slots.tolist()]
     ages = torch.zeros(12, dtype=torch.int64)

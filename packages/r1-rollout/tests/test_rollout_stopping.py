@@ -11,8 +11,8 @@ import torch
 from embedded_cases import END, copy_of, engine_for, mixed_prompts, sample, text_prompt
 
 from r1_rollout.embedded import EmbeddedEngine, decoding
-from r1_rollout.embedded.decoding import prefill
 from r1_rollout.embedded.kv import GroupCache
+from r1_rollout.embedded.prefill import prefill
 from r1_rollout.errors import PromptError
 from r1_rollout.types import Completion, SamplingParams
 from r1_rollout.weights import LocalWeights

@@ -10,7 +10,7 @@ from pydantic import Field
 
 from r1_cli.config.files import definition_problems, where_or_near
 from r1_cli.config.problems import KeyProblem, KeyRemark
-from r1_cli.config.section import Count, OneOrMore, Positive, Section, Tree, UserPath
+from r1_cli.config.section import Count, NonNegative, OneOrMore, Positive, Section, Tree, UserPath
 from r1_rewards.spec import MODEL_REWARDS
 from r1_rewards.types import suggest
 
@@ -53,6 +53,7 @@ class MultiTurnSettings(Section):
     episode_timeout: Positive = 600.0  # seconds of an episode, the policy's turns included
     num_workers: Count = 8  # processes that run tools; an environment has one of its own for each episode
     max_concurrent: Count | None = None  # episodes at a time; null: all of a sampling round
+    prefix_cache_gb: NonNegative = 4.0  # GiB of keys and values that the embedded engine keeps between turns; 0: none
 
     @property
     def has_environment(self) -> bool:

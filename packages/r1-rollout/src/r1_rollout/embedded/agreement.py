@@ -1,5 +1,6 @@
 """A check that the embedded engine computes what the model does by itself, when it takes over a model."""
 
+import sys
 from collections.abc import Hashable, Sequence
 from typing import TYPE_CHECKING
 
@@ -7,11 +8,13 @@ import torch
 from torch import Tensor
 
 from r1_rollout.embedded.architecture import Reach
-from r1_rollout.embedded.decoding import Decoding, rotary_axes, without_lone_axis
+from r1_rollout.embedded.decoding import Decoding
 from r1_rollout.embedded.kv import ATTENTION
+from r1_rollout.embedded.prefill import rotary_axes, without_lone_axis
+from r1_rollout.embedded.prefix_cache import PrefixCache
 from r1_rollout.embedded.rows import SamplingRequest, forced_strategy
 from r1_rollout.embedded.stack import Stack, stack_of
-from r1_rollout.errors import RolloutError
+from r1_rollout.errors import NonFiniteLogits, RolloutError
 from r1_rollout.probes import ProbePrompt, spread_tokens
 from r1_rollout.tokens import setting
 from r1_rollout.types import Completion
@@ -71,15 +74,53 @@ def require_agreement(model: "PreTrainedModel", reach: Reach, allowed: Sequence[
     return stack if widest_gap(found, expected) <= tolerance else None
 
 
-def _prompts(model: "PreTrainedModel", reach: Reach, allowed: Sequence[int]) -> list[ProbePrompt]:
+def agree_behind_prefixes(model: "PreTrainedModel", reach: Reach, allowed: Sequence[int], filler: int) -> bool | None:
+    """Whether prompts that go on from kept keys and values get the log-probs of the model's own forward.
+
+    None if log-probs are not finite, which shows nothing.
+    """
+    prompts = _prompts(model, reach, allowed, 3 * _RESPONSE)
+    first, between, last = (
+        [spread_tokens(allowed, _RESPONSE, turn + 3 * number) for number in range(len(prompts))] for turn in range(3)
+    )
+    later = [
+        ProbePrompt(
+            prompt.id, [*prompt.token_ids, *turn, *answer], _extended(prompt.position_ids, len(turn) + len(answer))
+        )
+        for prompt, turn, answer in zip(prompts, first, between, strict=True)
+    ]
+    prefixes = PrefixCache(sys.maxsize)
+    try:
+        _engine_logprobs(model, prompts, first, filler, prefixes=prefixes)
+        kept = len(prefixes)
+        found = _engine_logprobs(model, later, last, filler, prefixes=prefixes)
+        if kept < len(prompts) or len(prefixes) > kept:  # the later ones have taken the place of the first
+            return False
+        model.set_attn_implementation("eager")
+        expected = [_own_logprobs(model, *pair) for pair in zip(later, last, strict=True)]
+    except NonFiniteLogits:
+        return None
+    except RolloutError:
+        raise
+    except Exception:  # of something that the model's forward needs, and which is not known behind a prefix
+        return False
+    finally:
+        model.set_attn_implementation(ATTENTION)
+    return widest_gap(found, expected) <= TOLERANCE.get(model.dtype, TOLERANCE[torch.float32])
+
+
+def _prompts(
+    model: "PreTrainedModel", reach: Reach, allowed: Sequence[int], behind: int = _RESPONSE
+) -> list[ProbePrompt]:
+    """Return probes with room for `behind` tokens after each."""
     text = model.config.get_text_config()
     rope = setting(text, "rope_parameters") or {}
     known = reach.positions or 2 * (setting(text, "max_position_embeddings") or 1024)
-    room = min(reach.window or known, known) - _RESPONSE
+    room = min(reach.window or known, known) - behind
     prompts = []
     for number, longest in enumerate(_LENGTHS):
         length = max(1, min(longest, room))
-        first = 0 if number == 0 else max(0, known - length - _RESPONSE)
+        first = 0 if number == 0 else max(0, known - length - behind)
         positions = torch.arange(first, first + length).expand(4 if "mrope_section" in rope else 1, -1)
         prompts.append(ProbePrompt(f"agreement:{number}", spread_tokens(allowed, length, number), positions))
     return prompts
@@ -87,9 +128,7 @@ def _prompts(model: "PreTrainedModel", reach: Reach, allowed: Sequence[int]) -> 
 
 @torch.inference_mode()
 def _own_logprobs(model: "PreTrainedModel", prompt: ProbePrompt, response: list[int]) -> list[float]:
-    rotary = rotary_axes(prompt.position_ids)
-    behind = int(rotary.max()) + 1 + torch.arange(len(response)).expand(len(rotary), -1)
-    positions: Tensor = without_lone_axis(torch.cat([rotary, behind], dim=1)[:, None])
+    positions = without_lone_axis(_extended(rotary_axes(prompt.position_ids), len(response))[:, None])
     logits = model(
         input_ids=torch.tensor([[*prompt.token_ids, *response]], device=model.device),
         position_ids=positions.to(model.device),
@@ -100,12 +139,19 @@ def _own_logprobs(model: "PreTrainedModel", prompt: ProbePrompt, response: list[
     return logprobs
 
 
+def _extended(position_ids: Tensor, count: int) -> Tensor:
+    """Append the positions of tokens: [axes, length] -> [axes, length + count]."""
+    behind = int(position_ids.max()) + 1 + torch.arange(count)
+    return torch.cat([position_ids, behind.expand(len(position_ids), -1)], dim=1)
+
+
 def _engine_logprobs(
     model: "PreTrainedModel",
     prompts: Sequence[ProbePrompt],
     responses: Sequence[list[int]],
     filler: int,
     stack: Stack | None = None,
+    prefixes: PrefixCache | None = None,
 ) -> list[list[float]]:
     decoding = Decoding(
         model,
@@ -115,6 +161,7 @@ def _engine_logprobs(
         longest=max(map(len, responses)),
         version=0,
         stack=stack,
+        prefixes=prefixes,
     )
     for index, prompt in enumerate(prompts):
         decoding.submit(SamplingRequest(index, prompt, [index], len(responses[index])))

@@ -1,16 +1,16 @@
 """Continuous batching in the embedded engine: prefill of prompts, decoding steps of rows, finished groups."""
 
 from collections import deque
-from collections.abc import Callable, Hashable, Mapping, Sequence
-from itertools import chain
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Literal, TypeAlias, cast
 
 import torch
 from torch import Tensor
-from transformers import DynamicCache
 
 from r1_rollout.embedded.graphs import Graphs
 from r1_rollout.embedded.kv import GroupCache
+from r1_rollout.embedded.prefill import PrefillPart, alike, prefill, prefill_batches, rotary_axes, without_lone_axis
+from r1_rollout.embedded.prefix_cache import Prefix, PrefixCache
 from r1_rollout.embedded.rows import DecodingStrategy, Rows, SamplingRequest
 from r1_rollout.embedded.stack import Stack
 from r1_rollout.errors import EngineMemoryError, NonFiniteLogits
@@ -20,82 +20,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 FinishedGroup: TypeAlias = tuple[Hashable, list[Completion]]  # the key of a request, and its completions
-_PROMPTS = 16  # per forward; with _TOKENS it bounds the logits and activations
-_SHORT = 64  # tokens: such prompts go together whatever their lengths
-_TOKENS = 16384  # per forward, padding included, unless one prompt alone has more
-
-
-def prefill_batches(lengths: Sequence[int]) -> list[list[int]]:
-    """Return batches of indices in which no prompt is more than twice as long as another."""
-    batches: list[list[int]] = []
-    for index in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
-        batch = batches[-1] if batches else []
-        longest = lengths[batch[0]] if batch else 0
-        alike = longest <= max(2 * lengths[index], _SHORT)
-        if batch and alike and len(batch) < _PROMPTS and (len(batch) + 1) * longest <= _TOKENS:
-            batch.append(index)
-        else:
-            batches.append([index])
-    return batches
-
-
-def alike(inputs: Sequence[Mapping[str, Tensor]]) -> list[list[int]]:
-    """Return the indices of inputs that can be concatenated: those of one name agree in all but their first axis."""
-    parts: list[tuple[list[int], dict[str, tuple[int, ...]]]] = []
-    for index, one in enumerate(inputs):
-        shapes = {name: tuple(tensor.shape[1:]) for name, tensor in one.items()}
-        for indices, kind in parts:
-            if kind | shapes == shapes | kind:
-                indices.append(index)
-                kind.update(shapes)
-                break
-        else:
-            parts.append(([index], shapes))
-    return [indices for indices, _ in parts]
-
-
-def prefill(
-    model: "PreTrainedModel", prompts: Sequence[PromptLike], inputs: Sequence[Mapping[str, Tensor]], filler: int
-) -> tuple[DynamicCache, Tensor]:
-    """Run prompts, padded on the right, through the model.
-
-    Args:
-        inputs: further arguments of the forward for each prompt, see `alike`.
-        filler: the token to pad with; not a placeholder of media, for those are counted.
-
-    Returns:
-        Keys and values of the padded prompts, and the logits [prompts, vocabulary] after each prompt.
-    """
-    device, lengths = model.device, [len(prompt.token_ids) for prompt in prompts]
-    rotary = [rotary_axes(prompt.position_ids) for prompt in prompts]
-    token_ids = torch.full((len(prompts), max(lengths)), filler)
-    position_ids = torch.zeros(len(rotary[0]), len(prompts), max(lengths), dtype=torch.int64)
-    for row, (prompt, positions) in enumerate(zip(prompts, rotary, strict=True)):
-        token_ids[row, : lengths[row]] = torch.tensor(prompt.token_ids)
-        position_ids[:, row, : lengths[row]] = positions
-    media = {
-        name: torch.cat([one[name] for one in inputs if name in one]).to(device) for name in sorted({*chain(*inputs)})
-    }
-    ends, cache = sorted({*lengths}), DynamicCache()
-    logits = model(
-        input_ids=token_ids.to(device),
-        position_ids=without_lone_axis(position_ids).to(device),
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=torch.tensor(ends, device=device) - 1,
-        **media,
-    ).logits
-    return cache, logits[range(len(prompts)), [*map(ends.index, lengths)]]
-
-
-def rotary_axes(position_ids: Tensor) -> Tensor:
-    """Drop M-RoPE's text axis, which only tells packed sequences apart: [axes, length] -> [1 or axes - 1, length]."""
-    return position_ids[1:] if len(position_ids) > 1 else position_ids
-
-
-def without_lone_axis(position_ids: Tensor) -> Tensor:
-    """Drop a single axis: models without M-RoPE take [batch, length]."""
-    return position_ids[0] if len(position_ids) == 1 else position_ids
 
 
 class Decoding:
@@ -112,12 +36,14 @@ class Decoding:
         version: int,
         stack: Stack | None = None,
         graphs: bool = False,
+        prefixes: PrefixCache | None = None,
     ) -> None:
         """Prepare the call.
 
         Args:
             longest: the largest limit of a request.
             stack: computes decoding steps, unless a hook is on a module that it skips.
+            prefixes: gets finished samples, from which later requests go on.
         """
         self._model, self._strategy, self._version = model, strategy, version
         stack = None if stack is None or stack.is_watched() else stack
@@ -128,6 +54,8 @@ class Decoding:
         self.axes = 0  # of the first request's positions; 0 before it
         self._slots: list[SamplingRequest] = []  # the request in each slot of the cache
         self._finished: list[FinishedGroup] = []
+        self._prefixes = prefixes
+        self.prefilled = 0  # tokens of prompts that were computed
         self._running: tuple[Rows, GroupCache] | None = (
             Rows(max_sequences, max(longest, 1), model.device),
             GroupCache(max_sequences, longest, in_place=isinstance(self._stack, Graphs)),
@@ -187,7 +115,7 @@ class Decoding:
         self._waiting.clear()
 
     def close(self) -> None:
-        self._running = self._stack = None
+        self._running = self._stack = self._prefixes = None
         self._waiting.clear()
         self._finished.clear()
 
@@ -214,22 +142,40 @@ class Decoding:
             self._entered[request.key] = request  # unfinished while it is computed too, for a call that ends meanwhile
             entering.append(request)
             room -= len(request.noise)
+        parts = [self._part(request) for request in entering]
         logits = []
-        for batch in prefill_batches([len(request.prompt.token_ids) for request in entering]):
-            together = [entering[position] for position in batch]
-            inputs = [dict(request.prompt.model_inputs) for request in together]
-            for part in alike(inputs):
-                requests = [together[place] for place in part]
-                prompts = [request.prompt for request in requests]
-                prefilled, behind = prefill(self._model, prompts, [inputs[place] for place in part], self._filler)
-                cache.insert(prefilled, [len(prompt.token_ids) for prompt in prompts], len(self._slots))
-                counts = torch.tensor([len(request.noise) for request in requests], device=behind.device)
-                logits.append(behind.repeat_interleave(counts, dim=0))
-                for request in requests:
-                    position = int(rotary_axes(request.prompt.position_ids).max()) + 1
-                    rows.add(request, position, slot=len(self._slots))
-                    self._slots.append(request)
+        for continued in (False, True):
+            group = [place for place, part in enumerate(parts) if (part.prefix is not None) == continued]
+            of_group = [parts[place] for place in group]
+            for batch in prefill_batches([part.length for part in of_group], [part.known for part in of_group]):
+                for together in alike([of_group[position].inputs for position in batch]):
+                    places = [group[batch[position]] for position in together]
+                    logits.append(self._prefill([entering[i] for i in places], [parts[i] for i in places], rows, cache))
         return torch.cat(logits)
+
+    def _part(self, request: SamplingRequest) -> PrefillPart:
+        inputs = dict(request.prompt.model_inputs)
+        if self._prefixes is None:
+            return PrefillPart(request.prompt, inputs)
+        request.inputs = inputs
+        positions = rotary_axes(request.prompt.position_ids)
+        if (prefix := self._prefixes.take(request.prompt, positions, inputs)) is None:
+            return PrefillPart(request.prompt, inputs)
+        return PrefillPart(request.prompt, prefix.remaining(inputs), prefix)
+
+    def _prefill(
+        self, requests: Sequence[SamplingRequest], parts: Sequence[PrefillPart], rows: Rows, cache: GroupCache
+    ) -> Tensor:
+        """Compute prompts for their slots and rows; return the rows' logits."""
+        prefilled, behind = prefill(self._model, parts, self._filler)
+        self.prefilled += sum(part.length for part in parts)
+        cache.insert(prefilled, [len(request.prompt.token_ids) for request in requests], len(self._slots))
+        for request in requests:
+            position = int(rotary_axes(request.prompt.position_ids).max()) + 1
+            rows.add(request, position, slot=len(self._slots))
+            self._slots.append(request)
+        counts = torch.tensor([len(request.noise) for request in requests], device=behind.device)
+        return behind.repeat_interleave(counts, dim=0)
 
     def _decode(self, rows: Rows, cache: GroupCache) -> Tensor:
         axes = len(rotary_axes(rows.owners[0][0].prompt.position_ids))
@@ -256,12 +202,26 @@ class Decoding:
             tokens, logprobs = rows.decoded(row)
             reason: Literal["stop", "length"] = "stop" if stopped[row] else "length"
             request.completions[sample] = Completion(tokens.numpy(), logprobs.numpy(), reason, self._version)
+            if self._prefixes is not None:
+                self._keep(self._prefixes, request, row, tokens.tolist(), cache)
         self._remove_rows(finished, rows, cache)
         for request in [one for one in self._entered.values() if len(one.completions) == len(one.noise)]:
             del self._entered[request.key]
             self._finished.append((request.key, [request.completions[sample] for sample in range(len(request.noise))]))
             self._vacate(self._slots.index(request), rows, cache)
         return bool(finished)
+
+    def _keep(
+        self, prefixes: PrefixCache, request: SamplingRequest, row: int, tokens: list[int], cache: GroupCache
+    ) -> None:
+        """Keep a finished row's keys and values for a prompt that goes on from it."""
+        prompt, decoded = request.prompt, len(tokens) - 1  # the last token's are not computed
+        states = cache.read(self._slots.index(request), row, (len(prompt.token_ids), decoded))
+        if states is not None:
+            positions = rotary_axes(prompt.position_ids)
+            behind = (positions.max() + 1 + torch.arange(decoded)).expand(len(positions), -1)
+            position_ids = torch.cat([positions, behind], dim=1)
+            prefixes.add(Prefix((*prompt.token_ids, *tokens), position_ids, request.inputs, states))
 
     def _remove_rows(self, leaving: list[int], rows: Rows, cache: GroupCache) -> None:
         sources, targets = rows.remove(leaving)

@@ -1,5 +1,6 @@
 """The embedded engine: group sampling inside the process, on any CPU or GPU, with no server."""
 
+import logging
 import weakref
 from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -8,9 +9,11 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from r1_rollout.embedded.agreement import require_agreement
+from r1_rollout.embedded.agreement import agree_behind_prefixes, require_agreement
 from r1_rollout.embedded.architecture import Reach, prepare
-from r1_rollout.embedded.decoding import Decoding, GenerateCall, rotary_axes
+from r1_rollout.embedded.decoding import Decoding, GenerateCall
+from r1_rollout.embedded.prefill import rotary_axes
+from r1_rollout.embedded.prefix_cache import PrefixCache
 from r1_rollout.embedded.rows import (
     DecodingStrategy,
     SamplingRequest,
@@ -29,6 +32,11 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from r1_rollout.types import Tokens
+
+
+log = logging.getLogger("r1")
+
+PREFIX_CACHE_BYTES = 4 << 30  # 120,000 tokens of a model of 3 billion parameters in half precision
 
 
 class EmbeddedEngine(OldEngineNames):
@@ -51,6 +59,7 @@ class EmbeddedEngine(OldEngineNames):
         version: int | None = None,
         read_only: bool = False,
         eager: bool = False,
+        prefix_cache_bytes: int = PREFIX_CACHE_BYTES,
     ) -> None:
         """Take over `model`.
 
@@ -65,6 +74,8 @@ class EmbeddedEngine(OldEngineNames):
             read_only: the weights are another model's, which must not change them meanwhile. Only adapters can be
                 loaded, which are kept beside them.
             eager: launch a GPU's steps kernel by kernel instead of replaying CUDA graphs of them.
+            prefix_cache_bytes: keys and values of finished requests that a session keeps for prompts that go on from
+                them; 0: none.
 
         Raises:
             ValueError: the engine cannot decode with this model, or its log-probs differ from those of the model's own
@@ -79,11 +90,13 @@ class EmbeddedEngine(OldEngineNames):
         self._vocabulary: int = text.vocab_size
         self._banned = banned.to(device)
         allowed = sorted({*range(text.vocab_size)} - {*banned_token_ids})
-        self._filler = allowed[0]
+        self._allowed, self._filler = allowed, allowed[0]
         self._stack = require_agreement(self._model, self._reach, allowed, self._filler)
         self._end_token_ids, self._tokenizer = frozenset(end_token_ids), tokenizer
         self._max_sequences = max_sequences
         self._graphs = self._banned.is_cuda and not eager
+        self._prefix_cache_bytes = prefix_cache_bytes
+        self._prefixes_agree: bool | None = None  # not checked yet
         self._weights = WeightStore(self._model, read_only=read_only)
         self._weights.version = version
         self._version, self._stays_ready, self._active = version, version is not None, False
@@ -120,7 +133,7 @@ class EmbeddedEngine(OldEngineNames):
         return generation
 
     def open_session(self, params: SamplingParams) -> SteppedSession:
-        decoding = self._decode("open_session", self._sampling(params), params.max_tokens)
+        decoding = self._decode("open_session", self._sampling(params), params.max_tokens, self._prefix_cache())
 
         def submit(key: str, prompt: PromptLike, request: SamplingParams) -> None:
             self._require_capacity(request.n)
@@ -129,6 +142,17 @@ class EmbeddedEngine(OldEngineNames):
         session = SteppedSession(decoding, params, submit)
         self._begin(session, "a later session began")
         return session
+
+    def _prefix_cache(self) -> PrefixCache | None:
+        """Return the cache of a session: None if there is no memory for it, or the model's numbers would be wrong."""
+        if self._version is None or not self._prefix_cache_bytes:
+            return None
+        if self._prefixes_agree is None:
+            self._prefixes_agree = agree_behind_prefixes(self._model, self._reach, self._allowed, self._filler)
+            if self._prefixes_agree is False:
+                name = type(self._model).__name__
+                log.warning("the embedded engine computes each turn's history again: %s does not go on from it", name)
+        return PrefixCache(self._prefix_cache_bytes) if self._prefixes_agree else None
 
     def drain(self) -> None:
         if self._call is not None and isinstance(call := self._call(), GenerateCall):
@@ -183,7 +207,9 @@ class EmbeddedEngine(OldEngineNames):
         if samples > self._max_sequences:
             raise ValueError(f"n={samples} samples a prompt, but max_sequences={self._max_sequences}: raise it")
 
-    def _decode(self, name: str, strategy: DecodingStrategy, longest: int) -> Decoding:
+    def _decode(
+        self, name: str, strategy: DecodingStrategy, longest: int, prefixes: PrefixCache | None = None
+    ) -> Decoding:
         if self._version is None:
             raise RuntimeError(
                 f"{name}() needs an active engine with whole weights: call it inside `with engine.active(source)`, "
@@ -198,6 +224,7 @@ class EmbeddedEngine(OldEngineNames):
             version=self._version,
             stack=self._stack,
             graphs=self._graphs,
+            prefixes=prefixes,
         )
 
     def _load(self, source: WeightSource) -> None:

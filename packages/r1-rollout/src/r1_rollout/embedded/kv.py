@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.cache_utils import Cache, DynamicCache
+from transformers.cache_utils import Cache
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
@@ -45,6 +45,13 @@ class Target(NamedTuple):
         return Target(self.segment, rows, put(place.places, self.places), put(place.columns, self.columns))
 
 
+class KeysValues(NamedTuple):
+    """One layer's keys and values [prompts, heads, columns, size]."""
+
+    keys: Tensor
+    values: Tensor
+
+
 class GroupCache(Cache):
     """A slot per prompt and a row per running sample.
 
@@ -64,11 +71,10 @@ class GroupCache(Cache):
         self.served: Tensor | None = None  # the keys that the last `update` gave out
         self.layer = 0  # and their layer
 
-    def insert(self, prefilled: DynamicCache, lengths: Sequence[int], first_slot: int) -> None:
-        """Copy prefilled prompts [prompts, heads, padded length, size], padded on the right, to consecutive slots."""
+    def insert(self, prefilled: Sequence[KeysValues], lengths: Sequence[int], first_slot: int) -> None:
+        """Copy the layers of prefilled prompts, padded on the right, to consecutive slots."""
         self._kinds = self._kinds or [
-            Layer(_without_columns(layer.keys).transpose(2, 3), _without_columns(layer.values))
-            for layer in prefilled.layers
+            Layer(_without_columns(layer.keys).transpose(2, 3), _without_columns(layer.values)) for layer in prefilled
         ]
         for segment in self._prompts:
             reaching = [index for index, length in enumerate(lengths) if length > segment.first]
@@ -78,9 +84,36 @@ class GroupCache(Cache):
             columns = slice(segment.first, min(segment.last, max(lengths)))
             width = columns.stop - columns.start
             segment.width = max(segment.width, width)
-            for own, layer in zip(segment.layers, prefilled.layers, strict=True):
+            for own, layer in zip(segment.layers, prefilled, strict=True):
                 own.keys[places, ..., :width] = layer.keys[reaching, :, columns].transpose(2, 3)
                 own.values[places, :, :width] = layer.values[reaching, :, columns]
+
+    def read(self, slot: int, row: int, lengths: tuple[int, int]) -> Tensor | None:
+        """Return a copy of the keys and values [layers, 2, heads, length, size] of a prompt and then one of its rows.
+
+        Args:
+            lengths: columns of the prompt and of the row.
+
+        Returns:
+            None if layers differ in their heads or sizes.
+        """
+        shapes = {tuple(keys.shape[1:3]) for keys, _ in self._kinds} | {values.shape[1::2] for _, values in self._kinds}
+        if len(shapes) > 1:
+            return None
+        ((heads, size),) = shapes
+        states = self._kinds[0].keys.new_empty(len(self._kinds), 2, heads, sum(lengths), size)
+        parts = (self._prompts, slot, lengths[0], 0), (self._answers, row, lengths[1], lengths[0])
+        for segments, owner, length, begin in parts:
+            for segment in segments:
+                if segment.first >= length:
+                    break
+                width = min(segment.last, length) - segment.first
+                place = int(np.flatnonzero(segment.owners == owner)[0])
+                columns = slice(begin + segment.first, begin + segment.first + width)
+                for own, layer in zip(states, segment.layers, strict=True):
+                    own[0, :, columns] = layer.keys[place, ..., :width].transpose(1, 2)
+                    own[1, :, columns] = layer.values[place, :, :width]
+        return states
 
     def arrange(self, slots: Tensor, lengths: Sequence[int]) -> None:
         """Assign rows to prompts.

@@ -1,6 +1,6 @@
 """The running samples as tensors, and the strategies that choose their next tokens."""
 
-from collections.abc import Callable, Collection, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
@@ -26,6 +26,7 @@ class SamplingRequest:
     noise: Sequence[int]  # an int64 for each of its samples, which `DecodingStrategy.choose` gets back
     limit: int  # tokens of a sample at most
     stop: tuple[str, ...] = ()  # strings that end a sample
+    inputs: Mapping[str, Tensor] = field(default_factory=dict)  # of the prompt, once it is computed
     completions: dict[int, Completion] = field(default_factory=dict)  # by the number of the sample
 
 

@@ -14,16 +14,16 @@ class PrefixIndex(Generic[M]):
         self._members: dict[int, M] = {}  # by the hash of all whole blocks of a prompt
 
     def add(self, tokens: Sequence[int], member: M) -> None:
-        if hashes := _block_hashes(tokens):
+        if hashes := prefix_hashes(tokens):
             self._members[hashes[-1]] = member
 
     def find(self, tokens: Sequence[int]) -> M | None:
         """Return the member that got the longest earlier prompt with which these tokens begin."""
-        found = (self._members.get(one) for one in reversed(_block_hashes(tokens)))
+        found = (self._members.get(one) for one in reversed(prefix_hashes(tokens)))
         return next((member for member in found if member is not None), None)
 
 
-def _block_hashes(tokens: Sequence[int]) -> list[int]:
+def prefix_hashes(tokens: Sequence[int]) -> list[int]:
     """Return a hash of the tokens up to the end of each whole block."""
     hashes, before = [], 0
     for end in range(BLOCK, len(tokens) + 1, BLOCK):

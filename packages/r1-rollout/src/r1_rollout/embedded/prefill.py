@@ -1,0 +1,153 @@
+"""Prefill in the embedded engine: batches of prompts, or of what stands behind prefixes that have been computed."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from transformers.cache_utils import Cache, DynamicCache
+
+from r1_rollout.embedded.kv import KeysValues
+from r1_rollout.embedded.prefix_cache import Prefix
+from r1_rollout.types import PromptLike
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+_PROMPTS = 16  # per forward; with _TOKENS it bounds the logits and activations
+_SHORT = 64  # tokens: such prompts go together whatever their lengths
+_TOKENS = 16384  # per forward, padding included, unless one prompt alone has more
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillPart:
+    """What is to be computed of a prompt: all of it, or what stands behind a prefix."""
+
+    prompt: PromptLike
+    inputs: Mapping[str, Tensor]  # further arguments of the forward, of this part
+    prefix: Prefix | None = None
+
+    @property
+    def known(self) -> int:
+        return self.prefix.length if self.prefix else 0
+
+    @property
+    def length(self) -> int:
+        return len(self.prompt.token_ids) - self.known
+
+
+def prefill_batches(lengths: Sequence[int], known: Sequence[int] = ()) -> list[list[int]]:
+    """Return batches of indices in which no part is more than twice as long as another.
+
+    Args:
+        lengths: tokens to compute of each prompt.
+        known: tokens before them, whose keys and values take memory, too; none if empty.
+    """
+    batches: list[list[int]] = []
+    before = 0  # the most tokens that are known of a prompt of the last batch
+    for index in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
+        batch, own = batches[-1] if batches else [], known[index] if known else 0
+        longest = lengths[batch[0]] if batch else 0
+        alike = longest <= max(2 * lengths[index], _SHORT)
+        fits = len(batch) < _PROMPTS and (len(batch) + 1) * (longest + max(before, own)) <= _TOKENS
+        if batch and alike and fits:
+            batch.append(index)
+            before = max(before, own)
+        else:
+            batches.append([index])
+            before = own
+    return batches
+
+
+def alike(inputs: Sequence[Mapping[str, Tensor]]) -> list[list[int]]:
+    """Return the indices of inputs that can be concatenated: those of one name agree in all but their first axis."""
+    parts: list[tuple[list[int], dict[str, tuple[int, ...]]]] = []
+    for index, one in enumerate(inputs):
+        shapes = {name: tuple(tensor.shape[1:]) for name, tensor in one.items()}
+        for indices, kind in parts:
+            if kind | shapes == shapes | kind:
+                indices.append(index)
+                kind.update(shapes)
+                break
+        else:
+            parts.append(([index], shapes))
+    return [indices for indices, _ in parts]
+
+
+def prefill(model: "PreTrainedModel", parts: Sequence[PrefillPart], filler: int) -> tuple[list[KeysValues], Tensor]:
+    """Run parts of prompts, padded on the right, through the model.
+
+    Args:
+        parts: all with a prefix or all without; their inputs are alike, see `alike`.
+        filler: the token to pad with; not a placeholder of media, for those are counted.
+
+    Returns:
+        Keys and values of the whole prompts for each layer, and the logits [prompts, vocabulary] after each prompt.
+    """
+    device, lengths = model.device, [part.length for part in parts]
+    rotary = [rotary_axes(part.prompt.position_ids)[:, part.known :] for part in parts]
+    token_ids = torch.full((len(parts), max(lengths)), filler)
+    position_ids = torch.zeros(len(rotary[0]), len(parts), max(lengths), dtype=torch.int64)
+    for row, (part, positions) in enumerate(zip(parts, rotary, strict=True)):
+        token_ids[row, : lengths[row]] = torch.tensor(part.prompt.token_ids[part.known :])
+        position_ids[:, row, : lengths[row]] = positions
+    inputs = [part.inputs for part in parts]
+    media = {
+        name: torch.cat([one[name] for one in inputs if name in one]).to(device) for name in sorted({*chain(*inputs)})
+    }
+    prefixes = [part.prefix for part in parts if part.prefix]
+    cache = ContinuedCache(prefixes, max(lengths)) if prefixes else DynamicCache()
+    if isinstance(cache, ContinuedCache):
+        media["attention_mask"] = cache.mask
+    ends = sorted({*lengths})
+    logits = model(
+        input_ids=token_ids.to(device),
+        position_ids=without_lone_axis(position_ids).to(device),
+        past_key_values=cache,
+        use_cache=True,
+        logits_to_keep=torch.tensor(ends, device=device) - 1,
+        **media,
+    ).logits
+    layers = cache.filled if isinstance(cache, ContinuedCache) else [KeysValues(x.keys, x.values) for x in cache.layers]
+    return layers, logits[range(len(parts)), [*map(ends.index, lengths)]]
+
+
+class ContinuedCache(Cache):
+    """Keys and values of prefixes, and room behind each for further tokens."""
+
+    def __init__(self, prefixes: Sequence[Prefix], columns: int) -> None:
+        """`columns`: tokens that follow each prefix, padding included."""
+        super().__init__(layers=[])
+        first, lengths = prefixes[0].states, [prefix.length for prefix in prefixes]
+        layers, both, heads, _, size = first.shape
+        states = first.new_zeros(layers, both, len(prefixes), heads, max(lengths) + columns, size)
+        for row, prefix in enumerate(prefixes):
+            states[:, :, row, :, : prefix.length] = prefix.states
+        self.filled = [KeysValues(*layer) for layer in states]
+        self._longest = max(lengths)
+        self._rows = torch.arange(len(prefixes), device=first.device)[:, None]
+        self._columns = torch.tensor(lengths, device=first.device)[:, None] + torch.arange(columns, device=first.device)
+        # bool [prompts, 1, columns, all columns]: a token sees its prefix and what follows it, up to itself
+        self.mask = torch.arange(states.shape[4], device=first.device) <= self._columns[:, None, :, None]
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        for own, new in zip(self.filled[layer_idx], (key_states, value_states), strict=True):
+            own[self._rows, :, self._columns] = new.transpose(1, 2)
+        return self.filled[layer_idx]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return self._longest
+
+
+def rotary_axes(position_ids: Tensor) -> Tensor:
+    """Drop M-RoPE's text axis, which only tells packed sequences apart: [axes, length] -> [1 or axes - 1, length]."""
+    return position_ids[1:] if len(position_ids) > 1 else position_ids
+
+
+def without_lone_axis(position_ids: Tensor) -> Tensor:
+    """Drop a single axis: models without M-RoPE take [batch, length]."""
+    return position_ids[0] if len(position_ids) == 1 else position_ids
