@@ -45,6 +45,17 @@ class Dice(Album):
 '''
 
 
+# Changes the policy's turns before the last message.
+SHOUTING = """\
+{%- for message in messages %}{{ '<|im_start|>' + message.role + '\\n' }}
+{%- if message.content is string %}
+{{- message.content if loop.last or message.role != 'assistant' else '!' + message.content }}
+{%- else %}{% for part in message.content %}
+{%- if part.type == 'image' %}{{ '<|vision_start|><|image_pad|><|vision_end|>' }}{% else %}{{ part.text }}{% endif %}
+{%- endfor %}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+
+
 def words(folder: Path, environment: Path, steps: int) -> list[str]:
     return [
         "train", QUICKSTART, *SMALL, f"trainer.save_checkpoint_path={folder}", f"trainer.max_steps={steps}",
@@ -107,6 +118,35 @@ def test_a_replay_repeats_answers_that_no_call_gives_again_and_names_what_gave_t
     gone = r1("replay", run, "--step", "2", ok=False)
     assert gone.exit_code == 2
     assert "has no answers of tools and environments; `r1 replay --tools again`" in gone.output
+
+
+@pytest.mark.slow
+def test_a_run_whose_template_changes_earlier_turns_resumes_to_the_bit(tmp_path: Path, r1: R1) -> None:
+    environment, template = tmp_path / "album.py", tmp_path / "shouting.jinja"
+    environment.write_text(ENVIRONMENT)
+    template.write_text(SHOUTING)
+    more = [f"data.override_chat_template={template}", "worker.rollout.multi_turn.history=template"]
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    assert r1(*words(whole, environment, 3), *more).exit_code == 0
+    assert r1(*words(parts, environment, 2), *more).exit_code == 0
+    assert r1(*words(parts, environment, 3), *more).exit_code == 0
+    log = read_log(whole)
+    assert without_clock(read_log(parts)) == without_clock(log)
+    assert any(record["rollout/groups_kept"] for record in log)  # so that forks were in a checkpoint
+    assert all(record["episode/forks"] == 1 for record in log)
+    name = RunReader(whole).sample_path(3).relative_to(whole)
+    tables = [pq.read_table(folder / name) for folder in (parts, whole)]
+    assert tables[0].drop_columns(["turns"]).equals(tables[1].drop_columns(["turns"]))
+    rows = tables[0].to_pylist()
+    assert [row["stop_reason"] for row in rows] == ["forked", "done"] * (len(rows) // 2)
+    for fork, main in zip(rows[::2], rows[1::2], strict=True):
+        assert fork["episode"] == main["episode"]
+        assert len(main["prompt_tokens"]) > len(fork["prompt_tokens"]) + len(fork["tokens"])
+        assert (len(fork["media"]), len(main["media"])) == (1, 2)
+        for row in (fork, main):
+            gaps = [abs(a - b) for a, b in zip(row["old_logprobs"], row["rollout_logprobs"], strict=True)]
+            assert max(gaps) < 1e-4 or row["weight_version"] < 2
+        assert {*fork["advantages"]} == {*main["advantages"]}
 
 
 @pytest.fixture

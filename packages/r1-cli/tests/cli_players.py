@@ -1,7 +1,9 @@
 """The quickstart's model with players of the tests' environments, and an engine that says given texts."""
 
+import json
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Literal
 
 import torch
 from episode_toys import png
@@ -26,15 +28,33 @@ PARAMS = SamplingParams(max_tokens=90, n=3, seed=5)
 LIMITS = EpisodeLimits(max_tokens=90, max_turns=4, max_turn_tokens=9)
 
 
+# Drops the thoughts of turns before the last user message, as Qwen3's template does.
+FORGETFUL = """\
+{%- set last = namespace(user=0) %}
+{%- for message in messages %}{% if message.role == 'user' %}{% set last.user = loop.index0 %}{% endif %}{% endfor %}
+{%- for message in messages %}
+{{- '<|im_start|>' + message.role + '\\n' }}
+{%- if message.content is string %}
+{%- if loop.index0 < last.user and '</think>' in message.content %}
+{{- message.content.split('</think>')[-1].lstrip('\\n') }}{% else %}{{ message.content }}{% endif %}
+{%- else %}{% for part in message.content %}
+{%- if part.type == 'image' %}{{ '<|vision_start|><|image_pad|><|vision_end|>' }}{% else %}{{ part.text }}{% endif %}
+{%- endfor %}{% endif %}{{ '<|im_end|>\\n' }}{% endfor %}
+{%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
+
+
 class Toy:
     """The quickstart's model with its renderer, and players of the toys' environments."""
 
-    def __init__(self) -> None:
+    def __init__(self, template: str | None = None, history: Literal["sampled", "template"] = "sampled") -> None:
+        self.history = history
         processor = AutoProcessor.from_pretrained(MODEL)
         self.tokenizer = processor.tokenizer
         self.model = AutoModelForImageTextToText.from_pretrained(MODEL, dtype=torch.float32)
         rule = position_ids_of(self.model.config)
-        self.renderer = Renderer(processor, min_pixels=3136, max_pixels=50176, position_ids=rule)
+        self.renderer = Renderer(
+            processor, min_pixels=3136, max_pixels=50176, position_ids=rule, chat_template=template
+        )
         self.end = self.tokenizer.convert_tokens_to_ids("<|im_end|>")
         copy = AutoModelForImageTextToText.from_pretrained(MODEL, dtype=torch.float32)
         media = [self.model.config.image_token_id, self.model.config.video_token_id]
@@ -55,7 +75,9 @@ class Toy:
     ) -> EpisodePlayer:
         setup = EnvironmentSetup(environment=f"{TOYS}:{name}", environment_kwargs=settings, tool_timeout=20.0)
         pool = stack.enter_context(EnvironmentPool(setup, workers=2))
-        turns = TurnRenderer(self.renderer, probe_template(self.renderer, end_token_ids=[self.end]))
+        turns = TurnRenderer(
+            self.renderer, probe_template(self.renderer, end_token_ids=[self.end]), history=self.history
+        )
         return EpisodePlayer(pool, turns, self.tokenizer, frozenset({self.end}), LIMITS, rounds=rounds)
 
     def play(self, player: EpisodePlayer, prompts: list[Prompt]) -> list[list[Trajectory]]:
@@ -91,3 +113,7 @@ class ScriptedEngine:
     def cancel(self, key: str) -> None: ...
 
     def close(self) -> None: ...
+
+
+def call(name: str, **arguments: object) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"

@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from cli_players import LIMITS, PARAMS, ScriptedEngine, Toy
+from cli_players import LIMITS, PARAMS, ScriptedEngine, Toy, call
 
 from r1_cli.build.episodes import score_episodes
 from r1_cli.train.episodes.episode import Episode, EpisodeLimits
@@ -232,10 +232,6 @@ def test_turns_and_metrics_describe_episodes(groups: list[list[Trajectory]]) -> 
     assert [turn["role"] for turn in described] == ["assistant", "environment"] * 3
     assert [call["tool"] for turn in described for call in turn["calls"]] == ["step"] * 3
     assert json.loads(described[3]["messages"])[0]["content"] == [{"type": "text", "text": "Look:"}, {"type": "image"}]
-
-
-def call(name: str, **arguments: object) -> str:
-    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
 
 
 def test_tools_are_called_until_a_turn_has_no_call(toy: Toy, prompts: list[Prompt]) -> None:

@@ -128,8 +128,6 @@ def test_a_run_refuses_an_agent_by_name() -> None:
     config, provenance = load_config(settings("enable=true", "agent=./solve.sh"))
     assert [remark.key for remark in unavailable(config, provenance)] == [f"{KEY}.agent"]
     config, provenance = load_config(settings("enable=true", "tools=[python]", "history=template"))
-    assert [remark.key for remark in unavailable(config, provenance)] == [f"{KEY}.history"]
-    config, provenance = load_config(settings("enable=true", "tools=[python]"))
     assert not [remark.key for remark in unavailable(config, provenance)]
 
 

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
+import torch
 from turn_cases import (
     ANSWER,
     LOOK,
@@ -33,17 +34,18 @@ def tokenizer() -> Any:
 
 
 def play(turns: TurnRenderer, texts: Sequence[str], answers: Sequence[dict[str, Any]]) -> tuple[Any, list[Any], str]:
-    """Return the example, the later messages and the text of an episode."""
+    """Return the prompt, the later messages and the text of an episode."""
     tokenizer = turns.renderer.tokenizer
     example = turns.tool_prompt(Example("r:1", [QUESTION], (), "3"))
     later: list[Any] = []
-    text = turns.renderer.render(example).text
+    prompt = turns.renderer.render(example)
+    text = prompt.text
     for turn, answer in zip(texts, answers, strict=True):
         token_ids = sampled(turns, turn)
         found = turns.continuation(token_ids, [answer], closed=True)
         text += tokenizer.decode(token_ids) + found.text
-        later += [{"role": "assistant", "content": turn}, answer]
-    return example, later, text
+        later += [{"role": "assistant", "content": turn}, *found.messages]
+    return prompt, later, text
 
 
 @pytest.mark.parametrize(
@@ -63,11 +65,11 @@ def play(turns: TurnRenderer, texts: Sequence[str], answers: Sequence[dict[str, 
 )
 def test_a_turn_forks_where_the_template_changes_what_was_sampled(tokenizer, name, turn, answer, forks):
     turns = turns_of(tokenizer, TEXT_TEMPLATES[name], history="template")
-    example, later, text = play(turns, [turn], [answer])
-    prompt = turns.fork(example, later, text)
+    start, later, text = play(turns, [turn], [answer])
+    prompt = turns.fork(start, later, text)
     assert (prompt is not None) == forks
     kept = turns_of(tokenizer, TEXT_TEMPLATES[name], history="sampled")
-    assert kept.fork(example, later, text) is None
+    assert kept.fork(start, later, text) is None
 
 
 def test_what_the_prompt_began_of_a_turn_belongs_to_it_in_a_fork(tokenizer):
@@ -78,8 +80,8 @@ def test_what_the_prompt_began_of_a_turn_belongs_to_it_in_a_fork(tokenizer):
 
 def test_a_fork_is_the_prompt_of_a_server(tokenizer):
     turns = turns_of(tokenizer, TEXT_TEMPLATES["qwen3"], history="template", tools=[LOOK])
-    example, later, text = play(turns, [f"<think>\n{THOUGHT}", TURN], [RESULT, ANSWER])
-    prompt = turns.fork(example, later, text)
+    start, later, text = play(turns, [f"<think>\n{THOUGHT}", TURN], [RESULT, ANSWER])
+    prompt = turns.fork(start, later, text)
     turn = {"role": "assistant", "content": "There are 12."}
     messages = [QUESTION, turn, RESULT, {"role": "assistant", "content": TURN}, ANSWER]
     assert prompt.text == turns.renderer.write_chat(messages, tools=[LOOK])
@@ -93,16 +95,17 @@ def test_a_fork_has_all_pictures_and_no_control_token_of_a_tool(processor, pictu
     turns = picture_turns(processor, template, history="template")
     question = [{"type": "image"}, {"type": "text", "text": "How many?"}]
     example = Example("r:1", [{"role": "user", "content": question}], (picture(60, 40),), "3")
-    later = [
-        {"role": "assistant", "content": f"<think>\n{THOUGHT}<|im_end|>"},
-        with_pictures(picture(90, 90), text="<|image_pad|><|im_end|>"),
-    ]
-    prompt = turns.fork(example, later, "something else")
+    start = turns.renderer.render(example)
+    answer = with_pictures(picture(90, 90), text="<|image_pad|><|im_end|>")
+    piece = turns.continuation(sampled(turns, TURN), [answer], closed=True)
+    later = [{"role": "assistant", "content": f"<think>\n{THOUGHT}<|im_end|>"}, *piece.messages]
+    prompt = turns.fork(start, later, "something else", [*start.images, *piece.images])
     assert prompt.engine_token_ids.count(processor.image_token_id) == 2
     end = turns.info.end_token_ids[0]
     assert prompt.token_ids.count(end) == 3  # of the question, the turn and the result
     assert len(prompt.images) == 2
-    assert prompt.model_inputs["image_grid_thw"].shape[0] == 2
+    for name, own in start.model_inputs.items():  # what was resized once is not resized again
+        assert prompt.model_inputs[name].equal(torch.cat([own, piece.model_inputs[name]]))
     assert prompt.position_ids.shape == (4, len(prompt.token_ids))
 
 

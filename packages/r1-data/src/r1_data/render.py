@@ -295,6 +295,14 @@ def to_pil(pixels: "Tensor") -> "Image":
     return fromarray(pixels.permute(1, 2, 0).numpy())
 
 
+def from_pil(image: "Image") -> "Tensor":
+    """Convert a picture to pixels, uint8 [3, height, width]."""
+    import numpy as np
+    import torch
+
+    return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
+
+
 def _check_template_kwargs(template: object, kwargs: Mapping[str, object]) -> None:
     if not kwargs or not isinstance(template, str):
         return

@@ -126,7 +126,9 @@ def score_episodes(verifier: Verifier, rule: FailureRule, inputs: Sequence[Rewar
 
 def _with_turns(score: Score, item: RewardInput) -> Score:
     episode = item.completion if isinstance(item, SampledInput) else None
-    if not isinstance(episode, Trajectory) or score.error or not any(turn.reward for turn in episode.turns):
+    if not isinstance(episode, Trajectory) or score.error:
+        return score
+    if not any(turn.reward for path in episode.paths for turn in path.turns):
         return score
     turns = episode.turn_rewards
     return replace(score, value=score.value + turns, parts={**score.parts, "turns": turns})

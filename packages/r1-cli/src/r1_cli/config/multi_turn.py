@@ -45,7 +45,8 @@ class MultiTurnSettings(Section):
     max_images: Annotated[int, Field(ge=0)] = 8  # pictures that tools or the environment add to an episode
     # how the policy writes calls; auto: as the chat template does
     format: Literal["auto", "hermes", "llama3_json", "pythonic", "qwen3_coder"] = "auto"
-    history: Literal["sampled", "template"] = "sampled"  # earlier turns as sampled, or as the chat template shows them
+    # earlier turns as sampled, or as the chat template shows them later: where these differ, the episode forks
+    history: Literal["sampled", "template"] = "sampled"
     scheduling: Literal["arrival", "rounds"] = (
         "arrival"  # go on when an answer arrives; rounds: all at once, bit for bit
     )
@@ -170,7 +171,6 @@ def replace_tool_class(entry: Tree) -> tuple[str, str]:
 
 
 UNSUPPORTED = (
-    KeyRemark(f"{KEY}.history", "only sampled turns are kept", lambda v, c: v == "template"),
     KeyRemark(f"{KEY}.agent", "there is no gateway for agents", lambda v, c: v and c.worker.rollout.multi_turn.enable),
 )
 REMARKS = (KeyRemark(KEY, "set its enable to true", lambda v, c: not c.worker.rollout.multi_turn.enable),)

@@ -263,7 +263,15 @@ def _validation(plan: Plan) -> str:
 def describe_player(player: "EpisodePlayer") -> list[str]:
     """Return lines for `r1 check` and the plan at the start of a run."""
     template = [f"chat template: {line}" for line in player.renderer.info.lines()]
-    return [_describe_environments(player), _describe_limits(player), *template]
+    return [_describe_environments(player), _describe_limits(player), _describe_history(player), *template]
+
+
+def _describe_history(player: "EpisodePlayer") -> str:
+    renderer = player.renderer
+    if renderer.history == "sampled":
+        return "history: the policy sees its turns as it sampled them"
+    forks = renderer.info.describe_forks(after_user=not player.environments.tools)
+    return f"history: the policy sees its turns as the chat template shows them: {forks}"
 
 
 def _describe_environments(player: "EpisodePlayer") -> str:

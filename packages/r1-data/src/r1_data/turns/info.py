@@ -37,6 +37,14 @@ class TemplateInfo:
         """Return one line a fact, for `r1 check`."""
         return list(self._lines())
 
+    def describe_forks(self, *, after_user: bool) -> str:
+        """Return when the template changes a turn that was sampled: behind users' messages, or else results."""
+        if not after_user:
+            return "no turn forks" if self.keeps_tool else "every turn forks, as the template changes it"
+        if not self.keeps_user:
+            return "every turn forks, as the template changes it"
+        return "no turn forks" if self.keeps_thoughts else "every turn with <think> forks, as the template changes it"
+
     def _lines(self) -> Iterator[str]:
         yield f"a turn ends with {' or '.join(self.end_tokens)}; before a user's text stands {self.before_user!r}"
         if self.results == "message":

@@ -42,6 +42,10 @@ class ToolPrompt:
         shown[index] = _with_text(shown[index], f"{text}\n\n", first=True)
         return replace(example, messages=shown)
 
+    def written_by_template(self, metadata: Mapping[str, object]) -> tuple[JsonObject, ...]:
+        """Return a row's tools if the template writes them, else none: the messages have them."""
+        return self.select(metadata) if self.by_template else ()
+
     def select(self, metadata: Mapping[str, object]) -> tuple[JsonObject, ...]:
         """Return the tools that a row's column `tools` names, in their own order; all if it has no list of names.
 

@@ -1,12 +1,13 @@
 """Render what follows a sampled turn: only what is new is rendered and tokenized, and never what was sampled."""
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from r1_data.render import PER_TOKEN, to_pil
+from r1_data.render import PER_TOKEN, from_pil, to_pil
 from r1_data.turns.calls import FORMATS, named_format
 from r1_data.turns.calls.hermes import write_call
 from r1_data.turns.calls.parse import parse_calls, split_calls
@@ -17,7 +18,7 @@ from r1_data.turns.encoding import SafeEncoder
 from r1_data.turns.info import TemplateInfo
 from r1_data.turns.observations import read_messages
 from r1_data.turns.tool_prompt import ToolPrompt
-from r1_data.types import DataError, Example, JsonObject, MediaError, Message, PictureReference, Prompt, Video
+from r1_data.types import DataError, Example, JsonObject, MediaError, Message, PictureReference, Prompt
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -174,47 +175,46 @@ class TurnRenderer:
         expanded, position_ids, inputs, images = self._expand(token_ids, pictures)
         return Continuation(expanded, token_ids, position_ids, inputs, images, text, tuple(messages))
 
-    def fork(self, example: Example, messages: Sequence[Mapping[str, object]], text: str) -> Prompt | None:
+    def fork(
+        self, prompt: Prompt, messages: Sequence[Message], text: str, images: "Sequence[Image]" = ()
+    ) -> Prompt | None:
         """Return the conversation as the template shows it now, None if that is the text which the policy has seen.
 
-        With `history` sampled it is always None. The prompt begins a new sample of the episode.
+        With `history` sampled it is always None. The prompt begins a new path of the episode.
 
         Args:
-            example: of the episode's first prompt, as `tool_prompt` returned it.
-            messages: all turns and answers since, roles assistant, tool and user.
-            text: of the episode so far, up to and with the last continuation: the prompt's, the turns' as decoded with
-                special tokens, and the continuations'.
+            prompt: the episode's first, rendered from an example as `tool_prompt` returned it.
+            messages: all turns and answers since: turns as decoded, answers as in `Continuation.messages`.
+            text: that the policy has seen, up to and with the last continuation: the text of its prompt, its turns as
+                `decode_turn` returns them, and the continuations'.
+            images: all pictures so far, decoded and resized: the prompt's and those of continuations.
 
         Raises:
-            DataError: messages that the template refuses.
-            MediaError: a picture that cannot be used.
+            DataError: messages that the template refuses, or a prompt with videos.
         """
         if self.history == "sampled":
             return None
-        later, pictures = self._later(messages)
+        if prompt.videos:
+            raise DataError(f"{prompt.id}: multi_turn.history=template cannot be used for rows with videos")
+        later = [self._as_written(message) for message in messages]
+        tools = self.tool_prompt.written_by_template(prompt.metadata)
 
         def write(later: Sequence[Message]) -> str:
-            return self._writer.write([*example.messages, *self._shown(later)], tools=example.tools)
+            return self._writer.write([*prompt.messages, *self._shown(later)], tools=tools)
 
         if write(later) == text:
             return None
         forked, token_ids = self._encoder.encode(write, later, cached=False)
-        media = [reference for reference in (*example.media, *pictures) if not isinstance(reference, Video)]
-        if len(media) < len(example.media) + len(pictures):
-            raise MediaError(f"{example.id}: multi_turn.history=template cannot be used for rows with videos")
-        expanded, position_ids, inputs, images = self._expand(token_ids, media)
-        return Prompt(
-            id=example.id,
+        expanded, position_ids, inputs, _ = self._expand(token_ids, seen=images)
+        return replace(
+            prompt,
             text=forked,
             token_ids=expanded,
             engine_token_ids=token_ids,
             position_ids=position_ids,
-            ground_truth=example.ground_truth,
-            images=images,
+            images=tuple(images),
             model_inputs=inputs,
-            metadata=example.metadata,
-            messages=[*example.messages, *later],
-            source=example.source,
+            messages=[*prompt.messages, *later],
         )
 
     # --- parts of both ------------------------------------------------------------------------------------------------
@@ -277,17 +277,12 @@ class TurnRenderer:
                 return [self._without_special(item) for item in value]
         return value
 
-    def _later(self, messages: Sequence[Mapping[str, object]]) -> tuple[list[Message], list[PictureReference]]:
-        later, pictures = list[Message](), list[PictureReference]()
-        for message in messages:
-            if message.get("role") == "assistant":
-                content = self._encoder.without_special(str(message.get("content")))
-                later.append({"role": "assistant", "content": self.info.prefill + content})
-            else:
-                read, found = read_messages([message])
-                later += read
-                pictures += found
-        return later, pictures
+    def _as_written(self, message: Message) -> Message:
+        """Return a sampled turn with what its prompt began of it, and without special tokens; others as they are."""
+        if message["role"] != "assistant":
+            return message
+        content = self._encoder.without_special(str(message["content"]))
+        return {"role": "assistant", "content": self.info.prefill + content}
 
     def _without_end(self, text: str, token_ids: list[int], last: int | None, closed: bool) -> tuple[str, list[int]]:
         """Leave out the end token where the policy sampled it, or another one in its place."""
@@ -298,22 +293,25 @@ class TurnRenderer:
         return text, token_ids
 
     def _expand(
-        self, token_ids: list[int], media: Sequence[PictureReference]
+        self, token_ids: list[int], media: Sequence[PictureReference] = (), *, seen: "Sequence[Image]" = ()
     ) -> "tuple[list[int], Tensor, dict[str, Tensor], tuple[Image, ...]]":
-        """Return tokens with placeholders expanded, positions from 0, model inputs and pictures."""
+        """Return tokens with placeholders expanded, positions from 0, model inputs and pictures.
+
+        `seen` are pictures before those of `media` that are resized already.
+        """
         import torch
 
         vision = self.renderer.vision
         placeholders = 0 if vision is None else token_ids.count(vision.tokens["picture"][1])
-        if placeholders != len(media):
-            raise DataError(
-                f"{placeholders} placeholders for {len(media)} pictures behind a turn: the template drops them"
-            )
-        if not media:
+        pictures = len(media) + len(seen)
+        if placeholders != pictures:
+            found = f"{placeholders} placeholders for {pictures} pictures"
+            raise DataError(f"{found} behind a turn: the template drops them")
+        if not pictures:
             return list(token_ids), self._text_positions(len(token_ids)), {}, ()
         vision = self.renderer.require_vision()
         try:
-            images = vision.load(media).images
+            images = [*map(from_pil, seen), *(vision.load(media).images if media else ())]
             inputs = vision.process_pictures(token_ids, images)
         except ValueError as error:
             raise MediaError(str(error)) from error

@@ -154,7 +154,8 @@ class Play:
     def _take_turn(self, episode: Episode, completion: Completion) -> None:
         player, tokens = self.player, completion.token_ids.tolist()
         text = player.tokenizer.decode(tokens, skip_special_tokens=True)
-        episode.add_turn(completion, {"role": "assistant", "content": text})
+        whole = player.renderer.decode_turn(tokens)
+        episode.add_turn(completion, {"role": "assistant", "content": text}, whole)
         cut = completion.finish_reason == "length"
         if episode.failure:
             return self._stop(episode, "failed")
@@ -162,7 +163,7 @@ class Play:
             return self._step(episode, PolicyTurn(text, cut=cut))
         if cut:  # half a turn has no whole call, and is no answer
             return self._stop(episode, "turn_tokens" if episode.length < player.limits.max_tokens else "max_tokens")
-        calls = player.renderer.parse_calls(player.renderer.decode_turn(tokens), episode.prompt.metadata)
+        calls = player.renderer.parse_calls(whole, episode.prompt.metadata)
         if not calls:
             return self._stop(episode, "answered")
         episode.malformed = episode.malformed + 1 if any(call.error for call in calls) else 0
@@ -208,7 +209,12 @@ class Play:
             reason: StopReason = "max_turns" if episode.turns >= limits.max_turns else "max_tokens"
             return self._stop(episode, "done" if answer.done else reason)
         piece = self._continue(episode, answer.messages)
-        if not episode.add_observation(piece, piece.messages, calls):
+        forked = self._fork(episode, piece)
+        if forked is None:
+            goes_on = episode.add_observation(piece, piece.messages, calls)
+        else:
+            goes_on = episode.fork(forked, piece.messages, calls)
+        if not goes_on:
             episode.add_last_answer(piece.messages, calls)
             return self._stop(episode, "max_tokens")
         self._ready.append(episode)
@@ -222,6 +228,12 @@ class Play:
         except MediaError as error:
             told = [{**message, "content": f"error: {error}"} for message in messages]
             return renderer.continuation(tokens, told, closed=closed)
+
+    def _fork(self, episode: Episode, piece: Continuation) -> Prompt | None:
+        """Return the prompt of a new path, None where the policy goes on from the tokens that it has seen."""
+        messages = [*episode.messages, *piece.messages]
+        images = [*episode.context.images, *piece.images]
+        return self.player.renderer.fork(episode.prompt, messages, episode.path.text + piece.text, images)
 
     def _take_failure(self, episode: Episode, failure: Failure) -> None:
         """End an episode whose environment failed, whatever it waits for.
@@ -254,8 +266,8 @@ class Play:
 
     def _close(self, episode: Episode) -> None:
         group = self._groups[episode.index]
-        tokens = episode.context.token_ids[len(episode.prompt.token_ids) :]
-        group[episode.sample] = episode.trajectory(self.player.tokenizer.decode(tokens, skip_special_tokens=True))
+        decode = self.player.tokenizer.decode
+        group[episode.sample] = episode.trajectory(lambda tokens: str(decode(tokens, skip_special_tokens=True)))
         del self._episodes[episode.key]
         done: list[Completion] = [trajectory for trajectory in group.values() if trajectory is not None]
         if len(done) == self.n:
