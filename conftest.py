@@ -12,6 +12,10 @@ from hypothesis import settings
 # Read by torch when it is loaded, in this process and in all that tests start: models this small take longer with more.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+# Without bytecode files, each of the hundreds of processes that tests start compiles torch and all it imports.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
+
 # A busy machine is no reason for a property to fail, nor is the day: what is tried is the same in every run.
 settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
 settings.load_profile("repeatable")
