@@ -97,10 +97,20 @@ class ScriptedEngine:
     def open_session(self, params: SamplingParams) -> "ScriptedEngine":
         return self
 
-    def submit(self, key: str, prompt: Prompt, *, max_tokens: int, n: int = 1, stop: tuple[str, ...] = ()) -> None:
+    def submit(
+        self,
+        key: str,
+        prompt: Prompt,
+        *,
+        max_tokens: int,
+        n: int = 1,
+        stop: tuple[str, ...] = (),
+        split: bool = False,
+    ) -> None:
         self.asked.append((key, list(prompt.token_ids)))
         turns = [(number, 0) for number in range(n)] if "/" not in key else [tuple(map(int, key.split("/")[1:]))]
-        self.finished.append((key, [self.say(self.episodes[number][turn], max_tokens) for number, turn in turns]))
+        said = [self.say(self.episodes[number][turn], max_tokens) for number, turn in turns]
+        self.finished += [(f"{key}/{number}", [one]) for number, one in enumerate(said)] if split else [(key, said)]
 
     def say(self, text: str, max_tokens: int) -> Completion:
         tokens = [*self.toy.tokenizer(text, add_special_tokens=False)["input_ids"], self.toy.end][:max_tokens]

@@ -89,13 +89,17 @@ def test_a_session_over_engines_gives_what_generate_gives(count: int) -> None:
         found: dict[str, Any] = {}
         for one in PROMPTS:
             session.submit(one.id, one, n=2, max_tokens=9)
+            session.submit(f"{one.id} apart", one, n=2, max_tokens=9, split=True)
             session.submit(f"{one.id} in vain", one, max_tokens=9)
             found.update(session.poll(0))
             if f"{one.id} in vain" not in found:
                 session.cancel(f"{one.id} in vain")
         while finished := session.poll(60):
             found.update(finished)
-        assert plain({index: found[f"p{index}"] for index in range(len(PROMPTS))}) == one_engine(replace(PARAMS, n=2))
+        groups = {index: found[f"p{index}"] for index in range(len(PROMPTS))}
+        assert plain(groups) == one_engine(replace(PARAMS, n=2))
+        apart = {index: found[f"p{index} apart/0"] + found[f"p{index} apart/1"] for index in groups}
+        assert plain(apart) == plain(groups)
         assert plain(dict(engines.generate(PROMPTS, PARAMS))) == one_engine()
         with pytest.raises(RuntimeError, match="a later generate"):
             session.submit("late", PROMPTS[0], max_tokens=2)
@@ -124,7 +128,7 @@ def test_no_engine_has_more_than_it_has_room_for_while_another_has_less() -> Non
             unfinished.update(task.index for task in tasks)
             most[number] = max(most[number], len(unfinished))
             finished = work(tasks)
-            unfinished.difference_update(index for index, _ in finished)
+            unfinished.difference_update(index for index, _, _ in finished)
             return finished
 
         member.host.work = counted  # type: ignore[method-assign]

@@ -11,7 +11,7 @@ import pytest
 from r1_rollout.errors import EngineError
 from r1_rollout.pool.dispatch import Backlog, Dispatch, Fleet, MemberLost, Task
 from r1_rollout.pool.pool import require_agreement
-from r1_rollout.types import SamplingParams
+from r1_rollout.types import Completion, SamplingParams
 
 PARAMS = SamplingParams(max_tokens=10, n=2)
 
@@ -131,11 +131,11 @@ def test_a_session_takes_groups_at_any_time_and_waits_for_the_first_that_finishe
     until(lambda: member.given == [0, 1])  # two slots
     assert dispatch.take(0) == dispatch.take(0.01) == []
     threading.Timer(0.05, finish, (dispatch, member, 1)).start()
-    assert dispatch.take(None) == [(1, ["a 1"])]  # type: ignore[comparison-overlap]
+    assert dispatch.take(None) == [(1, None, ["a 1"])]  # type: ignore[comparison-overlap]
     until(lambda: member.given == [0, 2])
     finish(dispatch, member, 0)
     finish(dispatch, member, 2)
-    assert [index for index, _ in dispatch.take(10)] == [0, 2]
+    assert [index for index, _, _ in dispatch.take(10)] == [0, 2]
     assert not dispatch.pending
     assert dispatch.add(*turn(1)) == 3
     until(lambda: member.given == [3])
@@ -171,9 +171,43 @@ def test_a_cancelled_group_never_comes_wherever_it_is() -> None:
     finish(dispatch, member, 1)
     dispatch.cancel(1)  # has finished, and was not taken
     finish(dispatch, member, 2)
-    assert [index for index, _ in dispatch.take(10)] == [2]
+    assert [index for index, _, _ in dispatch.take(10)] == [2]
     assert not dispatch.pending
     assert member.backlog == Backlog()
+    dispatch.end("done")
+
+
+def test_samples_of_a_split_group_come_once_each_and_make_room_though_their_member_fails() -> None:
+    first, second = Quiet("a"), Quiet("b")
+    dispatch = Dispatch(Patient([first, second]), [], PARAMS, max_sequences=3, max_attempts=2, session=True)  # type: ignore[arg-type,list-item]
+    dispatch.start({first: first, second: second})  # type: ignore[dict-item]
+    one = Completion([1], [0.0], "stop", 0)
+    other = Completion([2], [0.0], "stop", 0)
+    dispatch.add(*turn(1, n=3), split=True)
+    until(lambda: first.given == [0])
+    dispatch.deliver(0, 2, one)
+    assert first.backlog.samples == 2
+    assert dispatch.take(10) == [(0, 2, [one])]
+    assert dispatch.is_open(0)
+    finish(dispatch, first, 0, ConnectionError("nonsense"))
+    until(lambda: second.given == [0])
+    assert first.backlog == Backlog()
+    dispatch.deliver(0, 2, other)
+    dispatch.deliver(0, 0, other)
+    finish(dispatch, second, 0, [other, other, other])
+    assert dispatch.take(10) == [(0, 0, [other]), (0, 1, [other])]
+    assert not dispatch.pending
+    assert not dispatch.is_open(0)
+    assert second.backlog == Backlog()
+    dispatch.add(*turn(1, n=3), split=True)
+    until(lambda: first.given == [1])
+    dispatch.deliver(1, 0, one)
+    dispatch.cancel(1)
+    dispatch.deliver(1, 1, one)
+    finish(dispatch, first, 1, [])
+    assert not dispatch.pending
+    assert dispatch.take(0) == []
+    assert first.backlog == Backlog()
     dispatch.end("done")
 
 

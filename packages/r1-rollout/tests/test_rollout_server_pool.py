@@ -63,11 +63,15 @@ def test_a_session_over_servers_gives_what_generate_gives_and_outlives_a_server_
     with pool.active(LocalWeights(weights(), 7)):
         session = pool.open_session(PARAMS)
         assert session.poll() == []
-        for prompt in asked:
-            session.submit(prompt.id, prompt, n=wanted[prompt.id].n, max_tokens=wanted[prompt.id].max_tokens)
+        for number, prompt in enumerate(asked):
+            n, max_tokens = wanted[prompt.id].n, wanted[prompt.id].max_tokens
+            session.submit(prompt.id, prompt, n=n, max_tokens=max_tokens, split=number % 2 == 1)
         found: dict[str, Any] = {}
         while finished := session.poll(60):
+            assert not {key for key, _ in finished} & found.keys()
             found.update(finished)
+        for prompt in asked[1::2]:
+            found[prompt.id] = [found.pop(f"{prompt.id}/{number}")[0] for number in range(wanted[prompt.id].n)]
         with pytest.raises(ValueError, match="n=257 samples"):
             session.submit("a", asked[0], n=257, max_tokens=1)
         with pytest.raises(PromptError, match="outside the vocabulary"):

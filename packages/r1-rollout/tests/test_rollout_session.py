@@ -50,6 +50,7 @@ REQUESTS = st.tuples(
     st.integers(1, 4),  # samples
     st.integers(1, 9),  # tokens of an answer
     st.sampled_from([(), ("a",), ("e", "xq")]),
+    st.booleans(),  # samples one by one
 )
 ACTIONS = st.lists(
     REQUESTS | st.tuples(st.just("poll")) | st.tuples(st.just("cancel"), st.integers(0, 20)), max_size=20
@@ -65,18 +66,30 @@ def test_requests_that_come_and_go_in_any_order_get_the_tokens_of_generate(
     submitted: dict[str, tuple[HandPrompt, dict[str, Any]]] = {}
     done: dict[str, list[Completion]] = {}
     cancelled: set[str] = set()
+    split: dict[str, dict[int, Completion]] = {}
 
     def collect(found: list[tuple[str, list[Completion]]]) -> None:
-        assert not {key for key, _ in found} & (done.keys() | cancelled)
-        done.update(found)
+        for name, group in found:
+            key, _, number = name.partition("/")
+            assert key not in done.keys() | cancelled
+            assert bool(number) == (key in split)
+            if number:
+                assert int(number) not in split[key]
+                (split[key][int(number)],) = group
+                if len(split[key]) < submitted[key][1]["n"]:
+                    continue
+                group = [split[key][number] for number in range(len(split[key]))]
+            done[key] = group
 
     for kind, *values in actions:
         if kind == "submit":
-            length, n, max_tokens, stop = values
+            length, n, max_tokens, stop, one_by_one = values
             key = f"request {len(submitted)}"
             changes = {"n": n, "max_tokens": max_tokens, "stop": stop}
             submitted[key] = text_prompt(f"id of {key}", length), changes
-            session.submit(key, submitted[key][0], **changes)
+            if one_by_one:
+                split[key] = {}
+            session.submit(key, submitted[key][0], split=one_by_one, **changes)
         elif kind == "poll":
             collect(session.poll(0))
         elif (key := f"request {len(submitted) - 1 - values[0]}") in submitted and key not in done:
@@ -180,6 +193,22 @@ def test_others_go_on_when_running_and_waiting_requests_are_cancelled(
     assert found.keys() == {"b", "c", *waiting[1:]}
     assert not engine_slots(session)
     assert all(same(group, of_generate(engine, prompts[key], n=counts[key])) for key, group in found.items())
+
+
+def test_samples_of_a_split_request_come_when_they_have_finished(engine: EmbeddedEngine) -> None:
+    prompt, stop = text_prompt("p", 5), tuple("abcdefghijkl")
+    lengths = [len(one.token_ids) for one in of_generate(engine, prompt, n=4, max_tokens=9, stop=stop)]
+    assert len({*lengths}) > 1
+    session = engine.open_session(PARAMS)
+    session.submit("p", prompt, n=4, max_tokens=9, split=True, stop=stop)
+    came: list[str] = []
+    while finished := session.poll():
+        came += [key for key, _ in finished]
+        if len(came) < 4:
+            with pytest.raises(ValueError, match="p is pending already"):
+                session.submit("p", prompt, max_tokens=2)
+    assert [lengths[int(key.removeprefix("p/"))] for key in came] == sorted(lengths)
+    session.submit("p", prompt, max_tokens=2)
 
 
 def test_a_key_that_was_returned_may_be_used_again(engine: EmbeddedEngine) -> None:

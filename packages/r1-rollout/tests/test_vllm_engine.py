@@ -325,6 +325,7 @@ def test_requests_of_a_session_get_the_tokens_of_generate_whatever_comes_and_goe
         found: dict[str, list[int]] = {}
         for index, prompt in enumerate(PROMPTS):
             session.submit(f"{index} long", prompt, max_tokens=12)
+            session.submit(f"{index} apart", prompt, max_tokens=12, n=2, split=True)
             session.submit(f"{index} cancelled", prompt, max_tokens=12, n=2)
             found |= {key: one.token_ids.tolist() for key, (one,) in session.poll(0)}
             session.submit(f"{index} short", prompt, max_tokens=5)
@@ -335,7 +336,11 @@ def test_requests_of_a_session_get_the_tokens_of_generate_whatever_comes_and_goe
             session.submit("bad", HandPrompt("p", []), max_tokens=5)
         while finished := session.poll(60):
             found |= {key: one.token_ids.tolist() for key, (one,) in finished}
-    assert found == expected
+    assert {f"{index} apart/{number}" for index in range(len(PROMPTS)) for number in (0, 1)} < found.keys()
+    assert {key: found[key.replace("apart/0", "long")] for key in found if "apart/0" in key} == {
+        key: found.pop(key) for key in list(found) if "apart/0" in key
+    }
+    assert {key: tokens for key, tokens in found.items() if "apart" not in key} == expected
     with pytest.raises(RuntimeError, match="its active block ended"):
         session.poll()
 

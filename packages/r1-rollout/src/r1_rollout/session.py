@@ -3,9 +3,20 @@
 import time
 from collections.abc import Callable, Hashable
 from dataclasses import replace
-from typing import Protocol
+from typing import NamedTuple, Protocol, TypeAlias
 
 from r1_rollout.types import Completion, PromptLike, SamplingParams
+
+
+class SampleKey(NamedTuple):
+    """One sample of a request whose samples are returned one by one."""
+
+    request: Hashable
+    number: int
+
+
+# The key of a request, or a `SampleKey`, and what has finished of it.
+Finished: TypeAlias = tuple[Hashable, list[Completion]]
 
 
 class Steps(Protocol):
@@ -14,8 +25,8 @@ class Steps(Protocol):
     @property
     def pending(self) -> bool: ...
 
-    def step(self) -> list[tuple[Hashable, list[Completion]]]:
-        """Run one step; return the requests that it finished, [] if nothing is pending."""
+    def step(self) -> list[Finished]:
+        """Run one step; return the requests and samples that it finished, [] if nothing is pending."""
 
     def cancel(self, key: Hashable) -> None: ...
 
@@ -26,11 +37,11 @@ class SteppedSession:
     """A `GenerationSession` whose `poll` runs the engine's steps, in the caller's thread."""
 
     def __init__(
-        self, steps: Steps, params: SamplingParams, submit: Callable[[str, PromptLike, SamplingParams], None]
+        self, steps: Steps, params: SamplingParams, submit: Callable[[str, PromptLike, SamplingParams, bool], None]
     ) -> None:
-        """`submit` adds a request to `steps`; it raises if the engine cannot process it."""
+        """`submit` adds a request to `steps`, split or not; it raises if the engine cannot process it."""
         self._steps, self._params, self._submit = steps, params, submit
-        self._pending: set[str] = set()
+        self._pending: dict[str, int] = {}  # how many results of a request are missing
         self._taken = 0
         self._over = ""  # why the session has ended
 
@@ -38,12 +49,21 @@ class SteppedSession:
     def steps(self) -> int | None:
         return self._taken
 
-    def submit(self, key: str, prompt: PromptLike, *, max_tokens: int, n: int = 1, stop: tuple[str, ...] = ()) -> None:
+    def submit(
+        self,
+        key: str,
+        prompt: PromptLike,
+        *,
+        max_tokens: int,
+        n: int = 1,
+        stop: tuple[str, ...] = (),
+        split: bool = False,
+    ) -> None:
         self._require_open()
         if key in self._pending:
             raise ValueError(f"{key} is pending already: a key names one request at a time")
-        self._submit(key, prompt, request_params(self._params, max_tokens, n, stop))
-        self._pending.add(key)
+        self._submit(key, prompt, request_params(self._params, max_tokens, n, stop), split)
+        self._pending[key] = n if split else 1
 
     def poll(self, timeout: float | None = None) -> list[tuple[str, list[Completion]]]:
         until = None if timeout is None else time.monotonic() + timeout
@@ -52,22 +72,28 @@ class SteppedSession:
             try:
                 left = None if until is None else max(0.0, until - time.monotonic())
                 self._taken += 1
-                finished = [(str(key), completions) for key, completions in self._step(left)]
+                finished = self._step(left)
             except BaseException as error:
                 self.end(f"a step failed ({type(error).__name__})")
                 raise
             self._require_open()
-            self._pending.difference_update(key for key, _ in finished)
             if finished or not self._steps.pending or (until is not None and time.monotonic() >= until):
-                return finished
+                return [(self._name(key), completions) for key, completions in finished]
 
-    def _step(self, timeout: float | None) -> list[tuple[Hashable, list[Completion]]]:
+    def _name(self, key: Hashable) -> str:
+        request = str(key.request if isinstance(key, SampleKey) else key)
+        self._pending[request] -= 1
+        if not self._pending[request]:
+            del self._pending[request]
+        return f"{request}/{key.number}" if isinstance(key, SampleKey) else request
+
+    def _step(self, timeout: float | None) -> list[Finished]:
         """Run one step, or wait up to `timeout` seconds for an engine that runs by itself."""
         return self._steps.step()
 
     def cancel(self, key: str) -> None:
         if key in self._pending:
-            self._pending.discard(key)
+            del self._pending[key]
             self._steps.cancel(key)
 
     def close(self) -> None:

@@ -203,13 +203,24 @@ class GenerationSession(Protocol):
         None: the engine runs by itself.
         """
 
-    def submit(self, key: str, prompt: PromptLike, *, max_tokens: int, n: int = 1, stop: tuple[str, ...] = ()) -> None:
+    def submit(
+        self,
+        key: str,
+        prompt: PromptLike,
+        *,
+        max_tokens: int,
+        n: int = 1,
+        stop: tuple[str, ...] = (),
+        split: bool = False,
+    ) -> None:
         """Add a request.
 
         Args:
             key: names it. It may be used again when the request has been returned or cancelled.
             max_tokens: of an answer, at most the session's `params.max_tokens`.
             stop: strings that end an answer, beside the session's.
+            split: return each sample when it has finished, as (f"{key}/{number}", [completion]), instead of all
+                together.
 
         Raises:
             PromptError: the engine cannot process the prompt; other requests go on.
@@ -217,7 +228,7 @@ class GenerationSession(Protocol):
         """
 
     def poll(self, timeout: float | None = None) -> list[tuple[str, list[Completion]]]:
-        """Return the requests that have finished, each as (key, its `n` completions).
+        """Return the requests that have finished, each as (key, its `n` completions), and samples of split ones.
 
         Args:
             timeout: seconds to wait for the first. None: until one finishes; 0: one step of an engine in this process.

@@ -19,11 +19,10 @@ from r1_cli.cluster.worker_group import Reference
 from r1_rollout.errors import EngineError
 from r1_rollout.fault import Engine
 from r1_rollout.lora import Adapter
-from r1_rollout.pool.dispatch import Task
+from r1_rollout.pool.dispatch import FinishedPart, Task
 from r1_rollout.types import (
     Checksummed,
     Comparison,
-    Completion,
     Expected,
     GenerationSession,
     Groups,
@@ -38,7 +37,6 @@ if TYPE_CHECKING:
 
 BuildEngine = Callable[[ExitStack], Engine]  # makes the engine, which ends with the stack
 TURN = 0.05  # seconds of sampling in a session before the engine looks for further groups
-Numbered = tuple[int, list[Completion]]  # a group by the number that its prompt was sent with
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +122,7 @@ class EngineHost:
                 raise EngineError(f"{type(self._engine).__name__} has no open_session, which episodes need")
             self._session = self._engine.open_session(params)
 
-    def work(self, tasks: Sequence[Task], cancelled: Sequence[int] = ()) -> list[Numbered]:
+    def work(self, tasks: Sequence[Task], cancelled: Sequence[int] = ()) -> list[FinishedPart]:
         """Add groups and sample until one is finished, or in a session for `TURN` seconds; return what is finished."""
         if self._session is not None:
             return self._work_in_session(self._session, tasks, cancelled)
@@ -140,11 +138,11 @@ class EngineHost:
         except StopIteration:
             self._groups = None
             return []
-        return [(self._numbers[index], group)]
+        return [(self._numbers[index], None, group)]
 
     def _work_in_session(
         self, session: GenerationSession, tasks: Sequence[Task], cancelled: Sequence[int]
-    ) -> list[Numbered]:
+    ) -> list[FinishedPart]:
         assert self._params is not None
         known = len(self._params.stop)  # strings that the session has already
         for index in cancelled:
@@ -152,8 +150,12 @@ class EngineHost:
         for task in tasks:
             if task.index not in cancelled:
                 n, length, stop = task.params.n, task.params.max_tokens, task.params.stop[known:]
-                session.submit(str(task.index), task.prompt, n=n, max_tokens=length, stop=stop)
-        return [(int(key), group) for key, group in session.poll(TURN)]
+                session.submit(str(task.index), task.prompt, n=n, max_tokens=length, stop=stop, split=task.split)
+        finished: list[FinishedPart] = []
+        for key, completions in session.poll(TURN):
+            name, _, number = key.partition("/")
+            finished.append((int(name), int(number) if number else None, completions))
+        return finished
 
     def abandon(self) -> None:
         """Abandon unfinished groups, and drop prompts to free their pictures."""

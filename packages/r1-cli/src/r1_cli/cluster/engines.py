@@ -11,12 +11,12 @@ import torch
 
 from r1_cli.cluster.batch_transfer import put_inputs
 from r1_cli.cluster.direct import Ask, DirectBackend
-from r1_cli.cluster.engine import EngineInfo, Numbered
+from r1_cli.cluster.engine import EngineInfo
 from r1_cli.cluster.weights import RankedWeights, put_buckets
 from r1_cli.cluster.worker_group import ClusterError, Put, Reference, WorkerGroup
-from r1_rollout.pool.dispatch import Backlog, Dispatch, Fleet, MemberLost, Task
+from r1_rollout.pool.dispatch import Backlog, Dispatch, FinishedPart, Fleet, MemberLost, Task
 from r1_rollout.pool.pool import EnginePool
-from r1_rollout.types import Comparison, Expected, PromptLike, SamplingParams
+from r1_rollout.types import Comparison, Completion, Expected, PromptLike, SamplingParams
 from r1_rollout.weights import WeightSource
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ class RemoteSession:
         self._changed = threading.Condition()
         self._inbox: list[Task] = []  # that are to be sent
         self._cancelled: list[int] = []  # tasks whose engine is to be told
-        self._unfinished: set[int] = set()
+        self._unfinished: dict[int, int] = {}  # results of each task that are to come
         self._calls = 0  # in flight
         self._closed = False
         self._threads = [
@@ -92,14 +92,14 @@ class RemoteSession:
     def submit(self, tasks: Sequence[Task]) -> None:
         with self._changed:
             self._inbox += tasks
-            self._unfinished.update(task.index for task in tasks)
+            self._unfinished |= {task.index: task.params.n if task.split else 1 for task in tasks}
             self._changed.notify_all()
 
     def cancel(self, index: int) -> None:
         with self._changed:
             if index not in self._unfinished:
                 return
-            self._unfinished.remove(index)
+            del self._unfinished[index]
             self._cancelled.append(index)
             self._changed.notify_all()
         self._dispatch.finish(index, [])
@@ -112,12 +112,12 @@ class RemoteSession:
             if thread is not threading.current_thread():
                 thread.join()
         with self._changed:
-            left, self._unfinished = self._unfinished, set()
+            left, self._unfinished = list(self._unfinished), {}
             return left
 
     def _serve(self) -> None:
         while (work := self._next()) is not None:
-            finished: list[Numbered] = []
+            finished: list[FinishedPart] = []
             try:
                 finished = self._member.call("work", *work)
             except BaseException as error:  # a thread's error must reach the consumer
@@ -126,11 +126,23 @@ class RemoteSession:
                     self._closed = True
             with self._changed:
                 self._calls -= 1
-                reported = [(index, group) for index, group in finished if index in self._unfinished]
-                self._unfinished.difference_update(index for index, _ in finished)
                 self._changed.notify_all()
-            for index, group in reported:
-                self._dispatch.finish(index, group)
+            for index, number, completions in finished:
+                self._report(index, number, completions)
+
+    def _report(self, index: int, number: int | None, completions: "list[Completion]") -> None:
+        """Report a group, or a sample and perhaps with it the end of its group. The other thread reports, too."""
+        if number is not None:
+            self._dispatch.deliver(index, number, completions[0])
+        with self._changed:
+            if index not in self._unfinished:  # it was cancelled
+                return
+            self._unfinished[index] -= 1
+            if self._unfinished[index]:
+                return
+            del self._unfinished[index]
+            self._changed.notify_all()
+        self._dispatch.finish(index, completions if number is None else [])
 
     def _next(self) -> tuple[list[Task], list[int]] | None:
         """Wait until the engine is due; return the tasks and the cancellations to send, None at the end."""

@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Literal, TypeAlias, cast
+from typing import TYPE_CHECKING, Literal, cast
 
 import torch
 from torch import Tensor
@@ -14,12 +14,11 @@ from r1_rollout.embedded.prefix_cache import Prefix, PrefixCache
 from r1_rollout.embedded.rows import DecodingStrategy, Rows, SamplingRequest
 from r1_rollout.embedded.stack import Stack
 from r1_rollout.errors import EngineMemoryError, NonFiniteLogits
+from r1_rollout.session import Finished, SampleKey
 from r1_rollout.types import Completion, PromptLike
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-FinishedGroup: TypeAlias = tuple[Hashable, list[Completion]]  # the key of a request, and its completions
 
 
 class Decoding:
@@ -53,7 +52,7 @@ class Decoding:
         self._entered: dict[Hashable, SamplingRequest] = {}  # those that are unfinished, by their keys
         self.axes = 0  # of the first request's positions; 0 before it
         self._slots: list[SamplingRequest] = []  # the request in each slot of the cache
-        self._finished: list[FinishedGroup] = []
+        self._finished: list[Finished] = []
         self._prefixes = prefixes
         self.prefilled = 0  # tokens of prompts that were computed
         self._running: tuple[Rows, GroupCache] | None = (
@@ -74,8 +73,8 @@ class Decoding:
         self.axes = self.axes or len(request.prompt.position_ids)
         self._waiting.append(request)
 
-    def step(self) -> list[FinishedGroup]:
-        """Prefill the requests that there is room for, or decode a token of each row; return the finished groups.
+    def step(self) -> list[Finished]:
+        """Prefill the requests that there is room for, or decode a token of each row; return what has finished.
 
         Raises EngineMemoryError and NonFiniteLogits, which close the call.
         """
@@ -202,12 +201,16 @@ class Decoding:
             tokens, logprobs = rows.decoded(row)
             reason: Literal["stop", "length"] = "stop" if stopped[row] else "length"
             request.completions[sample] = Completion(tokens.numpy(), logprobs.numpy(), reason, self._version)
+            if request.split:
+                self._finished.append((SampleKey(request.key, sample), [request.completions[sample]]))
             if self._prefixes is not None:
                 self._keep(self._prefixes, request, row, tokens.tolist(), cache)
         self._remove_rows(finished, rows, cache)
         for request in [one for one in self._entered.values() if len(one.completions) == len(one.noise)]:
             del self._entered[request.key]
-            self._finished.append((request.key, [request.completions[sample] for sample in range(len(request.noise))]))
+            if not request.split:
+                completions = [request.completions[sample] for sample in range(len(request.noise))]
+                self._finished.append((request.key, completions))
             self._vacate(self._slots.index(request), rows, cache)
         return bool(finished)
 
@@ -257,7 +260,7 @@ class GenerateCall:
         self._decoding, self._prompts, self._request_of = decoding, prompts, request_of
         self._known = 0  # prompts
         self._drained = False
-        self._finished: deque[FinishedGroup] = deque()
+        self._finished: deque[Finished] = deque()
         self._over = ""  # why there are no more groups, if somebody else decided so
         self._take_up()
 

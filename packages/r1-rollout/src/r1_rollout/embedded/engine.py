@@ -135,9 +135,11 @@ class EmbeddedEngine(OldEngineNames):
     def open_session(self, params: SamplingParams) -> SteppedSession:
         decoding = self._decode("open_session", self._sampling(params), params.max_tokens, self._prefix_cache())
 
-        def submit(key: str, prompt: PromptLike, request: SamplingParams) -> None:
-            self._require_capacity(request.n)
-            decoding.submit(self._sampling_request(decoding, request, key, prompt))
+        def submit(key: str, prompt: PromptLike, params: SamplingParams, split: bool) -> None:
+            self._require_capacity(params.n)
+            request = self._sampling_request(decoding, params, key, prompt)
+            request.split = split
+            decoding.submit(request)
 
         session = SteppedSession(decoding, params, submit)
         self._begin(session, "a later session began")

@@ -26,6 +26,7 @@ class SamplingRequest:
     noise: Sequence[int]  # an int64 for each of its samples, which `DecodingStrategy.choose` gets back
     limit: int  # tokens of a sample at most
     stop: tuple[str, ...] = ()  # strings that end a sample
+    split: bool = False  # its samples are returned one by one
     inputs: Mapping[str, Tensor] = field(default_factory=dict)  # of the prompt, once it is computed
     completions: dict[int, Completion] = field(default_factory=dict)  # by the number of the sample
 

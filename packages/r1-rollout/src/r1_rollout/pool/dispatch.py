@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from r1_rollout.types import Tokens
 
 FinishedGroup = tuple[int, list[Completion]]  # the index of a prompt, and its completions
+FinishedPart = tuple[int, int | None, list[Completion]]  # also the number of a sample, None for a whole group
 Outcome = list[Completion] | BaseException
 
 
@@ -39,10 +40,11 @@ class Task:
     index: int  # of the prompt, or of the request in its session
     prompt: PromptLike
     params: SamplingParams
+    split: bool = False  # its samples are reported one by one
 
 
 class MemberCall(Protocol):
-    """One call on one member, which reports each group to the `Dispatch` once."""
+    """One call on one member, which reports each group to the `Dispatch` once, and before it samples of split ones."""
 
     def submit(self, tasks: Sequence[Task]) -> None: ...
 
@@ -72,6 +74,15 @@ class Member(Protocol):
     ) -> list[list[float]]: ...
 
     def compare(self, expected: dict[str, Expected]) -> Comparison: ...
+
+
+@dataclass(slots=True)
+class Assigned:
+    """What is to come of a group that a member works on."""
+
+    member: Member
+    tokens: int
+    samples: int
 
 
 class Fleet:
@@ -131,11 +142,13 @@ class Dispatch:
         self._added = len(prompts)
         self._prefixes: PrefixIndex[Member] = PrefixIndex()
         self._holders: dict[int, Member] = {}  # of the beginning of a waiting group's prompt
-        self._cancelled: set[int] = set()  # groups that members still work on
+        self._cancelled: set[int] = set()
+        self._untaken: dict[int, int] = {}  # results that `take` has not returned, of groups of a session
+        self._delivered: dict[int, set[int]] = {}  # samples of split groups
         self._failed: dict[int, list[Member]] = {}  # members that each group has failed on
-        self._unfinished: dict[int, tuple[Member, int]] = {}  # at which member, and how many tokens are to come
+        self._unfinished: dict[int, Assigned] = {}
         self._sessions: dict[Member, MemberCall] = {}
-        self._done: SimpleQueue[FinishedGroup | BaseException] = SimpleQueue()
+        self._done: SimpleQueue[FinishedPart | BaseException] = SimpleQueue()
         self._left = len(prompts)
         self._over = self._closed = False
         self._error: BaseException | None = None  # what a consumer gets who asks for more
@@ -152,11 +165,11 @@ class Dispatch:
         if not self._left:
             self.end("it is complete")
             raise StopIteration
-        group = self._require_group(self._error or self._done.get())
+        index, _, completions = self._require_part(self._error or self._done.get())
         self._left -= 1
-        return group
+        return index, completions
 
-    def _require_group(self, outcome: FinishedGroup | BaseException) -> FinishedGroup:
+    def _require_part(self, outcome: FinishedPart | BaseException) -> FinishedPart:
         if isinstance(outcome, BaseException):
             self._error = outcome
             self.end("it failed")
@@ -169,49 +182,56 @@ class Dispatch:
     def pending(self) -> bool:
         return self._left > 0
 
-    def add(self, prompt: PromptLike, params: SamplingParams) -> int:
-        """Add a group; return its index."""
+    def is_open(self, index: int) -> bool:
+        """Whether `take` has something of a group to return."""
+        return index in self._untaken
+
+    def add(self, prompt: PromptLike, params: SamplingParams, *, split: bool = False) -> int:
+        """Add a group; return its index. If it is split, `take` returns its samples one by one."""
         with self._fleet.changed:
             index, self._added = self._added, self._added + 1
-            self._tasks[index] = Task(index, prompt, params)
+            self._tasks[index] = Task(index, prompt, params, split)
+            self._untaken[index] = results = params.n if split else 1
             if (holder := self._prefixes.find(prompt.token_ids)) is not None:
                 self._holders[index] = holder
             self._waiting.append(index)
-            self._left += 1
+            self._left += results
             self._fleet.changed.notify_all()
         return index
 
-    def take(self, timeout: float | None) -> list[FinishedGroup]:
-        """Return the groups that have finished; wait up to `timeout` seconds for the first, or as long as it takes."""
+    def take(self, timeout: float | None) -> list[FinishedPart]:
+        """Return what has finished; wait up to `timeout` seconds for the first, or as long as it takes."""
         if self._error is not None:
             raise self._error
         if not self._left:
             return []
         until = None if timeout is None else time.monotonic() + timeout
-        taken: list[FinishedGroup] = []
+        taken: list[FinishedPart] = []
         with suppress(Empty):
             while self._left > len(taken):
                 wait = None if until is None else until - time.monotonic()
                 block = not taken and (wait is None or wait > 0)
-                index, completions = self._require_group(self._done.get(block, wait if block else None))
-                if index in self._cancelled:  # when it had finished already
-                    self._cancelled.remove(index)
-                else:
-                    taken.append((index, completions))
+                part = self._require_part(self._done.get(block, wait if block else None))
+                if part[0] not in self._cancelled:  # when it had finished already
+                    taken.append(part)
         self._left -= len(taken)
+        for index, _, _ in taken:
+            self._untaken[index] -= 1
+            if not self._untaken[index]:
+                del self._untaken[index]
         return taken
 
     def cancel(self, index: int) -> None:
-        """Abandon a group that `take` has not returned."""
+        """Abandon a group that `take` has not returned whole."""
         with self._fleet.changed:
-            self._left -= 1
+            self._left -= self._untaken.pop(index)
+            self._cancelled.add(index)
             if index in self._waiting:
                 self._waiting.remove(index)
                 del self._tasks[index]
                 self._holders.pop(index, None)
                 return
-            self._cancelled.add(index)
-            member = self._unfinished[index][0] if index in self._unfinished else None
+            member = self._unfinished[index].member if index in self._unfinished else None
         if member is not None:
             self._sessions[member].cancel(index)
 
@@ -236,25 +256,43 @@ class Dispatch:
 
     def arrived(self, index: int, tokens: int) -> None:
         with self._fleet.changed:
-            member, owed = self._unfinished[index]
-            member.backlog.tokens -= tokens
-            self._unfinished[index] = member, owed - tokens
+            assigned = self._unfinished[index]
+            assigned.member.backlog.tokens -= tokens
+            assigned.tokens -= tokens
+
+    def deliver(self, index: int, number: int, completion: Completion) -> None:
+        """Deliver a sample of a split group, unless a member that failed later has delivered it before."""
+        with self._fleet.changed:
+            if (assigned := self._unfinished.get(index)) is not None and not self._over:
+                assigned.member.backlog.samples -= 1
+                assigned.samples -= 1
+                self._put(index, number, completion)
+                self._fleet.changed.notify_all()
+
+    def _put(self, index: int, number: int, completion: Completion) -> None:
+        delivered = self._delivered.setdefault(index, set())
+        if number not in delivered and index not in self._cancelled:
+            delivered.add(number)
+            self._done.put((index, number, [completion]))
 
     def finish(self, index: int, outcome: Outcome) -> None:
-        """Deliver a group, or retry it on another member."""
+        """Deliver a group, or retry it on another member. Samples that were delivered may be left out at its end."""
         with self._fleet.changed:
             member = self._release(index)
             if self._over:
                 return
             if index in self._cancelled:
-                self._cancelled.remove(index)
                 del self._tasks[index]
             elif isinstance(outcome, BaseException):
                 self._retry(index, member, outcome)
             else:
                 self._fleet.succeeded(member)
-                del self._tasks[index]
-                self._done.put((index, outcome))
+                if self._tasks.pop(index).split:
+                    for number, completion in enumerate(outcome):
+                        self._put(index, number, completion)
+                    self._delivered.pop(index, None)
+                else:
+                    self._done.put((index, None, outcome))
 
     def fail(self, member: Member, error: BaseException) -> None:
         self._fleet.retries(member, error)
@@ -281,11 +319,11 @@ class Dispatch:
 
     def _release(self, index: int) -> Member:
         with self._fleet.changed:
-            member, owed = self._unfinished.pop(index)
-            member.backlog.tokens -= owed
-            member.backlog.samples -= self._tasks[index].params.n
+            assigned = self._unfinished.pop(index)
+            assigned.member.backlog.tokens -= assigned.tokens
+            assigned.member.backlog.samples -= assigned.samples
             self._fleet.changed.notify_all()
-            return member
+            return assigned.member
 
     # The thread.
 
@@ -311,7 +349,7 @@ class Dispatch:
             self._waiting.remove(index)
             task, _ = self._tasks[index], self._holders.pop(index, None)
             owed = len(task.prompt.token_ids) + task.params.n * task.params.max_tokens
-            self._unfinished[index] = member, owed
+            self._unfinished[index] = Assigned(member, owed, task.params.n)
             member.backlog.tokens += owed
             member.backlog.samples += task.params.n
             if self.session:

@@ -87,11 +87,11 @@ class EnginePool(OldEngineNames, Generic[M]):
         self._end("a later session began")
         requests = DispatchedRequests(self._start([], params, session=True))
 
-        def submit(key: str, prompt: PromptLike, request: SamplingParams) -> None:
+        def submit(key: str, prompt: PromptLike, request: SamplingParams, split: bool) -> None:
             self._require_capacity(request)
             self._check_sampling([prompt], request)
             (sent,) = self._prepare([prompt])
-            requests.submit(key, sent, request)
+            requests.submit(key, sent, request, split=split)
 
         self._call = session = PoolSession(requests, params, submit)
         return session

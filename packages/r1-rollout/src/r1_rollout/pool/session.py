@@ -3,8 +3,8 @@
 from collections.abc import Callable, Hashable
 
 from r1_rollout.pool.dispatch import Dispatch
-from r1_rollout.session import SteppedSession
-from r1_rollout.types import Completion, PromptLike, SamplingParams
+from r1_rollout.session import Finished, SampleKey, SteppedSession
+from r1_rollout.types import PromptLike, SamplingParams
 
 
 class DispatchedRequests:
@@ -19,14 +19,19 @@ class DispatchedRequests:
     def pending(self) -> bool:
         return self._dispatch.pending
 
-    def submit(self, key: Hashable, prompt: PromptLike, params: SamplingParams) -> None:
-        index = self._dispatch.add(prompt, params)
+    def submit(self, key: Hashable, prompt: PromptLike, params: SamplingParams, *, split: bool) -> None:
+        index = self._dispatch.add(prompt, params, split=split)
         self._indices[key], self._keys[index] = index, key
 
-    def step(self, timeout: float | None = 0) -> list[tuple[Hashable, list[Completion]]]:
-        finished = [(self._keys.pop(index), completions) for index, completions in self._dispatch.take(timeout)]
-        for key, _ in finished:
-            del self._indices[key]
+    def step(self, timeout: float | None = 0) -> list[Finished]:
+        finished: list[Finished] = []
+        taken = self._dispatch.take(timeout)
+        for index, number, completions in taken:
+            key = self._keys[index]
+            finished.append((key if number is None else SampleKey(key, number), completions))
+        for index in {index for index, _, _ in taken}:
+            if not self._dispatch.is_open(index):
+                del self._indices[self._keys.pop(index)]
         return finished
 
     def cancel(self, key: Hashable) -> None:
@@ -45,7 +50,7 @@ class PoolSession(SteppedSession):
         self,
         requests: DispatchedRequests,
         params: SamplingParams,
-        submit: Callable[[str, PromptLike, SamplingParams], None],
+        submit: Callable[[str, PromptLike, SamplingParams, bool], None],
     ) -> None:
         super().__init__(requests, params, submit)
         self._requests = requests
@@ -54,5 +59,5 @@ class PoolSession(SteppedSession):
     def steps(self) -> int | None:
         return None
 
-    def _step(self, timeout: float | None) -> list[tuple[Hashable, list[Completion]]]:
+    def _step(self, timeout: float | None) -> list[Finished]:
         return self._requests.step(timeout)

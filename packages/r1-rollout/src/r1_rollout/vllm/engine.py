@@ -171,9 +171,9 @@ class VllmEngine(OldEngineNames):
         self._close("a later session began")
         requests = self._pending_requests()
 
-        def submit(key: str, prompt: PromptLike, request: SamplingParams) -> None:
+        def submit(key: str, prompt: PromptLike, request: SamplingParams, split: bool) -> None:
             self._require_fit(prompt, request)
-            requests.submit(key, prompt, request)
+            requests.submit(key, prompt, request, split=split)
 
         self._running = session = SteppedSession(requests, params, submit)
         return session

@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Hashable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
+from r1_rollout.session import Finished, SampleKey
 from r1_rollout.types import Completion, PromptLike, SamplingParams
 
 if TYPE_CHECKING:
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 class _Group:
     prompt: PromptLike
     names: list[str]  # of its samples' requests
+    split: bool  # its samples are returned one by one
     completions: dict[str, Completion] = field(default_factory=dict)
 
 
@@ -44,7 +46,7 @@ class PendingRequests:
     def pending(self) -> bool:
         return bool(self._groups)
 
-    def submit(self, key: Hashable, prompt: PromptLike, params: SamplingParams) -> None:
+    def submit(self, key: Hashable, prompt: PromptLike, params: SamplingParams, *, split: bool = False) -> None:
         from r1_rollout.vllm.requests import sample_settings
 
         self._begun += 1
@@ -52,7 +54,7 @@ class PendingRequests:
             f"{self._begun}.{sample}": sample_settings(params, self._ends, prompt.id, sample)
             for sample in range(params.n)
         }
-        self._groups[key] = _Group(prompt, list(requests))
+        self._groups[key] = _Group(prompt, list(requests), split)
         self._owners |= dict.fromkeys(requests, key)
         try:
             self._add(prompt, requests)
@@ -60,17 +62,20 @@ class PendingRequests:
             self.cancel(key)
             raise
 
-    def step(self) -> list[tuple[Hashable, list[Completion]]]:
+    def step(self) -> list[Finished]:
         if not self._groups:
             return []
-        finished: list[tuple[Hashable, list[Completion]]] = []
+        finished: list[Finished] = []
         for name, completion in self._advance({name: self._groups[key].prompt for name, key in self._owners.items()}):
             key = self._owners.pop(name)
             group = self._groups[key]
             group.completions[name] = completion
+            if group.split:
+                finished.append((SampleKey(key, group.names.index(name)), [completion]))
             if len(group.completions) == len(group.names):
                 del self._groups[key]
-                finished.append((key, [group.completions[name] for name in group.names]))
+                if not group.split:
+                    finished.append((key, [group.completions[name] for name in group.names]))
         return finished
 
     def cancel(self, key: Hashable) -> None:

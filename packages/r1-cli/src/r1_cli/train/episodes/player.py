@@ -116,9 +116,11 @@ class Play:
                 self._episodes[episode.key] = episode
                 self._starting.add(episode.key)
                 self.player.environments.start(episode.key, environment_row(prompt), prompt.images)
-            # The group's first turns share one prompt, which is computed once.
-            self._sampling[prompt.id] = episodes
-            self.session.submit(prompt.id, prompt, n=self.n, max_tokens=episodes[0].tokens_allowed, stop=stop)
+            # First turns of a group share one prompt, which is computed once; without rounds none waits for the others.
+            split = not self.player.rounds
+            self._sampling |= {one.key: [one] for one in episodes} if split else {prompt.id: episodes}
+            length = episodes[0].tokens_allowed
+            self.session.submit(prompt.id, prompt, n=self.n, max_tokens=length, stop=stop, split=split)
 
     def _submit(self) -> None:
         if self.player.rounds:

@@ -97,12 +97,14 @@ class PooledServer:
         weights: PushedWeights,
         call: Call,
         arrived: Callable[[int], None],
+        finished: Callable[[int, Completion], None],
     ) -> list[Completion]:
         """Sample one group.
 
         Args:
             call: cancels the request.
             arrived: called with the number of tokens in each event.
+            finished: called with each sample's number, when it has finished.
 
         Raises:
             RequestRefused: no server takes the prompt.
@@ -120,6 +122,7 @@ class PooledServer:
                 label=weights.label,
                 version=weights.version,
                 arrived=arrived,
+                finished=finished,
             )
         except NotThere as error:  # somebody has restarted it, so it does not know the adapter
             raise ServerFault(f"{self.name}: {error}") from error
@@ -330,7 +333,8 @@ class ServerSession:
         outcome: list[Completion] | BaseException
         try:
             arrived = partial(self._dispatch.arrived, task.index)
-            outcome = self._server.sample(task.prompt, task.params, self._weights, call, arrived)
+            finished = partial(self._dispatch.deliver, task.index) if task.split else lambda number, completion: None
+            outcome = self._server.sample(task.prompt, task.params, self._weights, call, arrived, finished)
         except BaseException as error:  # a thread's error must reach the consumer
             outcome = error
         with self._lock:

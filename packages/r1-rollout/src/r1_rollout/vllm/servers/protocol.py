@@ -124,6 +124,7 @@ def read_group(
     label: str,
     version: int,
     arrived: Callable[[int], None] = lambda tokens: None,
+    finished: Callable[[int, Completion], None] = lambda sample, completion: None,
 ) -> list[Completion]:
     """Assemble a group from a server's events.
 
@@ -131,12 +132,13 @@ def read_group(
         label: name of the weights that the server must report.
         version: of the completions.
         arrived: called with the number of tokens in each event.
+        finished: called with each sample's number, when it has finished.
 
     Raises:
         ServerFault: anything is missing, doubled, or not what was requested.
     """
-    samples = [_Sample() for _ in range(params.n)]
-    prompt_seen = False
+    samples, completions = [_Sample() for _ in range(params.n)], dict[int, Completion]()
+    ends, prompt_seen = ends_of(params, end_token_ids), False
     try:
         for event in events:
             if (seen := event.get("prompt_token_ids")) is not None:
@@ -147,11 +149,17 @@ def read_group(
                 sample = samples[choice["index"]] if choice["index"] >= 0 else None
                 _require(sample is not None and sample.finish_reason is None, "a sample goes on after its end")
                 arrived(_extend(sample, choice, label))  # type: ignore[arg-type]
+                if prompt_seen and sample.finish_reason is not None:  # type: ignore[union-attr]
+                    number = choice["index"]
+                    completions[number] = _completion(sample, params, ends, frozenset(banned), version)  # type: ignore[arg-type]
+                    finished(number, completions[number])
     except (KeyError, TypeError, IndexError, AttributeError) as error:
         raise ServerFault(f"prompt {prompt.id}: an event has another form: {type(error).__name__}: {error}") from error
     _require(prompt_seen, "the prompt's tokens were not read back")
-    ends = ends_of(params, end_token_ids)
-    return [_completion(sample, params, ends, frozenset(banned), version) for sample in samples]
+    for number, sample in enumerate(samples):
+        if number not in completions:
+            completions[number] = _completion(sample, params, ends, frozenset(banned), version)
+    return [completions[number] for number in range(params.n)]
 
 
 def _extend(sample: _Sample, choice: JsonObject, label: str) -> int:
