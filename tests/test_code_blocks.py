@@ -100,9 +100,7 @@ BY: Mapping[str, Mapping[str, list[str]]] = {
         "indented": [f"{R1}::test_llama_3_ends_at_each_of_its_ends_and_stays_without_padding"] * 3
     },
     "examples/lmm_r1/README.md": {"indented": [f"{R1}::test_the_page_of_lmm_r1_runs"] * 9},
-    "examples/look/README.md": {
-        "indented": ["not run: takes minutes; tests/test_episodes.py trains with an environment"]
-    },
+    "examples/look/README.md": {"indented": [MINUTES]},
     "examples/quickstart/README.md": {
         "indented": [f"{QUICK}the_model_learns_to_look", "not run: eight minutes; makes the committed files again"]
     },
@@ -112,6 +110,7 @@ BY: Mapping[str, Mapping[str, list[str]]] = {
     "examples/r1v/README.md": {"indented": [f"{R1}::test_the_page_of_r1v_runs"] * 3},
     "examples/rlpr/README.md": {"indented": [f"{R1}::test_both_pages_of_rlpr_run"] * 3},
     "examples/small_card/README.md": {"indented": ["tests/test_small_card.py::test_a_dry_run_accepts_it"]},
+    "examples/sums/README.md": {"indented": [MINUTES]},
 }
 SLOW = {  # train, or start processes that judge and decode
     "docs/first-run.md",

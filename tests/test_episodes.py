@@ -2,6 +2,7 @@
 
 import io
 import random
+import sys
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
@@ -13,6 +14,11 @@ from PIL import Image
 from transformers import AutoProcessor
 
 from r1_cli.runs.reader import RunReader
+from r1_data.turns.calls import FORMATS
+from r1_data.turns.calls.parse import parse_calls
+from r1_data.turns.calls.types import signatures
+from r1_rewards.environments.schema import function_schema
+from r1_rewards.environments.tools.python import python
 
 ENVIRONMENT = '''
 import os
@@ -150,8 +156,10 @@ def test_a_run_whose_template_changes_earlier_turns_resumes_to_the_bit(tmp_path:
 
 
 @pytest.fixture
-def prepare(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    monkeypatch.syspath_prepend(str(ROOT / "examples/look"))
+def prepare(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> ModuleType:
+    """The module prepare.py of an example: of look, or of the one that the test names."""
+    monkeypatch.syspath_prepend(str(ROOT / "examples" / getattr(request, "param", "look")))
+    monkeypatch.delitem(sys.modules, "prepare", raising=False)
     return import_module("prepare")
 
 
@@ -177,8 +185,27 @@ def test_the_example_covers_pictures_and_its_environment_uncovers_them(prepare: 
 def test_the_lessons_of_the_example_teach_the_assistants_turns_only(prepare: ModuleType) -> None:
     processor = AutoProcessor.from_pretrained(ROOT / "examples/quickstart/model")
     rng = random.Random(1)
-    batch = prepare.collate(processor, [prepare.draw_lesson(rng, number) for number in range(4)])
+    batch = import_module("warm_start").collate(processor, [prepare.draw_lesson(rng, number) for number in range(4)])
     for number, (tokens, labels) in enumerate(zip(batch["input_ids"], batch["labels"], strict=True)):
         taught = processor.tokenizer.decode(tokens[labels != -100])
         assert taught.count("<|im_end|>") == 2 - number % 2
         assert taught.startswith("?<|im_end|><think>" if number % 2 == 0 else "<think>")
+
+
+@pytest.mark.parametrize("prepare", ["sums"], indirect=True)
+def test_the_lessons_of_sums_call_as_the_template_does_and_their_results_are_those_of_the_tool(
+    prepare: ModuleType,
+) -> None:
+    rng = random.Random(1)
+    _, tokenizer = import_module("warm_start").build_text_model(prepare.CORPUS, 1)
+    lessons = [prepare.draw_lesson(rng, number, sure=True) for number in range(3)]
+    batch = import_module("warm_start").collate(tokenizer, lessons)
+    taught = [
+        tokenizer.decode(tokens[labels != -100])
+        for tokens, labels in zip(batch["input_ids"], batch["labels"], strict=True)
+    ]
+    assert [text.count("<|im_end|>") for text in taught] == [1, 1, 2]
+    (call,) = parse_calls(FORMATS["hermes"], taught[2], signatures([function_schema(python)]))
+    result = next(message["content"] for message in lessons[2].messages if message["role"] == "tool")
+    assert python(**call.arguments) == result
+    assert taught[2].endswith(f"\\boxed{{{result.strip()}}}<|im_end|>")

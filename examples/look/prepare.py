@@ -19,12 +19,11 @@ import pyarrow.parquet as pq
 import torch
 from environment import CALL, COVER
 from PIL import Image
-from torch import Tensor
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 HERE = Path(__file__).parent
-QUICKSTART = HERE.parent / "quickstart"
-sys.path.insert(0, str(QUICKSTART))
+sys.path.insert(0, str(HERE.parent))
+from warm_start import QUICKSTART, Lesson, warm_start  # noqa: E402, I001  (it finds the quickstart's modules)
 from make_data import BACKGROUNDS, FAMILIES, MAX_COUNT, QUESTIONS, draw_picture, encode_png, place_shapes  # noqa: E402
 
 COVER_SIDE = 56  # pixels: 4 tokens
@@ -53,7 +52,7 @@ def write_rows(rows: list[dict[str, object]], path: Path) -> None:
     pq.write_table(pa.Table.from_pylist(covered, schema=pa.schema(columns)), path, compression="zstd")
 
 
-def draw_lesson(rng: random.Random, number: int) -> tuple[list[Image.Image], list[dict[str, object]]]:
+def draw_lesson(rng: random.Random, number: int) -> Lesson:
     """Draw a conversation. Of those that look, half show discs with the right answer, as the quickstart's lessons."""
     looks = number % 2 == 0
     family = "disc" if number % 4 == 0 else rng.choice(FAMILIES)
@@ -63,47 +62,21 @@ def draw_lesson(rng: random.Random, number: int) -> tuple[list[Image.Image], lis
     question = [{"type": "image"}, {"type": "text", "text": rng.choice(QUESTIONS)}]
     answer = {"role": "assistant", "content": f"<think>{'*' * taught}</think>\\boxed{{{taught}}}"}
     if not looks:
-        return [cover()], [{"role": "user", "content": question}, answer]
+        return Lesson([{"role": "user", "content": question}, answer], [cover()])
     look = [{"role": "assistant", "content": CALL}, {"role": "user", "content": [{"type": "image"}]}]
-    return [cover(), picture], [{"role": "user", "content": question}, *look, answer]
+    return Lesson([{"role": "user", "content": question}, *look, answer], [cover(), picture])
 
 
-def collate(processor: object, lessons: list[tuple[list[Image.Image], list[dict[str, object]]]]) -> dict[str, Tensor]:
-    """Render lessons as one batch; labels are -100 outside of the assistant's turns."""
-    texts = [processor.apply_chat_template(messages).removesuffix("\n") for _, messages in lessons]
-    pictures = [picture for shown, _ in lessons for picture in shown]
-    batch = dict(processor(text=texts, images=pictures, padding=True, padding_side="right", return_tensors="pt"))
-    tokenizer = processor.tokenizer
-    opening = tokenizer("<|im_start|>assistant\n").input_ids
-    end = tokenizer.convert_tokens_to_ids("<|im_end|>")
-    labels = torch.full_like(batch["input_ids"], -100)
-    for row, tokens in enumerate(batch["input_ids"].tolist()):
-        for at in range(len(tokens) - len(opening)):
-            if tokens[at : at + len(opening)] == opening:
-                begin = at + len(opening)
-                stop = tokens.index(end, begin) + 1
-                labels[row, begin:stop] = batch["input_ids"][row, begin:stop]
-    return batch | {"labels": labels}
-
-
-def warm_start(folder: Path) -> None:
+def make_model(folder: Path) -> None:
     """Teach the quickstart's model to look, or not to, before it answers."""
     torch.manual_seed(SEED)
     processor = AutoProcessor.from_pretrained(QUICKSTART / "model")
-    model = AutoModelForImageTextToText.from_pretrained(QUICKSTART / "model", dtype=torch.float32).train()
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1.5e-3, betas=(0.9, 0.95), weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / 10, 1 - step / STEPS))
-    rng = random.Random(SEED)
-    for step in range(STEPS):
-        batch = collate(processor, [draw_lesson(rng, number) for number in range(LESSONS)])
-        loss = model(**batch).loss
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
-        if step % 25 == 24:
-            print(f"warm start: step {step + 1} of {STEPS}, loss {loss.item():.3f}", flush=True)
+    model = AutoModelForImageTextToText.from_pretrained(QUICKSTART / "model", dtype=torch.float32)
+
+    def draw_lessons(rng: random.Random, step: int) -> list[Lesson]:
+        return [draw_lesson(rng, number) for number in range(LESSONS)]
+
+    warm_start(model, processor, draw_lessons, steps=STEPS, seed=SEED)
     shutil.copytree(QUICKSTART / "model", folder, dirs_exist_ok=True)
     model.save_pretrained(folder)
 
@@ -116,7 +89,7 @@ def main() -> None:
     for name in ("train", "val"):
         rows = pq.read_table(QUICKSTART / f"{name}.parquet").to_pylist()
         write_rows(rows, arguments.output / f"{name}.parquet")
-    warm_start(arguments.output / "model")
+    make_model(arguments.output / "model")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,7 @@ not what. It can therefore count discs, and mostly guesses elsewhere; that is th
 import argparse
 import json
 import random
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
@@ -62,19 +63,24 @@ CHAT_TEMPLATE = """\
 """
 
 
-def build_tokenizer() -> Qwen2Tokenizer:
-    """Train a byte-level BPE on the few words in use; any other text falls back to bytes and is not lost."""
+def build_tokenizer(corpus: Sequence[str] = CORPUS, plain_tokens: Sequence[str] = ()) -> Qwen2Tokenizer:
+    """Train a byte-level BPE on the few words in use; any other text falls back to bytes and is not lost.
+
+    `plain_tokens` are further tokens that a decoded answer shows.
+    """
     sketch = Tokenizer(models.BPE())
     sketch.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     sketch.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=512, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
     )
-    sketch.train_from_iterator(CORPUS, trainer)
+    sketch.train_from_iterator(corpus, trainer)
     merges = [tuple(pair) for pair in json.loads(sketch.to_str())["model"]["merges"]]
     tokenizer = Qwen2Tokenizer(vocab=sketch.get_vocab(), merges=merges, eos_token=END, pad_token=PAD, unk_token=PAD)
     tokenizer.add_special_tokens({"additional_special_tokens": list(SPECIAL_TOKENS)})
-    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in THINK_TOKENS])
+    tokenizer.add_tokens(
+        [AddedToken(token, special=False, normalized=False) for token in (*THINK_TOKENS, *plain_tokens)]
+    )
     return tokenizer
 
 
