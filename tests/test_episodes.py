@@ -10,6 +10,7 @@ from types import ModuleType
 import pyarrow.parquet as pq
 import pytest
 from endtoend import QUICKSTART, R1, ROOT, SMALL, read_log, without_clock
+from episode_runs import calls_of, episodes, write_environment
 from PIL import Image
 from transformers import AutoProcessor
 
@@ -19,37 +20,6 @@ from r1_data.turns.calls.parse import parse_calls
 from r1_data.turns.calls.types import signatures
 from r1_rewards.environments.schema import function_schema
 from r1_rewards.environments.tools.python import python
-
-ENVIRONMENT = '''
-import os
-from pathlib import Path
-from PIL import Image
-
-
-class Album:
-    """Shows one more picture, and judges by the parity of the words that it heard."""
-
-    def reset(self, row):
-        self.heard = ""
-
-    def step(self, text):
-        with Path(__file__).with_suffix(".calls").open("a") as calls:
-            calls.write(".")
-        first, self.heard = not self.heard, self.heard + text
-        picture = Image.new("RGB", (56, 56), (9, 99, 9))
-        return [{"type": "image", "image": picture}, {"type": "text", "text": "Again?"}] if first else None
-
-    def score(self):
-        return float(sum(map(ord, self.heard)) % 2)
-
-
-class Dice(Album):
-    """Shows what no call shows again."""
-
-    def step(self, text):
-        return super().step(text) and f"Again? {os.urandom(2).hex()}"
-'''
-
 
 # Changes the policy's turns before the last message.
 SHOUTING = """\
@@ -62,24 +32,19 @@ SHOUTING = """\
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\\n' }}{% endif %}"""
 
 
-def words(folder: Path, environment: Path, steps: int) -> list[str]:
+def words(folder: Path, steps: int, *own: str) -> list[str]:
     return [
         "train", QUICKSTART, *SMALL, f"trainer.save_checkpoint_path={folder}", f"trainer.max_steps={steps}",
-        "worker.rollout.multi_turn.enable=true", f"worker.rollout.multi_turn.environment={environment}:Album",
-        "worker.rollout.multi_turn.scheduling=rounds", "worker.rollout.multi_turn.max_turn_tokens=8",
-        "data.max_response_length=60", "worker.actor.optim.lr_scheduler_type=constant",
-        "algorithm.online_filtering=true", "algorithm.filter_key=overall", "trainer.max_try_make_batch=-1",
-        "trainer.val_before_train=false", "trainer.val_freq=-1", "trainer.save_freq=1", "trainer.save_limit=-1",
+        "worker.actor.optim.lr_scheduler_type=constant", "trainer.val_before_train=false", "trainer.val_freq=-1",
+        "trainer.save_freq=1", "trainer.save_limit=-1", *own,
     ]  # fmt: skip
 
 
 def test_a_run_with_an_environment_resumes_to_the_bit_and_records_its_turns(tmp_path: Path, r1: R1) -> None:
-    environment = tmp_path / "album.py"
-    environment.write_text(ENVIRONMENT)
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert r1(*words(whole, environment, 3)).exit_code == 0
-    assert r1(*words(parts, environment, 2)).exit_code == 0
-    assert r1(*words(parts, environment, 3)).exit_code == 0
+    whole, parts, own = tmp_path / "whole", tmp_path / "parts", episodes(write_environment(tmp_path))
+    assert r1(*words(whole, 3, *own)).exit_code == 0
+    assert r1(*words(parts, 2, *own)).exit_code == 0
+    assert r1(*words(parts, 3, *own)).exit_code == 0
     log = read_log(whole)
     assert without_clock(read_log(parts)) == without_clock(log)
     assert any(record["rollout/groups_kept"] for record in log)  # so that episodes were in a checkpoint
@@ -106,15 +71,13 @@ def test_a_run_with_an_environment_resumes_to_the_bit_and_records_its_turns(tmp_
 def test_a_replay_repeats_answers_that_no_call_gives_again_and_names_what_gave_them(
     scheduling: str, tmp_path: Path, r1: R1
 ) -> None:
-    environment, run = tmp_path / "album.py", tmp_path / "run"
-    environment.write_text(ENVIRONMENT)
-    own = [f"environment={environment}:Dice", f"scheduling={scheduling}", "max_concurrent=7"]
-    r1(*words(run, environment, 2), *(f"worker.rollout.multi_turn.{setting}" for setting in own))
-    calls = environment.with_suffix(".calls").read_text()
+    environment, run = write_environment(tmp_path), tmp_path / "run"
+    r1(*words(run, 2, *episodes(environment, "Dice", scheduling=scheduling, max_concurrent=7)))
+    calls = calls_of(environment)
     told = r1("replay", run, "--step", "2").output
     assert "tools and environments were not called" in told
     assert "step 2 is the same to the bit: 16 answers" in told
-    assert environment.with_suffix(".calls").read_text() == calls
+    assert calls_of(environment) == calls
     again = r1("replay", run, "--step", "2", "--tools", "again", ok=False)
     assert again.exit_code == 1
     assert "step() is not a function of its input: " in again.output
@@ -128,14 +91,13 @@ def test_a_replay_repeats_answers_that_no_call_gives_again_and_names_what_gave_t
 
 @pytest.mark.slow
 def test_a_run_whose_template_changes_earlier_turns_resumes_to_the_bit(tmp_path: Path, r1: R1) -> None:
-    environment, template = tmp_path / "album.py", tmp_path / "shouting.jinja"
-    environment.write_text(ENVIRONMENT)
+    whole, parts, template = tmp_path / "whole", tmp_path / "parts", tmp_path / "shouting.jinja"
     template.write_text(SHOUTING)
-    more = [f"data.override_chat_template={template}", "worker.rollout.multi_turn.history=template"]
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    assert r1(*words(whole, environment, 3), *more).exit_code == 0
-    assert r1(*words(parts, environment, 2), *more).exit_code == 0
-    assert r1(*words(parts, environment, 3), *more).exit_code == 0
+    own = [*episodes(write_environment(tmp_path), history="template"), f"data.override_chat_template={template}"]
+    assert r1(*words(whole, 3, *own)).exit_code == 0
+    assert r1(*words(parts, 2, *own)).exit_code == 0
+    assert r1(*words(parts, 3, *own)).exit_code == 0
+    assert "step 3 is the same to the bit" in r1("replay", whole, "--step", "3").output
     log = read_log(whole)
     assert without_clock(read_log(parts)) == without_clock(log)
     assert any(record["rollout/groups_kept"] for record in log)  # so that forks were in a checkpoint

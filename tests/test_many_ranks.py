@@ -15,6 +15,7 @@ import families
 import psutil
 import pytest
 from endtoend import QUICKSTART, R1, ROOT, SMALL, read_log, without_clock
+from episode_runs import episodes, write_environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not find_spec("ray"), reason="ray is not installed")]
 
@@ -159,3 +160,27 @@ def test_two_ranks_that_share_every_sequence_of_actor_and_critic_are_one_process
     # Numbers that differ in their last digits choose another token some day, so the first steps are compared.
     for single, ranked in zip(*(without_clock(read_log(folder))[:3] for folder in (one, two)), strict=True):
         assert ranked == pytest.approx(single, rel=1e-3, abs=1e-4)
+
+
+LORA = ["worker.actor.model.lora.rank=8", "worker.actor.optim.lr=5e-4"]
+AHEAD = ["trainer.max_staleness=1"]
+APART = ["worker.rollout.engines.nnodes=1", "worker.rollout.engines.n_gpus_per_node=1"]
+
+
+@pytest.mark.parametrize(("more", "placed"), [(LORA, []), (AHEAD, APART)], ids=["adapters", "an engine apart, ahead"])
+def test_two_ranks_train_on_episodes_with_an_environments_pictures_as_one_process_does(
+    more: list[str], placed: list[str], tmp_path: Path, r1: R1
+) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    words = [*episodes(write_environment(tmp_path)), *more, "trainer.max_steps=3"]
+    with running(two, *words, "trainer.n_gpus_per_node=2", *placed, steps=3) as process:
+        out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, out + err
+    r1(*RUN, *words, f"trainer.save_checkpoint_path={one}")
+    assert_same_numbers(one, two, steps=3)
+    for folder in (one, two):
+        for record in read_log(folder):
+            assert record["episode/pictures"] == 1
+            assert record["rollout/groups_sampled"] > record["rollout/groups_trained"]
+            assert record["rollout/canary_gap"] < 1e-5
+            assert record.get("rollout/logprob_gap_max", 0.0) < 1e-5

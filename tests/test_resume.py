@@ -15,6 +15,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
+from episode_runs import calls_of, episodes, write_environment
 from patience import eventually
 from safetensors.torch import load_file
 
@@ -168,56 +169,24 @@ def test_sigkill_while_a_checkpoint_is_written_leaves_no_trace_where_groups_are_
     assert any(row.get("staleness/mean", 0) > 0 for row in log_of(whole))
 
 
-ENVIRONMENT = """
-import os, time
-from pathlib import Path
-from PIL import Image
-
-class Album:
-    def reset(self, row):
-        self.heard = ""
-
-    def step(self, text):
-        with Path(os.environ["R1_CALLS"]).open("a") as calls:
-            calls.write(".")
-        time.sleep(0.02)
-        first, self.heard = not self.heard, self.heard + text
-        picture = Image.new("RGB", (56, 56), (9, 99, len(text)))
-        return [{"type": "image", "image": picture}, {"type": "text", "text": "Again?"}] if first else None
-
-    def score(self):
-        return float(sum(map(ord, self.heard)) % 2)
-"""
-
-
-def episodes(environment: Path, *overrides: str) -> list[str]:
-    """Return the settings of runs whose episodes see pictures of an environment, in rounds."""
-    multi_turn = {"enable": "true", "environment": f"{environment}:Album", "scheduling": "rounds", "max_turn_tokens": 8}
-    return [
-        *(f"worker.rollout.multi_turn.{name}={value}" for name, value in multi_turn.items()),
-        "data.max_response_length=60", "algorithm.online_filtering=true", "algorithm.filter_key=overall",
-        "trainer.max_try_make_batch=-1", "trainer.save_freq=1", "trainer.val_freq=-1", *overrides,
-    ]  # fmt: skip
-
-
 @pytest.mark.slow
 def test_sigkill_in_a_tool_in_a_checkpoint_and_between_steps_of_episodes_leaves_no_trace_and_no_process(
     tmp_path: Path,
 ) -> None:
-    (environment_file := tmp_path / "album.py").write_text(ENVIRONMENT)
-    whole, killed, calls = tmp_path / "whole", tmp_path / "killed_0", tmp_path / "calls"
-    going, own = episodes(environment_file), environment() | {"R1_CALLS": str(calls)}
+    whole, killed, album = tmp_path / "whole", tmp_path / "killed_0", write_environment(tmp_path)
+    own = episodes(album, environment_kwargs="{seconds: 0.02}")
+    going = [*own, "trainer.save_freq=1", "trainer.val_freq=-1"]
     for folder in (whole, killed):
         folder.mkdir()
-    subprocess.run(command(whole, *going), cwd=ROOT, env=own, check=True, capture_output=True)
+    subprocess.run(command(whole, *going), cwd=ROOT, env=environment(), check=True, capture_output=True)
     assert any(row.get("rollout/groups_kept") for row in log_of(whole)), "no episode was in a checkpoint"
     moments = random.Random(os.environ.get("R1_KILL_SEED", "3"))
     kills = 0
     while kills < (most := int(os.environ.get("R1_KILLS", "3"))):
         with subprocess.Popen(
-            command(killed, *going), cwd=ROOT, env=own, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+            command(killed, *going), cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
         ) as process:
-            if wait_for_moment(MOMENTS[kills % len(MOMENTS)], moments, killed / "run", calls, process):
+            if wait_for_moment(MOMENTS[kills % len(MOMENTS)], moments, killed / "run", album, process):
                 started = psutil.Process(process.pid).children(recursive=True)
                 process.kill()
                 kills += 1
@@ -227,7 +196,7 @@ def test_sigkill_in_a_tool_in_a_checkpoint_and_between_steps_of_episodes_leaves_
             (killed := killed.with_name(f"killed_{kills}")).mkdir()
         assert process.returncode in (0, -signal.SIGKILL)
     assert kills == most
-    subprocess.run(command(killed, *going), cwd=ROOT, env=own, check=True, capture_output=True)
+    subprocess.run(command(killed, *going), cwd=ROOT, env=environment(), check=True, capture_output=True)
     assert_same_episodes(killed, whole)
 
 
@@ -235,14 +204,13 @@ MOMENTS = ("tool", "checkpoint", "between")
 
 
 def wait_for_moment(
-    moment: str, moments: random.Random, run: Path, calls: Path, process: subprocess.Popen[bytes]
+    moment: str, moments: random.Random, run: Path, album: Path, process: subprocess.Popen[bytes]
 ) -> bool:
     """Wait until a run is in a tool, in a checkpoint's write, or between steps; return whether it still runs."""
-    before = calls.stat().st_size if calls.exists() else 0
-    some = before + moments.randrange(1, 100)
-    wait_until(lambda: calls.exists() and calls.stat().st_size > before, process)
+    before, some = calls_of(album), moments.randrange(1, 100)
+    wait_until(lambda: calls_of(album) > before, process)
     if moment == "tool":
-        wait_until(lambda: calls.stat().st_size >= some, process)
+        wait_until(lambda: calls_of(album) >= before + some, process)
     elif moment == "checkpoint":
         wait_until(lambda: any(run.glob(".draft_*")), process)
         time.sleep(moments.uniform(0, 0.03))
