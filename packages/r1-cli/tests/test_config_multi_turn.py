@@ -51,7 +51,7 @@ def settings(*words: str) -> list[str]:
         ([], "enable", "needs tools, an environment or an agent"),
         (["tools=python", "environment=./tools.py:Game"], "environment", "cannot be used with tools"),
         (["tools=python", "agent=./tools.py:look"], "agent", "cannot be used with tools: set one of"),
-        (["environment=./tools.py:Game", "agent=a.py"], "agent", "cannot be used with environment"),
+        (["environment=./tools.py:Game", "agent=python a.py"], "agent", "cannot be used with environment"),
         (
             ["tools=phyton"],
             "tools",
@@ -65,6 +65,11 @@ def settings(*words: str) -> list[str]:
         (["function_tool_path=./tool.py"], "function_tool_path", "no such file"),
         (["environment=./tools.py:Gam"], "environment", "./tools.py defines no Gam; did you mean 'Game'?"),
         (["environment=./tools.py"], "environment", "must be file.py:Class"),
+        (["agent=./tools.py:solve"], "agent", "./tools.py defines no solve"),
+        (["agent=./tools.py --fast"], "agent", "or a command such as `python agent.py`"),
+        (['agent="python \'a.py"'], "agent", "must be file.py:function"),
+        (["agent=no-such-command a.py"], "agent", "there is no command 'no-such-command'"),
+        (["agent=./tools.py:look", "scheduling=rounds"], "scheduling", "must be arrival with an agent"),
         (["environment=./tools.py:Game", "tool_kwargs.look.x=1"], "tool_kwargs", "needs tools"),
         (["tools=python", "environment_kwargs.size=1"], "environment_kwargs", "needs environment"),
         (["tools=python", "max_turn_tokens=4096"], "max_turn_tokens", "at most data.max_response_length (2048)"),
@@ -124,9 +129,7 @@ def test_settings_without_enable_have_no_effect_and_are_not_checked() -> None:
     ]
 
 
-def test_a_run_refuses_an_agent_by_name() -> None:
-    config, provenance = load_config(settings("enable=true", "agent=./solve.sh"))
-    assert [remark.key for remark in unavailable(config, provenance)] == [f"{KEY}.agent"]
+def test_a_run_refuses_by_name_what_it_cannot_do() -> None:
     config, provenance = load_config(settings("enable=true", "tools=[python]", "history=template"))
     assert not [remark.key for remark in unavailable(config, provenance)]
 
@@ -134,6 +137,7 @@ def test_a_run_refuses_an_agent_by_name() -> None:
 def test_an_environment_may_stand_in_the_place_of_a_reward_function(folder: Path) -> None:
     without = [word for word in settings("enable=true") if "reward_function" not in word]
     load_config([*without, f"{KEY}.environment=./tools.py:Game"])
+    load_config([*without, f"{KEY}.agent=python agent.py"])
     with pytest.raises(ConfigError, match="reward_function: is missing"):
         load_config([*without, f"{KEY}.tools=[python]"])
 

@@ -8,8 +8,11 @@ from pathlib import Path
 
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.multi_turn import KEY, MultiTurnSettings
+from r1_cli.config.sources import training_sources, validation_sources
+from r1_cli.gateway.server import GatewayServer
 from r1_cli.models import load as models
 from r1_cli.models.files import ModelFiles
+from r1_cli.train.episodes.agents import AgentPlayer, Player, RequestQueue
 from r1_cli.train.episodes.answers import AnswerRecord, Environments
 from r1_cli.train.episodes.episode import EpisodeLimits
 from r1_cli.train.episodes.player import EpisodePlayer
@@ -28,17 +31,19 @@ ENDLESS = 10**6  # turns, where max_response_length is the only limit
 
 def open_player(
     config: RunConfig, model: ModelFiles, renderer: Renderer, stack: ExitStack, recorded: Path | None = None
-) -> EpisodePlayer:
-    """Start the environments, and probe the chat template. `stack` ends their processes.
+) -> Player:
+    """Start the environments or the agents' server, and probe the chat template. `stack` ends their processes.
 
     Args:
         recorded: a run's folder, whose recorded answers are repeated: nothing is started.
 
     Raises:
-        ConfigError: the tools or the environment cannot be loaded.
+        ConfigError: the tools, the environment or the agent cannot be loaded, or a run of agents is to be repeated.
         DataError: turns cannot be appended with the model's chat template, or there are no recorded answers.
     """
     settings = config.worker.rollout.multi_turn
+    if settings.agent and recorded:
+        raise ConfigError([Problem(f"{KEY}.agent", "an agent's requests cannot be repeated from the record")])
     record = AnswerRecord(recorded) if recorded else None
     environments: Environments = (
         record.environments(environment_setup(settings)) if record else stack.enter_context(open_environments(settings))
@@ -58,6 +63,20 @@ def open_player(
         max_turn_tokens=settings.max_turn_tokens,
         max_malformed_calls=settings.max_malformed_calls,
     )
+    if isinstance(environments, EnvironmentPool) and settings.agent:
+        queue = RequestQueue()
+        return AgentPlayer(
+            environments,
+            _open_server(queue, stack),
+            queue,
+            turns,
+            model.tokenizer,
+            frozenset(ends),
+            limits,
+            max_prompt_tokens=config.data.max_prompt_length,
+            max_concurrent=settings.max_concurrent,
+            needs_score=not any(reward_functions(config)),
+        )
     return EpisodePlayer(
         environments,
         turns,
@@ -70,13 +89,29 @@ def open_player(
     )
 
 
+def reward_functions(config: RunConfig) -> list[str | None]:
+    """Return the run's reward functions: the one for all sources, and those of single ones."""
+    sources = [*training_sources(config.data), *validation_sources(config.data)]
+    return [config.worker.reward.reward_function, *(source.reward_function for source in sources)]
+
+
+def _open_server(queue: RequestQueue, stack: ExitStack) -> GatewayServer:
+    try:
+        server = GatewayServer(queue.answer, reward=queue.reward)
+    except ModuleNotFoundError as error:
+        raise ConfigError([Problem(f"{KEY}.agent", str(error))]) from error
+    stack.callback(server.close)
+    return server
+
+
 def open_environments(settings: MultiTurnSettings) -> EnvironmentPool:
-    """Load the tools or the environment. Raises ConfigError that names the key and the file."""
-    key, value = ("environment", settings.environment) if settings.environment else ("tools", settings.tool_specs())
+    """Load the tools, the environment or the agent. Raises ConfigError that names the key and the file."""
+    actors = ("environment", settings.environment), ("agent", settings.agent), ("tools", settings.tool_specs())
+    key, value = next((key, value) for key, value in actors if value)
     try:
         return EnvironmentPool(environment_setup(settings), workers=settings.num_workers)
     except EnvironmentSpecError as error:
-        shown = value if isinstance(value, str) else ", ".join(value or ())
+        shown = value if isinstance(value, str) else ", ".join(value)
         raise ConfigError([Problem(f"{KEY}.{key}", str(error), shown)]) from error
 
 
@@ -84,6 +119,7 @@ def environment_setup(settings: MultiTurnSettings) -> EnvironmentSetup:
     return EnvironmentSetup(
         tools=settings.tool_specs(),
         environment=settings.environment or "",
+        agent=settings.agent or "",
         environment_kwargs=settings.environment_kwargs,
         tool_kwargs=settings.tool_kwargs,
         tool_timeout=settings.tool_timeout,

@@ -23,12 +23,12 @@ from r1_rollout.tokens import end_token_ids, media_token_ids
 from r1_rollout.types import Generator, SamplingParams, accept_old_names
 
 if TYPE_CHECKING:
-    from r1_cli.train.episodes.player import EpisodePlayer
+    from r1_cli.train.episodes.agents import Player
 
 
 def open_player(
     config: RunConfig, model: ModelFiles, renderer: Renderer, stack: ExitStack, recorded: Path | None = None
-) -> "EpisodePlayer | None":
+) -> "Player | None":
     """Open what plays the episodes of a multi-turn run; None for single responses. Raises as `episodes.open_player`."""
     if not config.worker.rollout.multi_turn.enable:
         return None
@@ -37,12 +37,15 @@ def open_player(
     return episodes.open_player(config, model, renderer, stack, recorded)
 
 
-def with_record(player: "EpisodePlayer | None", recorder: Recorder) -> "EpisodePlayer | None":
+def with_record(player: "Player | None", recorder: Recorder) -> "Player | None":
     """Return the player so that it records what environments answer, unless it repeats recorded answers."""
-    if player is None or player.answers is not None:
-        return player
+    if player is None:
+        return None
     from r1_cli.train.episodes.answers import record_answers
+    from r1_cli.train.episodes.player import EpisodePlayer
 
+    if not isinstance(player, EpisodePlayer) or player.answers is not None:
+        return player
     return replace(player, answers=record_answers(recorder))
 
 
@@ -51,7 +54,7 @@ def build_sampler(
     model: ModelFiles,
     verifier: DispatchingVerifier,
     engine: Generator,
-    player: "EpisodePlayer | None" = None,
+    player: "Player | None" = None,
 ) -> Sampler:
     """`player` plays episodes with the engine; None: single responses."""
     plain, judge = config.worker.reward.skip_special_tokens, cast("Verifier", verifier)

@@ -12,7 +12,7 @@ from r1_cli.config.root import RunConfig
 from r1_cli.config.schema import schema
 from r1_cli.config.section import lookup
 
-UNSUPPORTED = (*actor.UNSUPPORTED, *rollout.UNSUPPORTED, *multi_turn.UNSUPPORTED)
+UNSUPPORTED = (*actor.UNSUPPORTED, *rollout.UNSUPPORTED)
 REMARKS = (
     *root.REMARKS,
     *sources.REMARKS,

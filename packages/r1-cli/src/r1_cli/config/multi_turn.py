@@ -1,5 +1,9 @@
 """Configuration section `worker.rollout.multi_turn`: episodes, in which tools or an environment answer the policy."""
 
+import os
+import shlex
+import shutil
+import sys
 from collections.abc import Iterable, Iterator
 from inspect import Parameter, Signature
 from pathlib import Path
@@ -34,7 +38,7 @@ class MultiTurnSettings(Section):
     tool_config_path: UserPath | None = None  # YAML with a list `tools`, of which each has `function: file.py:name`
     environment: UserPath | None = None  # file.py:Class with reset and step, or whose public methods are tools
     environment_kwargs: Tree = Field(default_factory=dict)  # of its constructor
-    agent: UserPath | None = None  # file.py:function, or a command, that talks to the policy as to a server
+    agent: UserPath | None = None  # file.py:function, or a command, that samples from the policy as from a server
     max_assistant_turns: Count | None = None  # turns of the policy; null: as many as max_response_length allows
     max_user_turns: Count | None = None  # answers of tools or the environment; null: no limit
     max_turn_tokens: Count | None = None  # tokens of one turn; null: what data.max_response_length leaves
@@ -58,8 +62,8 @@ class MultiTurnSettings(Section):
 
     @property
     def has_environment(self) -> bool:
-        """Whether there is one, which may judge its episodes itself."""
-        return self.enable and self.environment is not None
+        """Whether there is one, or an agent, which may judge its episodes itself."""
+        return self.enable and (self.environment or self.agent) is not None
 
     def tool_specs(self) -> list[str]:
         """Return all tools as `tools` has them. Raises ValueError if `tool_config_path` cannot be used."""
@@ -93,12 +97,27 @@ class MultiTurnSettings(Section):
             yield f"{KEY}.environment", "must be file.py:Class"
         elif environment:
             yield from definition_problems(f"{KEY}.environment", environment)
+        yield from self._agent_problems()
 
     def _actors(self) -> Iterator[tuple[str, object]]:
         """Yield what may answer the policy, of which one is set."""
         yield "tools", self.tools or self.function_tool_path or self.tool_config_path
         yield "environment", self.environment
         yield "agent", self.agent
+
+    def _agent_problems(self) -> Iterator[KeyProblem]:
+        if self.agent is None:
+            return
+        if _is_defined_name(self.agent):
+            yield from definition_problems(f"{KEY}.agent", self.agent)
+        elif not (words := _split(self.agent)) or words[0].endswith(".py"):
+            yield f"{KEY}.agent", "must be file.py:function, or a command such as `python agent.py`"
+        elif not shutil.which(words[0], path=f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}"):
+            yield f"{KEY}.agent", f"there is no command {words[0]!r}"
+        if self.scheduling == "rounds":
+            yield f"{KEY}.scheduling", "must be arrival with an agent, which asks when it wants"
+        if self.history == "template":
+            yield f"{KEY}.history", "must be sampled with an agent, which shows the policy its past itself"
 
     def _tool_problems(self) -> Iterator[KeyProblem]:
         for spec in self.tools:
@@ -129,6 +148,14 @@ def _is_defined_name(text: str) -> bool:
     """Whether a text has the form file.py:name."""
     path, _, name = text.rpartition(":")
     return path.endswith(".py") and name.isidentifier()
+
+
+def _split(command: str) -> list[str]:
+    """Return the words of a command; none if its quotes do not match."""
+    try:
+        return shlex.split(command)
+    except ValueError:
+        return []
 
 
 def _read_tools(path: Path) -> list[str]:
@@ -170,7 +197,4 @@ def replace_tool_class(entry: Tree) -> tuple[str, str]:
     return "", f"{kind} is a class: write a function {name}{signature} into a file, and file.py:{name} into {KEY}.tools"
 
 
-UNSUPPORTED = (
-    KeyRemark(f"{KEY}.agent", "there is no gateway for agents", lambda v, c: v and c.worker.rollout.multi_turn.enable),
-)
 REMARKS = (KeyRemark(KEY, "set its enable to true", lambda v, c: not c.worker.rollout.multi_turn.enable),)

@@ -25,12 +25,12 @@ def read(body: JsonObject) -> ChatRequest:
     fields = Fields(body)
     refuse_keys(fields, REFUSED)
     if body.get("n") not in (None, 1):
-        raise fields.wrong("n", "must be 1: send the request again for another sample")
+        raise fields.wrong("n", "must be 1: send the request again with another seed for another sample")
     require_text(fields, "response_format")
     limits = [limit for key in ("max_tokens", "max_completion_tokens") if (limit := fields.count(key))]
     tools = [_tool(tool) for tool in fields.objects("tools")] if reads_tools(fields, body.get("tool_choice")) else []
     messages = [_message(message) for message in fields.objects("messages")]
-    return make_request(messages, tools, min(limits, default=None), fields.texts("stop"))
+    return make_request(messages, tools, min(limits, default=None), fields.texts("stop"), fields.get("seed", int))
 
 
 def require_text(fields: Fields, name: str) -> None:

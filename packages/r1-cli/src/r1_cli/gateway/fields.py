@@ -146,7 +146,11 @@ def function_tool(fields: Fields, parameters: str) -> JsonObject:
 
 
 def make_request(
-    messages: Sequence[Message], tools: Sequence[JsonObject], max_tokens: int | None, stop: tuple[str, ...]
+    messages: Sequence[Message],
+    tools: Sequence[JsonObject],
+    max_tokens: int | None,
+    stop: tuple[str, ...],
+    seed: int | None = None,
 ) -> ChatRequest:
     """Give results of tools the names of their calls, which some chat templates write. Refuse an empty conversation."""
     if not messages:
@@ -157,4 +161,4 @@ def make_request(
         names |= {call["id"]: call["name"] for call in message.get("tool_calls", ())}
         name = names.get(message.get("tool_call_id", ""))
         named.append({**message, "name": name} if name and "name" not in message else message)
-    return ChatRequest(tuple(named), tuple(tools), max_tokens, stop)
+    return ChatRequest(tuple(named), tuple(tools), max_tokens, stop, seed)

@@ -31,6 +31,7 @@ class ChatRequest:
     tools: tuple[JsonObject, ...] = ()  # OpenAI schemas: {"type": "function", "function": {...}}
     max_tokens: int | None = None  # None: what the run's limits leave
     stop: tuple[str, ...] = ()
+    seed: int | None = None  # tells a request for another sample from a retry; the run has seeds of its own
 
 
 @dataclass(frozen=True, slots=True)

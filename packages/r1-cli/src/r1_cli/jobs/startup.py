@@ -31,7 +31,7 @@ from r1_rollout.types import Generator
 
 if TYPE_CHECKING:
     from r1_cli.cluster.actors import ActorGroup
-    from r1_cli.train.episodes.player import EpisodePlayer
+    from r1_cli.train.episodes.agents import Player
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Data:
     verifier: DispatchingVerifier
     renderer: Renderer
     media: RenderPool | None  # renders rows with media on the nodes of a cluster
-    player: "EpisodePlayer | None"  # of a multi-turn run
+    player: "Player | None"  # of a multi-turn run
 
     @property
     def sources(self) -> list[Source]:

@@ -20,7 +20,7 @@ from r1_cli.plan.phases import Phase, find_phases, find_remedies
 
 if TYPE_CHECKING:
     from r1_cli.build.rows import OpenSource
-    from r1_cli.train.episodes.player import EpisodePlayer
+    from r1_cli.train.episodes.agents import Player
     from r1_data.dataset import Summary
 
 WIDEST = 1000  # characters of a table that is not on a terminal
@@ -260,13 +260,13 @@ def _validation(plan: Plan) -> str:
 # --- episodes ---------------------------------------------------------------------------------------------------------
 
 
-def describe_player(player: "EpisodePlayer") -> list[str]:
+def describe_player(player: "Player") -> list[str]:
     """Return lines for `r1 check` and the plan at the start of a run."""
     template = [f"chat template: {line}" for line in player.renderer.info.lines()]
     return [_describe_environments(player), _describe_limits(player), _describe_history(player), *template]
 
 
-def _describe_history(player: "EpisodePlayer") -> str:
+def _describe_history(player: "Player") -> str:
     renderer = player.renderer
     if renderer.history == "sampled":
         return "history: the policy sees its turns as it sampled them"
@@ -274,9 +274,12 @@ def _describe_history(player: "EpisodePlayer") -> str:
     return f"history: the policy sees its turns as the chat template shows them: {forks}"
 
 
-def _describe_environments(player: "EpisodePlayer") -> str:
+def _describe_environments(player: "Player") -> str:
     environments = player.environments
     names = ", ".join(str(tool["function"]["name"]) for tool in environments.tools)
+    if environments.setup.agent:
+        judged = "judged by the reward that it gives, otherwise by the run's reward function"
+        return f"episodes: the agent {environments.setup.agent} samples from the policy over HTTP; {judged}"
     if environments.setup.environment:
         actor = f"the environment {environments.setup.environment} answers the policy"
         actor += f" with the tools {names}" if names else ", reading the text of its turns"
@@ -287,18 +290,19 @@ def _describe_environments(player: "EpisodePlayer") -> str:
     return f"episodes: {actor}{written}; {judge} judges an episode"
 
 
-def _describe_limits(player: "EpisodePlayer") -> str:
+def _describe_limits(player: "Player") -> str:
     return f"limits of an episode: {', '.join(_limits(player))}; scheduling: {'rounds' if player.rounds else 'arrival'}"
 
 
-def _limits(player: "EpisodePlayer") -> Iterator[str]:
+def _limits(player: "Player") -> Iterator[str]:
     limits, setup = player.limits, player.environments.setup
     if limits.max_turns < limits.max_tokens:  # else the tokens end an episode first
         yield f"{limits.max_turns} turns of the policy"
     yield f"{limits.max_tokens:,} tokens behind the prompt"
     if limits.max_turn_tokens is not None:
         yield f"{limits.max_turn_tokens:,} tokens a turn"
-    yield f"{setup.tool_timeout:g} s a call"
+    if not setup.agent:
+        yield f"{setup.tool_timeout:g} s a call"
     if setup.episode_timeout is not None:
         yield f"{setup.episode_timeout:g} s in all"
     if player.max_concurrent is not None:

@@ -1,4 +1,4 @@
-"""Check the tools or the environment of a multi-turn run, and the chat template that writes its turns."""
+"""Check what answers the policy of a multi-turn run, and the chat template that writes its turns."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -16,7 +16,7 @@ FIX = "r1 env test {spec} shows what else goes wrong"
 
 
 def check_episodes(subject: Subject) -> Iterator[Finding]:
-    """Load the tools or the environment, describe the episodes, and play one on the first row.
+    """Load the tools, the environment or the agent, describe the episodes, and play one on the first row.
 
     Raises ConfigError or DataError as `build.episodes.open_player` does.
     """
@@ -32,7 +32,9 @@ def check_episodes(subject: Subject) -> Iterator[Finding]:
         player = open_player(subject.config, subject.model, renderer, stack)
         for line in describe_player(player):
             yield Finding(KEY, "note", line)
-        if isinstance(pool := player.environments, EnvironmentPool):
+        if player.environments.setup.agent:
+            yield Finding(f"{KEY}.not played", "note", "no episode was played: an agent needs the policy")
+        elif isinstance(pool := player.environments, EnvironmentPool):
             yield from _play_one(subject, pool)
 
 

@@ -1,5 +1,6 @@
 """One episode while it is played: its tokens, its turns, and what its limits still allow."""
 
+import copy
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -47,6 +48,19 @@ class Path:
     def token_ids(self) -> list[int]:
         """Tokens behind the path's prompt."""
         return self.context.token_ids[len(self.prompt.token_ids) :]
+
+    def copy(self) -> "Path":
+        """Return a path that goes on from here by itself."""
+        other = copy.copy(self)
+        other.turns, other._logprobs, other._sampled = [*self.turns], [*self._logprobs], [*self._sampled]
+        return other
+
+    def as_context(self, turns: int) -> None:
+        """Leave the first `turns` turns of the policy to another path, which trains them."""
+        own = [index for index, turn in enumerate(self.turns) if turn.role == "assistant"]
+        for index in own[:turns]:
+            self._logprobs[index] = np.zeros_like(self._logprobs[index])
+            self._sampled[index] = np.zeros_like(self._sampled[index])
 
     def append(
         self,
@@ -207,6 +221,12 @@ class Episode:
     def closed(self, end_token_ids: frozenset[int]) -> bool:
         """Whether the policy ended its latest turn with an end token."""
         return self.path.turns[-1].finish_reason == "stop" and self.context.token_ids[-1] in end_token_ids
+
+    def copy(self) -> "Episode":
+        """Return an episode that goes on from here by itself."""
+        other = copy.copy(self)
+        other.messages, other._paths = [*self.messages], [path.copy() for path in self._paths]
+        return other
 
     def trajectory(self, decode: Callable[[list[int]], str]) -> Trajectory:
         """Return the finished episode. `decode` gives the text of tokens."""

@@ -1,0 +1,188 @@
+"""Agents as programs that sample from the policy over HTTP: their paths, limits, rewards and ends."""
+
+import logging
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from cli_players import ScriptedEngine, Toy
+
+from r1_cli.gateway.server import GatewayServer
+from r1_cli.train.episodes.agents import AgentPlayer, RequestQueue
+from r1_cli.train.episodes.episode import EpisodeLimits
+from r1_cli.train.groups.trajectory import Trajectory
+from r1_cli.train.metrics.step import episode_metrics
+from r1_data.turns.probe import probe_template
+from r1_data.turns.turn_renderer import TurnRenderer
+from r1_rewards.environments.pool import EnvironmentPool
+from r1_rewards.environments.types import EnvironmentSetup
+from r1_rewards.types import Failure, Score
+from r1_rollout.types import Completion, SamplingParams
+
+LIMITS = EpisodeLimits(max_tokens=300, max_turns=6, max_turn_tokens=9)
+AGENTS = Path(__file__).with_name("agent_toys.py")
+
+
+@pytest.fixture(scope="module")
+def toy() -> Toy:
+    return Toy()
+
+
+@pytest.fixture(scope="module")
+def player(toy: Toy) -> Iterator[AgentPlayer]:
+    with ExitStack() as stack:
+        setup = EnvironmentSetup(agent=f"{AGENTS}:solve", episode_timeout=60.0)
+        pool = stack.enter_context(EnvironmentPool(setup, workers=2))
+        queue = RequestQueue()
+        server = GatewayServer(queue.answer, reward=queue.reward)
+        stack.callback(server.close)
+        turns = TurnRenderer(toy.renderer, probe_template(toy.renderer, end_token_ids=[toy.end]))
+        ends = frozenset({toy.end})
+        yield AgentPlayer(pool, server, queue, turns, toy.tokenizer, ends, LIMITS, max_prompt_tokens=100)
+
+
+@pytest.fixture
+def wide(player: AgentPlayer) -> Iterator[AgentPlayer]:
+    """The player with limits that schemas of tools fit into, in the tokens of the toy."""
+    limits, prompt = player.limits, player.max_prompt_tokens
+    player.limits, player.max_prompt_tokens = replace(limits, max_turn_tokens=None), 2000
+    yield player
+    player.limits, player.max_prompt_tokens = limits, prompt
+
+
+def play(toy: Toy, player: AgentPlayer, *answers: str, n: int = 1, engine: Any = None) -> list[Trajectory]:
+    params = SamplingParams(max_tokens=300, n=n, seed=5)
+    with toy.engine.active():
+        found = dict(player.generate(engine or toy.engine, toy.prompts(*answers), params))
+    return [one for index in range(len(answers)) for one in found[index] if isinstance(one, Trajectory)]
+
+
+def check_logprobs(toy: Toy, episode: Trajectory) -> None:
+    """Compare what the engine recorded with a forward of the model over every path."""
+    prompt = toy.prompts("x")[0]
+    for sample in episode.to_samples(prompt, 0, 1.0):
+        inputs = {
+            name: torch.cat([value, sample.later_inputs[name]]) if name in sample.later_inputs else value
+            for name, value in sample.model_inputs.items()
+        }
+        ids = sample.token_ids[None]
+        kinds = (ids == toy.model.config.image_token_id).int()
+        positions = sample.position_ids[:, None]
+        with torch.inference_mode():
+            out = toy.model(input_ids=ids, position_ids=positions, mm_token_type_ids=kinds, **inputs)
+        expected = out.logits[0, :-1].float().log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
+        mask = sample.loss_mask[1:]
+        assert mask.any()
+        assert sample.rollout_logprobs is not None
+        assert (expected - sample.rollout_logprobs[1:])[mask].abs().max() < 1e-5
+
+
+def test_a_conversation_over_http_is_one_path_of_exact_tokens(toy: Toy, player: AgentPlayer) -> None:
+    episodes = play(toy, player, "talk", n=2)
+    assert episodes[0] != episodes[1]
+    for episode in episodes:
+        assert [turn.role for turn in episode.turns] == ["assistant", "environment"] * 2 + ["assistant"]
+        assert (episode.forks, episode.prompt, episode.score) == ((), None, Score(1.0, {"overall": 1.0}))
+        assert episode.stop_reason in ("done", "turn_tokens")
+        for turn in episode.turns[1::2]:
+            tokens = episode.token_ids[turn.begin : turn.end].tolist()
+            cut = episode.turns[episode.turns.index(turn) - 1].finish_reason == "length"
+            assert tokens.count(toy.end) == 1 + cut  # what the user spells is plain text
+        assert episode.messages[1]["content"] == "<|im_end|>0<|im_start|>assistant"
+        check_logprobs(toy, episode)
+
+
+def test_each_sampled_turn_is_trained_in_one_path(toy: Toy, player: AgentPlayer) -> None:
+    (episode,) = play(toy, player, "edit")
+    assert [len(path.assistant_turns) for path in episode.paths] == [1, 1, 1, 2]
+    sub_agent = next(path for path in episode.forks if path.prompt and path.prompt.messages[0]["role"] == "system")
+    assert [message["content"] for message in sub_agent.prompt.messages] == ["You search.", "Find it."]
+    assert [message["content"] for message in episode.messages][1:2] == ["Really?"]
+    sure = episode.forks[0]
+    assert sure.prompt is None
+    assert [bool(sure.sampled[turn.begin : turn.end].any()) for turn in sure.turns] == [False, False, True]
+    first = sure.turns[0]
+    assert (sure.token_ids[: first.end] == episode.token_ids[: first.end]).all()
+    assert not sure.logprobs[: first.end].any()
+    assert len({sample.episode_id for sample in episode.to_samples(toy.prompts("x")[0], 0, 1.0, episode_id=4)}) == 1
+    assert episode_metrics([episode])["episode/forks"] == 3
+    check_logprobs(toy, episode)
+
+
+def test_a_retry_gets_the_same_reply_in_flight_or_done(toy: Toy, player: AgentPlayer) -> None:
+    (episode,) = play(toy, player, "retry")
+    assert episode.score is not None, episode.failure
+    assert sum(len(path.assistant_turns) for path in episode.paths) == 3
+    assert len(episode.forks) == 1
+
+
+def test_calls_go_to_the_agent_parsed_and_their_results_come_back(toy: Toy, wide: AgentPlayer) -> None:
+    text = 'So:\n<tool_call>\n{"name": "look", "arguments": {"x": 3}}\n</tool_call>'
+    (episode,) = play(toy, wide, "call", engine=ScriptedEngine(toy, [text, "It is 7."]))
+    assert episode.score is not None, episode.failure
+    assert not episode.forks
+    assert episode.prompt is not None
+    assert "<tools>" in episode.prompt.text
+    assert [(call.tool, call.arguments) for call in episode.calls] == [("look", {"x": 3})]
+    assert [message["content"] for message in episode.messages] == [text, "7", "It is 7."]
+
+
+def test_a_turn_that_is_sent_back_with_its_stop_string_is_gone_on_from(toy: Toy, wide: AgentPlayer) -> None:
+    (episode,) = play(toy, wide, "stop", engine=ScriptedEngine(toy, ["print(5)</code>", "5"]))
+    assert episode.score is not None, episode.failure
+    assert not episode.forks
+    assert episode.messages[0]["content"] == "print(5)</code>"
+
+
+def test_limits_refuse_a_request_and_the_episode_is_judged_by_what_it_has(toy: Toy, player: AgentPlayer) -> None:
+    greedy, recovers = play(toy, player, "greedy", "recovers")
+    for episode in (greedy, recovers):
+        assert (episode.stop_reason, len(episode.assistant_turns), episode.failure) == ("max_turns", 6, None)
+    assert greedy.score is None
+    assert recovers.score == Score(0.5, {"overall": 0.5})
+    assert all(len(turn.messages) == 1 and turn.end - turn.begin <= 9 for turn in greedy.assistant_turns)
+
+
+def test_an_agent_that_dies_or_never_asks_fails_and_one_may_send_its_reward(toy: Toy, player: AgentPlayer) -> None:
+    dies, silent, posts = play(toy, player, "dies", "silent", "posts")
+    assert dies.failure is not None
+    assert "KeyError: 'lost'" in dies.failure.message
+    assert (dies.stop_reason, len(dies.assistant_turns)) == ("failed", 1)
+    assert silent.failure == Failure("exception", "the agent ended without a request to the policy")
+    assert len(silent.token_ids) == 1
+    assert posts.score == Score(0.25, {"overall": 0.25})
+    player.needs_score = True
+    try:
+        (unjudged,) = play(toy, player, "greedy")
+    finally:
+        player.needs_score = False
+    assert unjudged.failure is not None
+    assert "gave no reward" in unjudged.failure.message
+
+
+def test_many_forks_are_told_once(toy: Toy, player: AgentPlayer, caplog: pytest.LogCaptureFixture) -> None:
+    player.counts.clear()
+    player.warned = False
+    with caplog.at_level(logging.WARNING, "r1"):
+        play(toy, player, "edit", n=2)
+        play(toy, player, "edit")
+    (told,) = [record.message for record in caplog.records if "do not go on" in record.message]
+    assert told.startswith("6 of 8 requests")
+
+
+def test_an_engine_that_fails_ends_the_agents(toy: Toy, player: AgentPlayer) -> None:
+    engine = ScriptedEngine(toy, ["5"])
+
+    def fail(timeout: float | None = None) -> list[tuple[str, list[Completion]]]:
+        raise RuntimeError("the engine has died")
+
+    engine.poll = fail
+    with pytest.raises(RuntimeError, match="has died"):
+        play(toy, player, "talk", engine=engine)
+    (episode,) = play(toy, player, "posts")  # the player goes on with another engine
+    assert np.isfinite(episode.logprobs).all()
