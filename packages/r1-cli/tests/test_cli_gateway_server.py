@@ -233,6 +233,10 @@ def test_rewards_reach_the_run(client, server, policy):
     assert len(policy.rewards) == 2
 
 
+def test_replies_are_sent_without_waiting_for_acknowledgements(server):
+    assert server._socket.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY)
+
+
 def test_the_server_listens_on_loopback_and_ends_with_waiting_requests(client, policy):
     server = GatewayServer(policy)
     policy.hold, address = True, server.open("a")

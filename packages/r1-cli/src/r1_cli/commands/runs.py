@@ -138,8 +138,11 @@ def _listen(host: str, port: int) -> socket.socket:
         UserError: the port is in use, or the address is not one of this machine.
     """
     try:
-        return socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
+        listening = socket.create_server((host, port), family=socket.AF_INET6 if ":" in host else socket.AF_INET)
     except OSError as error:
         raise UserError(
             f"r1 view cannot listen on --host {host} --port {port} ({error.strerror}); another --port may be free"
         ) from error
+    # Connections inherit it. asyncio sets it only on sockets of its own, and a reply would wait 40 ms for an ACK.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening

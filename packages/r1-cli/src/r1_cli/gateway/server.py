@@ -113,6 +113,8 @@ class GatewayServer:
         self._warned: set[str] = set()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, port), family=family, backlog=1024)
+        # Connections inherit it. asyncio sets it only on sockets of its own, and a reply would wait 40 ms for an ACK.
+        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self._socket.getsockname()[1]}"
         self._server = uvicorn.Server(
