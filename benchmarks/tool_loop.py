@@ -134,7 +134,11 @@ class TimedEngine(EmbeddedEngine):
 class TimedSession:
     def __init__(self, engine: TimedEngine, session: GenerationSession) -> None:
         self.submit, self.cancel, self.close = session.submit, session.cancel, session.close
-        self._engine, self._poll = engine, session.poll
+        self._engine, self._poll, self._session = engine, session.poll, session
+
+    @property
+    def prefilled(self) -> int | None:
+        return self._session.prefilled
 
     def poll(self, timeout: float | None = None) -> Any:
         begin = time.perf_counter()

@@ -36,4 +36,6 @@ def read_log(folder: Path) -> list[dict[str, Any]]:
 
 def without_clock(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """What two equal runs log alike: all but times and memory."""
-    return [{k: v for k, v in record.items() if not k.startswith(("timing_", "perf/"))} for record in records]
+    return [
+        {k: v for k, v in record.items() if not k.startswith(("timing_", "perf/", "gen/busy"))} for record in records
+    ]

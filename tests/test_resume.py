@@ -88,7 +88,8 @@ def whole_log_of(folder: Path) -> list[dict[str, Any]]:
 
 def log_of(folder: Path) -> list[dict[str, Any]]:
     """Return the records without the values that a clock or the machine's memory decides."""
-    return [{k: v for k, v in row.items() if not k.startswith(("timing_", "perf/"))} for row in whole_log_of(folder)]
+    clocked = ("timing_", "perf/", "gen/busy")
+    return [{k: v for k, v in row.items() if not k.startswith(clocked)} for row in whole_log_of(folder)]
 
 
 def sampled_of(folder: Path) -> dict[int, list[list[int]]]:

@@ -120,6 +120,8 @@ class ScriptedEngine:
         found, self.finished = self.finished, []
         return found
 
+    prefilled = None
+
     def cancel(self, key: str) -> None: ...
 
     def close(self) -> None: ...

@@ -106,6 +106,47 @@ def test_arrival_samples_the_same_tokens_up_to_rounding(toy: Toy, prompts: list[
         assert all(np.abs(one.logprobs - two.logprobs).max() < 1e-4 for one, two in zip(group, same, strict=True))
 
 
+def test_the_engine_reports_how_busy_it_was_and_prefills_each_token_once(toy: Toy, prompts: list[Prompt]) -> None:
+    with ExitStack() as stack:
+        player = toy.player(stack, rounds=False, seconds=0.003)
+        groups = toy.play(player, prompts)
+        found = player.use.metrics()
+        assert player.use.metrics() == {}
+        player = replace(toy.player(stack, rounds=True, seconds=0.02), use=player.use)
+        toy.play(player, prompts)
+    tokens = sum(len(p.token_ids) + len(e.token_ids) for p, g in zip(prompts, groups, strict=True) for e in g)
+    # A group's prompt is computed once, then what is new: the answers, and the last token of the turn before each.
+    new = sum(
+        len(one.token_ids) - one.sampled_length + len(one.assistant_turns) - 1 for group in groups for one in group
+    )
+    prefilled = sum(len(prompt.token_ids) for prompt in prompts) + new
+    assert found["gen/prefilled_per_token"] == prefilled / tokens
+    assert 0 < found["gen/busy"] <= 1
+    waited = player.use.metrics()
+    assert waited["timing_s/tools"] > 0
+    assert waited["gen/busy"] < 1
+
+
+def test_a_tool_starts_when_its_own_episodes_turn_ends(toy: Toy, prompts: list[Prompt]) -> None:
+    """Samples of a group come one by one: the first goes on before the others have come."""
+
+    class OneByOne(ScriptedEngine):
+        def poll(self, timeout: float | None = None) -> list[tuple[str, list[Completion]]]:
+            if self.finished and len(self.asked) == 1 and not self.given:
+                self.given = True
+                return [self.finished.pop(0)]
+            return [self.finished.pop(0)] if self.finished and len(self.asked) > 1 else []
+
+        given = False
+
+    engine = OneByOne(toy, ["a", "b", "c"], ["a", "b", "c"], ["a", "b", "c"])
+    with ExitStack() as stack:
+        player = toy.player(stack, rounds=False)
+        ((_, group),) = player.generate(engine, prompts[:1], PARAMS)
+    assert [key for key, _ in engine.asked][:2] == [prompts[0].id, f"{prompts[0].id}/0/1"]
+    assert len(group) == 3
+
+
 def test_a_verifier_gets_the_last_turn_and_the_conversation_before_it(
     toy: Toy, prompts: list[Prompt], groups: list[list[Trajectory]]
 ) -> None:

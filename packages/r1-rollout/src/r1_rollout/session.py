@@ -25,6 +25,10 @@ class Steps(Protocol):
     @property
     def pending(self) -> bool: ...
 
+    @property
+    def prefilled(self) -> int | None:
+        """See `GenerationSession.prefilled`."""
+
     def step(self) -> list[Finished]:
         """Run one step; return the requests and samples that it finished, [] if nothing is pending."""
 
@@ -48,6 +52,10 @@ class SteppedSession:
     @property
     def steps(self) -> int | None:
         return self._taken
+
+    @property
+    def prefilled(self) -> int | None:
+        return self._steps.prefilled
 
     def submit(
         self,

@@ -203,6 +203,10 @@ class GenerationSession(Protocol):
         None: the engine runs by itself.
         """
 
+    @property
+    def prefilled(self) -> int | None:
+        """Tokens of prompts that the engine has computed so far; None if it does not report them."""
+
     def submit(
         self,
         key: str,

@@ -70,6 +70,7 @@ def build_sampler(
         plain,
         verifier.truth_problem,
         play=player.generate if player else None,
+        engine_use=player.use.metrics if player else dict,
     )
 
 

@@ -65,7 +65,7 @@ IN_ORDER = (
     "prompt_id", "prompt_tokens", "media", "tokens", "rollout_logprobs", "finish_reason", "sampled", "stop_reason",
     "turns", "score", "parts", "failure", "reward", "old_logprobs", "entropies", "ref_logprobs", "advantages",
 )  # fmt: skip
-OF_THE_CLOCK = ("timing_", "perf/")
+OF_THE_CLOCK = ("timing_", "perf/", "gen/busy")
 
 
 @dataclass(frozen=True, slots=True)

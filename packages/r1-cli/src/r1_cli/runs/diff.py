@@ -18,7 +18,7 @@ CURVES = (
     "reward/overall", "reward/accuracy", "reward/format", "val/reward_score", "response_length/mean",
     "actor/entropy_loss", "actor/kl_loss", "actor/grad_norm", "rollout/logprob_gap_mean",
 )  # fmt: skip
-CLOCKED = ("timing_s/", "timing_per_token_ms/", "perf/")  # never the same twice
+CLOCKED = ("timing_s/", "timing_per_token_ms/", "perf/", "gen/busy")  # never the same twice
 WINDOW = 5  # values in a mean, at least; else a twentieth of the run
 ERRORS = 4.0  # standard errors that two means lie apart by where curves have parted
 SECTIONS = {"rows": "rows", "git": "code", "packages": "packages", "python": "packages", "host": "machine"}

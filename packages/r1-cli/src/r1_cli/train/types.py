@@ -69,6 +69,8 @@ class Sampler:
     failures_shown: set[str] = field(default_factory=set)  # causes that were logged
     # (engine, prompts, params) -> groups: plays episodes of several turns; None: single responses
     play: Callable[[Generator, Sequence[Prompt], SamplingParams], Groups] | None = None
+    # metrics of the engine while episodes were played, since the last call
+    engine_use: Callable[[], Mapping[str, float]] = dict
 
     def generate(self, prompts: Sequence[Prompt], params: SamplingParams) -> Groups:
         if self.play is not None:

@@ -19,6 +19,10 @@ class DispatchedRequests:
     def pending(self) -> bool:
         return self._dispatch.pending
 
+    @property
+    def prefilled(self) -> int | None:
+        return None
+
     def submit(self, key: Hashable, prompt: PromptLike, params: SamplingParams, *, split: bool) -> None:
         index = self._dispatch.add(prompt, params, split=split)
         self._indices[key], self._keys[index] = index, key

@@ -194,7 +194,7 @@ class VllmEngine(OldEngineNames):
             for name, (prompt, settings) in requests.items():
                 self._call(self._add, prompt, {name: settings})
             while len(logprobs) < len(requests):
-                for name, completion in self._advance({name: prompt for name, (prompt, _) in requests.items()}):
+                for name, completion, _ in self._advance({name: prompt for name, (prompt, _) in requests.items()}):
                     if completion.token_ids.tolist() != list(responses[int(name)]):
                         raise EngineError(f"prompt {requests[name][0].id}: vLLM did not follow the answer to be scored")
                     logprobs[name] = completion.logprobs.tolist()
@@ -263,7 +263,7 @@ class VllmEngine(OldEngineNames):
         if params.stop and not self._options.has_tokenizer(self._llm.model_config.model):
             raise PromptError(f"stop={list(params.stop)} are strings, but the engine's model has no tokenizer")
 
-    def _advance(self, prompts: dict[str, PromptLike]) -> list[tuple[str, Completion]]:
+    def _advance(self, prompts: dict[str, PromptLike]) -> list[tuple[str, Completion, int]]:
         from r1_rollout.vllm.requests import to_completion
 
         version = self._version
@@ -277,7 +277,14 @@ class VllmEngine(OldEngineNames):
             raise self._thread.fail(f"vLLM died in the middle of a batch: {error!r}. Start the run again") from error
         finished = [(output.request_id, output) for output in outputs if output.finished]
         try:
-            return [(name, to_completion(output, prompts[name].id, version)) for name, output in finished]
+            return [
+                (
+                    name,
+                    to_completion(output, prompts[name].id, version),
+                    len(prompts[name].token_ids) - (output.num_cached_tokens or 0),
+                )
+                for name, output in finished
+            ]
         except NonFiniteLogits:
             self._poisoned = True
             raise

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from vllm import SamplingParams as Settings
 
     Add: TypeAlias = Callable[[PromptLike, dict[str, Settings]], None]
-    Advance: TypeAlias = Callable[[dict[str, PromptLike]], list[tuple[str, Completion]]]
+    Advance: TypeAlias = Callable[[dict[str, PromptLike]], list[tuple[str, Completion, int]]]
 
 
 @dataclass(slots=True)
@@ -34,13 +34,15 @@ class PendingRequests:
 
         Args:
             add: begins requests for one prompt, by their names.
-            advance: runs a step; given the prompt of each unfinished request, it returns those that have finished.
+            advance: runs a step; given the prompt of each unfinished request, it returns those that have finished,
+                and how many tokens of each prompt were computed.
             abort: drops requests by their names.
         """
         self._add, self._advance, self._abort, self._ends = add, advance, abort, end_token_ids
         self._groups: dict[Hashable, _Group] = {}
         self._owners: dict[str, Hashable] = {}  # of unfinished requests
         self._begun = 0  # groups
+        self.prefilled = 0  # tokens of finished requests' prompts that no cache had
 
     @property
     def pending(self) -> bool:
@@ -66,7 +68,9 @@ class PendingRequests:
         if not self._groups:
             return []
         finished: list[Finished] = []
-        for name, completion in self._advance({name: self._groups[key].prompt for name, key in self._owners.items()}):
+        prompts = {name: self._groups[key].prompt for name, key in self._owners.items()}
+        for name, completion, prefilled in self._advance(prompts):
+            self.prefilled += prefilled
             key = self._owners.pop(name)
             group = self._groups[key]
             group.completions[name] = completion

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from r1_cli.gateway.messages import ChatReply, ChatRequest, GatewayError
 from r1_cli.train.episodes.agent_episode import AgentEpisode, Renderers, Turn
+from r1_cli.train.episodes.engine_use import EngineUse
 from r1_cli.train.episodes.episode import EpisodeLimits
 from r1_cli.train.episodes.player import POLL_SECONDS, EpisodePlayer, Finished, environment_row
 from r1_cli.train.groups.trajectory import StopReason, Trajectory
@@ -75,6 +76,7 @@ class AgentPlayer:
     rounds: ClassVar[bool] = False
     counts: Counter[str] = field(default_factory=Counter)  # of requests, see `AgentEpisode.counts`
     warned: bool = False
+    use: EngineUse = field(default_factory=EngineUse)
 
     def generate(
         self, engine: Engine, prompts: Sequence[Prompt], params: SamplingParams
@@ -82,9 +84,14 @@ class AgentPlayer:
         """Yield (index into `prompts`, its `params.n` episodes) as each group finishes. Raises as `engine.generate`."""
         if not isinstance(engine, Interactive):
             raise EngineError(f"{type(engine).__name__} has no open_session, which agents need")
-        play = AgentPlay(self, engine.open_session(params), prompts, params)
+        session, groups = engine.open_session(params), list[tuple[Prompt, list[Completion]]]()
+        play = AgentPlay(self, session, prompts, params)
         try:
-            yield from play
+            with self.use.session():
+                for index, episodes in play:
+                    groups.append((prompts[index], episodes))
+                    yield index, episodes
+                self.use.add_tokens(session, groups)
         finally:
             play.close()
             self._warn_of_forks()
@@ -120,9 +127,15 @@ class AgentPlay:
     def __iter__(self) -> Iterator[Finished]:
         while self._waiting or self._episodes:
             self._begin()
-            self._read_queue(0.0 if self._sampling else IDLE_SECONDS)
             if self._sampling:
-                for key, (completion,) in self.session.poll(POLL_SECONDS):
+                self._read_queue(0.0)
+            else:
+                with self.player.use.waiting():
+                    self._read_queue(IDLE_SECONDS)
+            if self._sampling:
+                with self.player.use.polling():
+                    finished = self.session.poll(POLL_SECONDS)
+                for key, (completion,) in finished:
                     self._take_turn(*self._sampling.pop(key), completion)
             ended = self.player.environments.poll(0.0)
             if ended:

@@ -12,6 +12,7 @@ from r1_cli.train.episodes.answers import (
     RecordedEnvironments,
     RecordingEnvironments,
 )
+from r1_cli.train.episodes.engine_use import EngineUse
 from r1_cli.train.episodes.episode import Episode, EpisodeLimits
 from r1_cli.train.groups.trajectory import Call, StopReason, Trajectory
 from r1_data.turns.continuation import Continuation
@@ -46,6 +47,7 @@ class EpisodePlayer:
     rounds: bool = False
     max_concurrent: int | None = None  # open episodes; None: all
     answers: AnswerSource | None = None  # records what environments answer, or repeats it; None: neither
+    use: EngineUse = field(default_factory=EngineUse)
 
     def generate(
         self, engine: Engine, prompts: Sequence[Prompt], params: SamplingParams
@@ -55,13 +57,16 @@ class EpisodePlayer:
             raise EngineError(f"{type(engine).__name__} has no open_session, which episodes of several turns need")
         session, limits = engine.open_session(params), replace(self.limits, max_tokens=params.max_tokens)
         answers = self.answers(self.environments, session, params.seed) if self.answers else None
-        with answers or nullcontext(self.environments) as environments:
+        with self.use.session(), answers or nullcontext(self.environments) as environments:
+            groups: list[tuple[Prompt, list[Completion]]] = []
             play = Play(replace(self, environments=environments, limits=limits), session, prompts, params.n)
             try:
                 for index, episodes in play:
                     if isinstance(environments, RecordingEnvironments):
                         environments.version = episodes[0].weight_version
+                    groups.append((prompts[index], episodes))
                     yield index, episodes
+                self.use.add_tokens(session, groups)
             finally:
                 play.close()
 
@@ -144,11 +149,16 @@ class Play:
         # Recorded answers come between two certain steps of the engine.
         seconds = 0.0 if isinstance(self.player.environments, RecordedEnvironments) else POLL_SECONDS
         if self._sampling:
-            for key, completions in self.session.poll(seconds if waiting else None):
+            with self.player.use.polling():
+                finished = self.session.poll(seconds if waiting else None)
+            for key, completions in finished:
                 for episode, completion in zip(self._sampling.pop(key), completions, strict=True):
                     self._take_turn(episode, completion)
         if waiting:
-            for key, answer in self.player.environments.poll(0.0 if self._sampling or self._ready else None):
+            idle = not (self._sampling or self._ready)
+            with self.player.use.waiting() if idle else nullcontext():
+                answers = self.player.environments.poll(None if idle else 0.0)
+            for key, answer in answers:
                 self._take_answer(self._episodes[key], answer)
 
     # --- turns and answers --------------------------------------------------------------------------------------------

@@ -72,6 +72,7 @@ class DynamicSampling:
             RewardFailure: a response could not be scored and the policy is to stop, or none could be scored.
         """
         state = SamplingState(at.stream, list(at.stream.carried_over))
+        self.sampler.engine_use()  # that of a validation is not counted
         while len(state.kept) < self._groups_needed(state):
             self._sample_round(state, at, watch)
             if len(state.kept) < self._groups_needed(state) and self._is_exhausted(state, at):
@@ -199,6 +200,7 @@ class DynamicSampling:
             **{f"filter/{name}": value for name, value in at.filter.metrics.items()},
             "prompt_length/clip_ratio": fmean(len(one.prompt.token_ids) >= self.max_prompt_length for one in groups),
             **self.shaping.metrics(groups),
+            **self.sampler.engine_use(),
         }
         return groups, after, metrics
 
