@@ -80,9 +80,11 @@ class Toy:
         )
         return EpisodePlayer(pool, turns, self.tokenizer, frozenset({self.end}), LIMITS, rounds=rounds)
 
-    def play(self, player: EpisodePlayer, prompts: list[Prompt]) -> list[list[Trajectory]]:
+    def play(
+        self, player: EpisodePlayer, prompts: list[Prompt], params: SamplingParams = PARAMS
+    ) -> list[list[Trajectory]]:
         with self.engine.active():
-            found = dict(player.generate(self.engine, prompts, PARAMS))
+            found = dict(player.generate(self.engine, prompts, params))
         return [[one for one in found[index] if isinstance(one, Trajectory)] for index in range(len(prompts))]
 
 

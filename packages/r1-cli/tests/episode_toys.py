@@ -60,3 +60,24 @@ class Paying(Album):
         content = super().step(text)
         rewards = {1: 0.5, 3: 0.25}
         return Observation(content, reward=rewards.get(self.turns, 0.0), done=content is None, state=f"s{self.turns}")
+
+
+class Telling(Album):
+    """Adds to the prompt: the same text in every episode, or a picture and a text of its own; or too much."""
+
+    def __init__(self, what: str = "same", seconds: float = 0.0) -> None:
+        super().__init__()
+        self.what, self.wait = what, seconds
+
+    def reset(self, row: dict[str, object]) -> object:
+        super().reset(row)
+        time.sleep(self.wait * (os.getpid() % 7))
+        if self.what == "same":
+            return f" Hint: {row['answer']}.<|im_end|>"
+        if self.what == "own":
+            number = os.getpid() % 200
+            return [
+                {"type": "text", "text": f"{number}:"},
+                {"type": "image", "image": Image.new("RGB", (84, 56), (number, 9, 9))},
+            ]
+        return "long " * 500 if row["answer"] == "3" else None

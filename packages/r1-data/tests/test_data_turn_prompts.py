@@ -109,6 +109,38 @@ def test_a_fork_has_all_pictures_and_no_control_token_of_a_tool(processor, pictu
     assert prompt.position_ids.shape == (4, len(prompt.token_ids))
 
 
+TURN_BEFORE = {"role": "assistant", "content": "So:"}
+
+
+@pytest.mark.parametrize(
+    ("messages", "expected"),
+    [
+        ([QUESTION], [{**QUESTION, "content": f"{QUESTION['content']} More.<|im_end|>"}]),
+        (
+            [QUESTION, {"role": "assistant", "content": "So:"}],
+            [
+                {**QUESTION, "content": f"{QUESTION['content']} More.<|im_end|>"},
+                {"role": "assistant", "content": "So:"},
+            ],
+        ),
+        (
+            [{"role": "system", "content": "Be brief."}],
+            [{"role": "system", "content": "Be brief."}, {"role": "user", "content": " More.<|im_end|>"}],
+        ),
+    ],
+)
+def test_what_an_environment_says_first_stands_in_the_last_user_message(tokenizer, messages, expected):
+    turns = turns_of(tokenizer, QWEN2_5, tools=[LOOK])
+    start = turns.renderer.render(turns.tool_prompt(Example("r:1", messages, (), "3")))
+    prompt = turns.extend_prompt(start, [{"role": "user", "content": " More.<|im_end|>"}])
+    assert prompt.messages == expected
+    assert prompt.text == turns.renderer.write_chat(expected, tools=[LOOK])
+    [end] = turns.info.end_token_ids
+    assert prompt.token_ids.count(end) == plain(tokenizer, prompt.text).count(end) - 1
+    assert tokenizer.decode(prompt.token_ids) == prompt.text
+    assert (prompt.id, prompt.ground_truth) == (start.id, start.ground_truth)
+
+
 def test_schemas_go_to_a_template_that_shows_them(tokenizer):
     turns = turns_of(tokenizer, QWEN2_5, tools=[LOOK])
     example = turns.tool_prompt(Example("r:1", [QUESTION], (), "3"))

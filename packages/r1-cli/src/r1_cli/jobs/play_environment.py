@@ -28,8 +28,12 @@ def play_by_hand(
         for tool in pool.tools:
             write(_signature(tool["function"]))
         pool.start(KEY, row, pictures)
+        begun = False
         while True:
             answer = _answer(pool)
+            if not begun and isinstance(answer, StepResult) and answer.messages:
+                write("(reset() adds this to the row's prompt)")
+            begun = True
             _show(answer, write)
             if not isinstance(answer, StepResult):
                 return

@@ -88,12 +88,23 @@ def as_user_messages(messages: Sequence[Message]) -> list[Message]:
     """Write tool results into user messages, in <tool_response>; join neighbours, as some templates take one a turn."""
     parts: list[JsonObject] = []
     for message in messages:
-        content = message["content"]
-        items = content if isinstance(content, list) else [{"type": "text", "text": content}]
+        items = _as_parts(message["content"])
         if message["role"] == "tool":
             items = [_text_part(f"{RESPONSE}\n"), *items, _text_part(f"\n{RESPONSE_END}")]
         parts += [_text_part("\n"), *items] if parts else items
     return [{"role": "user", "content": join_texts(parts)}]
+
+
+def append_content(messages: Sequence[Message], contents: "Sequence[str | list[JsonObject]]") -> list[Message]:
+    """Append contents to the last user message; without one they are a user message at the end."""
+    parts = [part for content in contents for part in _as_parts(content)]
+    last = next((place for place in reversed(range(len(messages))) if messages[place]["role"] == "user"), None)
+    if last is None:
+        return [*messages, {"role": "user", "content": join_texts(parts)}]
+    before = messages[last]["content"]
+    joined = join_texts([*_as_parts(before), *parts])
+    content = [_text_part(joined)] if isinstance(joined, str) and not isinstance(before, str) else joined
+    return [*messages[:last], {**messages[last], "content": content}, *messages[last + 1 :]]
 
 
 def join_texts(parts: Sequence[JsonObject]) -> "str | list[JsonObject]":
@@ -107,6 +118,10 @@ def join_texts(parts: Sequence[JsonObject]) -> "str | list[JsonObject]":
     if not joined:
         return ""
     return str(joined[0]["text"]) if len(joined) == 1 and joined[0]["type"] == "text" else joined
+
+
+def _as_parts(content: "str | Sequence[JsonObject]") -> list[JsonObject]:
+    return [_text_part(content)] if isinstance(content, str) else list(content)
 
 
 def _text_part(text: str) -> JsonObject:

@@ -13,7 +13,7 @@ from r1_data.turns.calls.hermes import write_call
 from r1_data.turns.calls.parse import parse_calls, split_calls
 from r1_data.turns.calls.types import ParsedCall, signatures
 from r1_data.turns.continuation import Continuation
-from r1_data.turns.conversation import Writer, as_user_messages, make_call
+from r1_data.turns.conversation import Writer, append_content, as_user_messages, make_call
 from r1_data.turns.encoding import SafeEncoder
 from r1_data.turns.info import TemplateInfo
 from r1_data.turns.observations import read_messages
@@ -146,6 +146,43 @@ class TurnRenderer:
             text = text.removesuffix(end)
         known = self._signatures if tools is self.tools else signatures(tools)
         return parse_calls(self.tool_format, text, known, thinking=self.info.prefill.rstrip() == "<think>")
+
+    def extend_prompt(self, prompt: Prompt, messages: Sequence[Mapping[str, object]]) -> Prompt:
+        """Return an episode's first prompt with what its environment says before the first turn.
+
+        The contents are appended to the last user message, without anything between them; without one they are a user
+        message of their own. No text of them becomes a control token.
+
+        Args:
+            prompt: rendered from an example as `tool_prompt` returned it.
+            messages: see `r1_data.turns.observations.read_messages`.
+
+        Raises:
+            DataError: messages of another kind, or such as the template refuses; a prompt with videos.
+            MediaError: a picture that cannot be used.
+        """
+        if prompt.videos:
+            raise DataError(f"{prompt.id}: reset() cannot add to the prompt of a row with videos")
+        new, pictures = read_messages(messages)
+        tools = self.tool_prompt.written_by_template(prompt.metadata)
+
+        def extend(new: Sequence[Message]) -> list[Message]:
+            return append_content(prompt.messages, [message["content"] for message in new])
+
+        text, token_ids = self._encoder.encode(
+            lambda new: self._writer.write(extend(new), tools=tools), new, cached=False
+        )
+        expanded, position_ids, inputs, images = self._expand(token_ids, pictures, seen=prompt.images)
+        return replace(
+            prompt,
+            text=text,
+            token_ids=expanded,
+            engine_token_ids=token_ids,
+            position_ids=position_ids,
+            images=images,
+            model_inputs=inputs if pictures else prompt.model_inputs,
+            messages=extend(new),
+        )
 
     # --- what an environment answers ----------------------------------------------------------------------------------
 

@@ -54,6 +54,8 @@ def _play_one(subject: Subject, environments: "EnvironmentPool") -> Iterator[Fin
 
 
 def _findings(played: "Played", environments: "EnvironmentPool") -> Iterator[Finding]:
+    from r1_cli.plan.check.try_environment import describe_content, shorten
+
     spec = environments.setup.environment or environments.setup.tools[0]
     fix = FIX.format(spec=spec)
     if failure := played.failure:
@@ -64,6 +66,5 @@ def _findings(played: "Played", environments: "EnvironmentPool") -> Iterator[Fin
     for call in played.calls:
         if call.error:
             yield Finding(f"{KEY}.tool", "warning", f"the tool {call.name} fails: {call.error}", fix)
-    if played.results and played.results[0].messages:
-        message = f"{spec}: reset() returned something: put it into the row's prompt, and return None"
-        yield Finding(f"{KEY}.reset", "error", message)
+    if played.results and (added := describe_content(played.results[0].messages)):
+        yield Finding(f"{KEY}.reset", "note", f"{spec}: reset() adds to the first row's prompt: {shorten(added)}")

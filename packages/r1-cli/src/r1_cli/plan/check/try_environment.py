@@ -78,6 +78,7 @@ def try_environment(
         seconds = time.perf_counter() - begin
     yield from _check_faults(together)
     yield from _check_texts(together, setup)
+    yield from _describe_prompts(together)
     alone = [_play_alone(setup, plans[:SAMPLE]) for _ in range(2)]
     yield from _check_repetition(together[:SAMPLE], *alone, deterministic=pool.deterministic)
     yield from _describe_scores(together, pool)
@@ -148,7 +149,7 @@ def _check_faults(played: Sequence[Played]) -> Iterator[EnvironmentCheck]:
         fatal = [*found, *(calls if check != "raises nothing" else [])]
         example = next(iter([*found, *calls]), None)
         told = (
-            f"{counted}: {_input(example[0])}: {_shorten(example[1])}" if example else f"none of {len(played)} episodes"
+            f"{counted}: {_input(example[0])}: {shorten(example[1])}" if example else f"none of {len(played)} episodes"
         )
         name = "never hangs" if check == "hangs" else check
         yield EnvironmentCheck(name, told, not fatal)
@@ -163,7 +164,7 @@ def _check_faults(played: Sequence[Played]) -> Iterator[EnvironmentCheck]:
 def _check_texts(played: Sequence[Played], setup: EnvironmentSetup) -> Iterator[EnvironmentCheck]:
     found = Counter[str]()
     for one in played:
-        for text in map(_text, one.messages):
+        for text in map(describe_content, ([message] for message in one.messages)):
             found.update(token for token in CONTROL_TOKENS if token in text and one.plan.kind != "hostile")
     told = ", ".join(f"{token} × {count}" for token, count in found.most_common(5))
     yield EnvironmentCheck(
@@ -197,6 +198,32 @@ def _check_repetition(
     yield EnvironmentCheck("shares nothing", told, not shared)
 
 
+def _describe_prompts(played: Sequence[Played]) -> Iterator[EnvironmentCheck]:
+    """Describe what `reset` adds to prompts, and whether it is the same for the episodes of one row."""
+    begun = [one for one in played if one.results and one.results[0].messages]
+    added = [(one.plan.row, describe_content(one.results[0].messages)) for one in begun]
+    if not added:
+        return
+    by_row: dict[str, set[str]] = {}
+    for row, told in added:
+        by_row.setdefault(json.dumps(row, default=repr), set()).add(told)
+    same = (
+        "the same in all episodes of a row"
+        if all(len(found) == 1 for found in by_row.values())
+        else ("different in the episodes of a row, which then share no prompt")
+    )
+    yield EnvironmentCheck("added to the prompt", f"by reset(), {same}: {shorten(added[0][1])}")
+
+
+def describe_content(messages: Sequence[Message]) -> str:
+    """Return the text of messages, pictures as [picture]."""
+    return "".join(
+        part if isinstance(part, str) else part.get("text", "[picture]")
+        for message in messages
+        for part in ([message["content"]] if isinstance(message["content"], str) else message["content"])
+    )
+
+
 def _describe_scores(played: Sequence[Played], pool: EnvironmentPool) -> Iterator[EnvironmentCheck]:
     over = sum(bool(one.results) and one.results[-1].done for one in played)
     turns = sum(len(one.results) - 1 for one in played if one.results) / max(1, len(played))
@@ -227,10 +254,5 @@ def _input(played: Played) -> str:
     return f"{played.plan.kind} turns" + (f" ({played.plan.name})" if played.plan.name else "")
 
 
-def _text(message: Message) -> str:
-    content = message["content"]
-    return content if isinstance(content, str) else "".join(part.get("text", "") for part in content)
-
-
-def _shorten(text: str) -> str:
+def shorten(text: str) -> str:
     return text if len(text) <= EXAMPLE else text[: EXAMPLE - 1] + "…"

@@ -20,7 +20,7 @@ from r1_rollout.types import Completion
 
 @dataclass(frozen=True, slots=True)
 class EpisodeLimits:
-    max_tokens: int  # that the policy may see behind the first prompt, the environment's included
+    max_tokens: int  # that the policy may see behind the row's prompt, the environment's included
     max_turns: int  # of the policy
     max_turn_tokens: int | None = None  # of one turn of the policy; None: what is left
     max_malformed_calls: int = 3  # turns in a row with a call that cannot be executed
@@ -128,8 +128,24 @@ class Episode:
         self.stop_reason: StopReason | None = None
         self.score: Score | None = None
         self.failure: Failure | None = None
+        self.late = False  # it took longer than `episode_timeout`
         self._paths = [Path(prompt)]
         self._state: str | None = None  # which the next turn sees, in the environment's words
+
+    def begin(self, prompt: Prompt, state: str | None) -> bool:
+        """Begin with what the environment said in `reset`; return False, and leave the prompt, if no turn could follow.
+
+        `prompt` has what it said; `state` is its name of the state that the first turn sees.
+        """
+        if len(prompt.token_ids) - len(self.prompt.token_ids) >= self._limits.max_tokens:
+            return False
+        self._paths, self._state = [Path(prompt)], state
+        return True
+
+    @property
+    def first_prompt(self) -> Prompt:
+        """The prompt of the first turn."""
+        return self._paths[0].prompt
 
     @property
     def path(self) -> Path:
@@ -143,7 +159,7 @@ class Episode:
 
     @property
     def length(self) -> int:
-        """Tokens of the context behind the episode's first prompt."""
+        """Tokens of the context behind the row's prompt."""
         return len(self.context.token_ids) - len(self.prompt.token_ids)
 
     @property
@@ -232,18 +248,18 @@ class Episode:
         """Return the finished episode. `decode` gives the text of tokens."""
         assert self.stop_reason is not None, "the episode goes on"
         *forked, main = [path for path in self._paths if path.turns] or self._paths
-        forks = [
-            path.trajectory("forked", decode(path.token_ids), prompt=path.prompt if number else None)
-            for number, path in enumerate(forked)
-        ]
+        forks = [path.trajectory("forked", decode(path.token_ids), prompt=self._own(path)) for path in forked]
         return main.trajectory(
             self.stop_reason,
             decode(main.token_ids),
-            prompt=main.prompt if forks else None,
+            prompt=self._own(main),
             score=self.score,
             failure=self.failure,
             forks=forks,
         )
+
+    def _own(self, path: Path) -> Prompt | None:
+        return None if path.prompt is self.prompt else path.prompt
 
 
 def _hash(content: bytes) -> int:

@@ -18,6 +18,7 @@ from r1_cli.train.groups.trajectory import Call, StopReason, Trajectory
 from r1_data.turns.continuation import Continuation
 from r1_data.turns.turn_renderer import TurnRenderer
 from r1_data.types import DataError, MediaError, Message, Prompt, json_columns
+from r1_rewards.environments.session import digest
 from r1_rewards.environments.types import PolicyTurn, StepResult, ToolCall
 from r1_rewards.types import Failure, Score
 from r1_rollout.errors import EngineError
@@ -84,6 +85,8 @@ class Play:
     _groups: dict[int, dict[int, Trajectory | None]] = field(default_factory=dict)  # None: open
     _ready: list[Episode] = field(default_factory=list)  # whose next turn may be sampled
     _sampling: dict[str, list[Episode]] = field(default_factory=dict)  # by the key of their request
+    _resetting: dict[int, list[Episode]] = field(default_factory=dict)  # groups that wait for `reset`, by index
+    _prompts: dict[int, dict[str, Prompt]] = field(default_factory=dict)  # that `reset` changed, by group and digest
     _starting: set[str] = field(default_factory=set)  # episodes whose environment is being reset
     _held: dict[str, PolicyTurn] = field(default_factory=dict)  # turns that wait for that
     _answering: set[str] = field(default_factory=set)  # episodes whose environment takes a step or computes its score
@@ -111,7 +114,7 @@ class Play:
         """Open the groups that there is room for. With rounds, only between two of them."""
         if self.player.rounds and self._pending:
             return
-        most, stop = self.player.max_concurrent, self.player.renderer.stop_strings
+        most = self.player.max_concurrent
         while self._waiting and (not self._episodes or most is None or len(self._episodes) + self.n <= most):
             index = self._waiting.popleft()
             prompt = self.prompts[index]
@@ -121,17 +124,33 @@ class Play:
                 self._episodes[episode.key] = episode
                 self._starting.add(episode.key)
                 self.player.environments.start(episode.key, environment_row(prompt), prompt.images)
-            # First turns of a group share one prompt, which is computed once; without rounds none waits for the others.
-            split = not self.player.rounds
-            self._sampling |= {one.key: [one] for one in episodes} if split else {prompt.id: episodes}
-            length = episodes[0].tokens_allowed
-            self.session.submit(prompt.id, prompt, n=self.n, max_tokens=length, stop=stop, split=split)
+            if self.player.environments.setup.environment:  # what it says in `reset` belongs to the prompt
+                self._resetting[index] = episodes
+            else:
+                self._submit_first(episodes)
+
+    def _submit_first(self, episodes: list[Episode]) -> None:
+        """Sample the first turns of a group. If they share one prompt, it is computed once.
+
+        Without rounds none of them waits for the others.
+        """
+        first, *others = (episode.context for episode in episodes)
+        if any(other is not first for other in others):
+            self._ready += episodes
+            return
+        split = not self.player.rounds
+        self._sampling |= {one.key: [one] for one in episodes} if split else {first.id: episodes}
+        length, stop = episodes[0].tokens_allowed, self.player.renderer.stop_strings
+        self.session.submit(first.id, first, n=self.n, max_tokens=length, stop=stop, split=split)
 
     def _submit(self) -> None:
         if self.player.rounds:
             if self._pending:
                 return
             self._ready.sort(key=lambda episode: (episode.index, episode.sample))
+        for index, episodes in list(self._resetting.items()):
+            if self._starting.isdisjoint(episode.key for episode in episodes):
+                self._submit_first(self._resetting.pop(index))
         stop = self.player.renderer.stop_strings
         for episode in self._ready:
             prompt = episode.next_prompt()
@@ -169,8 +188,8 @@ class Play:
         whole = player.renderer.decode_turn(tokens)
         episode.add_turn(completion, {"role": "assistant", "content": text}, whole)
         cut = completion.finish_reason == "length"
-        if episode.failure:
-            return self._stop(episode, "failed")
+        if episode.failure or episode.late:
+            return self._stop(episode, "failed" if episode.failure else "timeout")
         if not player.environments.tools:
             return self._step(episode, PolicyTurn(text, cut=cut))
         if cut:  # half a turn has no whole call, and is no answer
@@ -204,11 +223,27 @@ class Play:
             self._take_failure(episode, answer)
         elif not started:
             self._take_observation(episode, answer)
-        elif answer.messages:
-            first = answer.messages[0].get("content")
-            raise DataError(f"{key}: reset() returned {first!r:.100}; put it into the row's prompt, and return None")
         elif key in self._held:
             self._step(episode, self._held.pop(key))
+        else:
+            self._take_reset(episode, answer)
+
+    def _take_reset(self, episode: Episode, answer: StepResult) -> None:
+        """Add what `reset` returned to the prompt. What cannot be added fails the episode."""
+        if not answer.messages:
+            return
+        prompts, said = self._prompts.setdefault(episode.index, {}), digest(repr(answer.messages))
+        try:
+            if said not in prompts:  # the episodes of a group share a prompt if they are told the same
+                prompts[said] = self.player.renderer.extend_prompt(episode.prompt, answer.messages)
+            prompt = prompts[said]
+        except DataError as error:  # a picture or a text that the template does not write
+            episode.failure = Failure("wrong_shape", f"reset() returned what cannot be in a prompt: {error}")
+            return
+        if not episode.begin(prompt, answer.state):
+            added = len(prompt.token_ids) - len(episode.prompt.token_ids)
+            message = f"reset() adds {added} tokens to the prompt, which leave no room in data.max_response_length"
+            episode.failure = Failure("wrong_shape", message)
 
     def _take_observation(self, episode: Episode, answer: StepResult) -> None:
         limits = self.player.limits
@@ -245,7 +280,7 @@ class Play:
         """Return the prompt of a new path, None where the policy goes on from the tokens that it has seen."""
         messages = [*episode.messages, *piece.messages]
         images = [*episode.context.images, *piece.images]
-        return self.player.renderer.fork(episode.prompt, messages, episode.path.text + piece.text, images)
+        return self.player.renderer.fork(episode.first_prompt, messages, episode.path.text + piece.text, images)
 
     def _take_failure(self, episode: Episode, failure: Failure) -> None:
         """End an episode whose environment failed, whatever it waits for.
@@ -253,6 +288,7 @@ class Play:
         One that took too long is judged by what it has, unless only its environment could judge it.
         """
         late = failure.cause == "timeout" and not self.player.environments.scores
+        episode.late = late
         if not late:
             episode.failure = failure
         if episode.stop_reason is not None:  # its own score failed
@@ -284,6 +320,7 @@ class Play:
         done: list[Completion] = [trajectory for trajectory in group.values() if trajectory is not None]
         if len(done) == self.n:
             del self._groups[episode.index]
+            self._prompts.pop(episode.index, None)
             self._finished.append((episode.index, done))
 
 
