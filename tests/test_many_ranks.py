@@ -15,7 +15,7 @@ import families
 import psutil
 import pytest
 from endtoend import QUICKSTART, R1, ROOT, SMALL, read_log, without_clock
-from episode_runs import episodes, write_environment
+from episode_runs import calls_of, episodes, write_environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not find_spec("ray"), reason="ray is not installed")]
 
@@ -163,20 +163,41 @@ def test_two_ranks_that_share_every_sequence_of_actor_and_critic_are_one_process
 
 
 LORA = ["worker.actor.model.lora.rank=8", "worker.actor.optim.lr=5e-4"]
-AHEAD = ["trainer.max_staleness=1"]
 APART = ["worker.rollout.engines.nnodes=1", "worker.rollout.engines.n_gpus_per_node=1"]
 
 
-@pytest.mark.parametrize(("more", "placed"), [(LORA, []), (AHEAD, APART)], ids=["adapters", "an engine apart, ahead"])
-def test_two_ranks_train_on_episodes_with_an_environments_pictures_as_one_process_does(
-    more: list[str], placed: list[str], tmp_path: Path, r1: R1
+def test_two_ranks_with_adapters_train_on_episodes_with_an_environments_pictures_as_one_process_does(
+    tmp_path: Path, r1: R1
 ) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    words = [*episodes(write_environment(tmp_path)), *more, "trainer.max_steps=3"]
-    with running(two, *words, "trainer.n_gpus_per_node=2", *placed, steps=3) as process:
+    words = [*episodes(write_environment(tmp_path)), *LORA, "trainer.max_steps=3"]
+    with running(two, *words, "trainer.n_gpus_per_node=2", steps=3) as process:
         out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, out + err
     r1(*RUN, *words, f"trainer.save_checkpoint_path={one}")
+    assert_same_episodes(one, two)
+
+
+def test_an_engine_apart_samples_episodes_ahead_until_it_is_killed_in_one_and_the_run_goes_on_in_one_process(
+    tmp_path: Path, r1: R1
+) -> None:
+    one, two, album = tmp_path / "one", tmp_path / "two", write_environment(tmp_path)
+    words = [*episodes(album), "trainer.max_staleness=1"]
+    with running(two, *words, "trainer.n_gpus_per_node=2", *APART, "trainer.max_steps=1000", steps=3) as process:
+        calls = calls_of(album)
+        wait_for(lambda: calls_of(album) > calls, process)
+        kill(two, "engine-0")
+        out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 2, out + err
+    assert "engine-0 on 127.0.0.1 died" in err
+    taken = len({record["step"] for record in read_log(two)})
+    for folder in (one, two):
+        r1(*RUN, *words, f"trainer.save_checkpoint_path={folder}", f"trainer.max_steps={taken + 1}")
+    assert_same_episodes(one, two)
+    assert [record["step"] for record in read_log(two)] == [*range(1, taken + 2)]
+
+
+def assert_same_episodes(one: Path, two: Path) -> None:
     assert_same_numbers(one, two, steps=3)
     for folder in (one, two):
         for record in read_log(folder):

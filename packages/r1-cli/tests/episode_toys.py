@@ -53,6 +53,20 @@ class Mortal(Judge):
         return super().step(text)
 
 
+class Failing(Judge):
+    """Raises in `reset` or `score` of the rows that ask for it."""
+
+    def reset(self, row: dict[str, object]) -> None:
+        super().reset(row)
+        if self.answer == "reset":
+            raise RuntimeError("no reset")
+
+    def score(self) -> float:
+        if self.answer == "score":
+            raise RuntimeError("no score")
+        return super().score()
+
+
 class Paying(Album):
     """Gives 0.5 for the first turn and 0.25 for the last."""
 

@@ -19,7 +19,8 @@ from r1_data.turns.turn_renderer import TurnRenderer
 from r1_data.types import Prompt
 from r1_rewards.environments.pool import EnvironmentPool
 from r1_rewards.environments.types import EnvironmentSetup
-from r1_rewards.types import FailureRule, Score
+from r1_rewards.types import FailureRule, RewardFailure, Score
+from r1_rollout.errors import EngineError
 from r1_rollout.types import Completion
 
 
@@ -214,6 +215,39 @@ def test_an_environment_that_dies_costs_its_own_episodes_only(toy: Toy) -> None:
     assert all(score.error and "code 3" in score.error.message for score in scores)
 
 
+def test_a_reset_or_a_score_that_fails_is_scored_dropped_or_stops_the_run(toy: Toy) -> None:
+    prompts = toy.prompts("reset", "score", "3")
+    with ExitStack() as stack:
+        groups = toy.play(toy.player(stack, "Failing"), prompts)
+    assert [{(one.stop_reason, len(one.assistant_turns)) for one in group} for group in groups] == [
+        {("failed", 1)}, {("done", 3)}, {("done", 3)},
+    ]  # fmt: skip
+    inputs = [
+        one for pair in zip(prompts, groups, strict=True) for one in to_reward_inputs(*pair, tokenizer=toy.tokenizer)
+    ]
+    scored = score_episodes(lambda inputs: [], FailureRule("score", -1.0), inputs)
+    assert [(score.value, score.keep) for score in scored[::3]] == [(-1.0, True), (-1.0, True), (30.0, True)]
+    dropped = score_episodes(lambda inputs: [], FailureRule("drop"), inputs)
+    assert [score.keep for score in dropped[::3]] == [False, False, True]
+    with pytest.raises(RewardFailure, match="RuntimeError: no reset"):
+        score_episodes(lambda inputs: [], FailureRule("stop"), inputs)
+
+
+def test_an_engine_that_dies_in_an_episode_ends_its_environments(toy: Toy, prompts: list[Prompt]) -> None:
+    class Dying(ScriptedEngine):
+        def poll(self, timeout: float | None = None) -> list[tuple[str, list[Completion]]]:
+            if len(self.asked) > len(prompts):
+                raise EngineError("the engine is gone")
+            return super().poll(timeout)
+
+    with ExitStack() as stack:
+        player = toy.player(stack)
+        with pytest.raises(EngineError, match="the engine is gone"):
+            dict(player.generate(Dying(toy, *[["one", "two"]] * 3), prompts, PARAMS))
+        again = toy.play(player, prompts)  # the same episodes, anew
+    assert {one.stop_reason for group in again for one in group} == {"done"}
+
+
 def test_a_picture_that_cannot_be_used_becomes_an_error_text(toy: Toy, prompts: list[Prompt]) -> None:
     answer = {"role": "user", "content": [{"type": "image", "image": b"no picture"}]}
     episode = Episode(prompts[0], 0, LIMITS)
@@ -284,7 +318,7 @@ def test_tools_are_called_until_a_turn_has_no_call(toy: Toy, prompts: list[Promp
         [wrong, wrong, right, wrong, "Done."],
         [wrong, wrong, wrong],
         [right] * 6,
-        ["long " * 200],
+        [f"{right} {'long ' * 200}"],
     )
     with ExitStack() as stack:
         pool = stack.enter_context(EnvironmentPool(EnvironmentSetup(tools=["calculator"]), workers=2))
@@ -296,6 +330,7 @@ def test_tools_are_called_until_a_turn_has_no_call(toy: Toy, prompts: list[Promp
         "answered", "answered", "answered", "malformed_calls", "max_turns", "turn_tokens",
     ]  # fmt: skip
     assert [len(one.assistant_turns) for one in episodes] == [2, 1, 5, 3, 5, 1]
+    assert not episodes[5].calls  # a whole call of a turn that was cut is not executed
     [executed] = episodes[0].calls
     assert (executed.tool, dict(executed.arguments), executed.error) == ("calculator", {"expression": "6*7"}, "")
     assert "42" in episodes[0].messages[1]["content"]

@@ -77,7 +77,7 @@ def test_what_a_hanging_tool_started_dies_with_it(tools_file, tmp_path):
 
 
 STATE = """
-import os, signal, time
+import os, signal, subprocess, time
 CALLS = []
 class Counting:
     deterministic = DETERMINISTIC
@@ -91,6 +91,11 @@ class Counting:
         return f"{self.seen} {len(CALLS)}"
     def die(self): os._exit(5)
     def hang(self): time.sleep(600)
+    def hang_with(self, file: str):
+        child = subprocess.Popen(["sleep", "600"])
+        with open(file + "_", "w") as pids: pids.write(str(child.pid))
+        os.rename(file + "_", file)
+        time.sleep(600)
     def random(self): return str(os.getpid())
     def die_once(self, file: str):
         if not os.path.exists(file):
@@ -233,31 +238,33 @@ def test_close_of_an_environment_is_called_however_the_episode_ends(tmp_path):
 
 
 DRIVER = """
-import sys, time
+import os, sys, time
 sys.path.insert(0, sys.argv[1])
 from environment_files import open_pool, opened
 from r1_rewards.environments.types import PolicyTurn, ToolCall
 pool = open_pool(environment=sys.argv[2])
 for key in "abc":
     opened(pool, key=key)
-pool.step("a", PolicyTurn("", (ToolCall("hang"),)))
-print(*pool.pids(), flush=True)
+pool.step("a", PolicyTurn("", (ToolCall("hang_with", {"file": sys.argv[3]}),)))
+while not os.path.exists(sys.argv[3]): time.sleep(0.02)
+print(*pool.pids(), open(sys.argv[3]).read(), flush=True)
 time.sleep(600)
 """
 
 
 def test_workers_end_when_the_caller_is_killed(tmp_path):
     path = write(tmp_path, STATE.replace("DETERMINISTIC", "False"))
-    command = [sys.executable, "-c", DRIVER, str(Path(__file__).parent), f"{path}:Counting"]
+    command = [sys.executable, "-c", DRIVER, str(Path(__file__).parent), f"{path}:Counting", str(tmp_path / "pid")]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as driver:
         assert driver.stdout is not None
         pids = driver.stdout.readline().split()
-        assert len(pids) == 4
+        assert len(pids) == 5  # the fork server, an environment for each episode, and what one has started
         os.kill(driver.pid, signal.SIGKILL)
     assert all(eventually(lambda pid=pid: ended(pid)) for pid in pids)
 
 
 PICTURES = """
+import io
 from PIL import Image
 def picture(kind: str):
     red = Image.new("RGB", (4, 4))
@@ -266,7 +273,12 @@ def picture(kind: str):
         "empty": Image.new("L", (0, 5)),
         "nothing": [{"type": "image", "image": b""}], "many": [red] * 5000, "url": [{"type": "image_url", "image_url": {
         "url": "http://example.org/a.png"}}], "half": [{"type": "image", "image": "data:image/png;base64,!!"}],
+        "bomb": [{"type": "image", "image": packed(Image.new("1", (20_000, 20_000)))}],
     }[kind]
+def packed(picture):
+    content = io.BytesIO()
+    picture.save(content, "PNG")
+    return content.getvalue()
 """
 
 
@@ -278,6 +290,7 @@ PICTURE_ERRORS = {
     "many": "5000 parts, more than 256",
     "url": "a PIL image, bytes of a file, or a data URL",
     "half": "data URL is not base64",
+    "bomb": "bytes hold more pixels than the limit of",
 }
 
 

@@ -177,6 +177,8 @@ def _encode_picture(picture: object) -> JsonObject:
             opened = PIL.Image.open(io.BytesIO(picture))
             if opened.width * opened.height <= MAX_PIXELS:  # else `write_picture` refuses it
                 opened.load()
+        except PIL.Image.DecompressionBombError as error:
+            raise ResultError(f"a picture's bytes hold more pixels than the limit of {MAX_PIXELS:,}") from error
         except Exception as error:  # Pillow's readers raise whatever a broken file makes them
             raise ResultError("a picture's bytes cannot be read") from error
         picture = opened
