@@ -200,8 +200,8 @@ def test_an_engine_apart_samples_episodes_ahead_until_it_is_killed_in_one_and_th
 def assert_same_episodes(one: Path, two: Path) -> None:
     assert_same_numbers(one, two, steps=3)
     for folder in (one, two):
+        assert any(record["rollout/groups_kept"] for record in read_log(folder)), "no episode was carried over"
         for record in read_log(folder):
             assert record["episode/pictures"] == 1
-            assert record["rollout/groups_sampled"] > record["rollout/groups_trained"]
             assert record["rollout/canary_gap"] < 1e-5
             assert record.get("rollout/logprob_gap_max", 0.0) < 1e-5
