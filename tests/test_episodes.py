@@ -171,3 +171,54 @@ def test_the_lessons_of_sums_call_as_the_template_does_and_their_results_are_tho
     result = next(message["content"] for message in lessons[2].messages if message["role"] == "tool")
     assert python(**call.arguments) == result
     assert taught[2].endswith(f"\\boxed{{{result.strip()}}}<|im_end|>")
+
+
+AGENT = """
+import json, os, urllib.request
+
+row = json.loads(os.environ["R1_ROW"])
+messages, total = row["messages"], 0
+
+
+def ask(messages):
+    request = urllib.request.Request(
+        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+        json.dumps({"model": "policy", "messages": messages}).encode(),
+        {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
+    )
+    with urllib.request.urlopen(request) as response:
+        return json.loads(response.read())["choices"][0]["message"]
+
+
+for question in ("Again?", "Sure?"):
+    said = ask(messages)
+    total += sum(map(ord, said["content"]))
+    messages += [said, {"role": "user", "content": question}]
+ask([{"role": "system", "content": "Judge."}, {"role": "user", "content": "Good?"}])
+reward = urllib.request.Request(
+    os.environ["OPENAI_BASE_URL"].removesuffix("/v1") + "/reward",
+    json.dumps({"reward": total % 2}).encode(),
+    {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
+)
+urllib.request.urlopen(reward).close()
+"""
+
+
+@pytest.mark.slow
+def test_a_run_trains_an_agent_that_knows_nothing_but_an_address(tmp_path: Path, r1: R1) -> None:
+    (tmp_path / "agent.py").write_text(AGENT)
+    key = "worker.rollout.multi_turn"
+    own = [f"{key}.enable=true", f"{key}.agent=python {tmp_path / 'agent.py'}", f"{key}.num_workers=2"]
+    limits = [f"{key}.max_turn_tokens=8", "data.max_response_length=60"]
+    r1(*words(tmp_path, 2, *own, *limits))
+    log = read_log(tmp_path)
+    assert [record["episode/turns/mean"] for record in log] == [3, 3]
+    assert [record["episode/forks"] for record in log] == [1, 1]
+    reader = RunReader(tmp_path)
+    for step in (1, 2):
+        rows = pq.read_table(reader.sample_path(step)).to_pylist()
+        assert len({row["episode"] for row in rows}) * 2 == len(rows)
+        for row in rows:
+            gaps = [abs(a - b) for a, b in zip(row["old_logprobs"], row["rollout_logprobs"], strict=True)]
+            assert max(gaps) < 1e-5
+            assert not any(a for a, chosen in zip(row["advantages"], row["sampled"], strict=True) if not chosen)

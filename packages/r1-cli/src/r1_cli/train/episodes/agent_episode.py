@@ -165,7 +165,7 @@ class AgentEpisode:
         for leaf in leaves:
             if leaf is not main:
                 own = [turn.number for turn in leaf.path]
-                forks.append(self._finish(leaf, self._reason_of(leaf), context=sum(map(trained.__contains__, own))))
+                forks.append(self._finish(leaf, "forked", context=sum(map(trained.__contains__, own))))
                 trained.update(own)
         return self._finish(main, self._reason_of(main) if reason == "done" else reason, score, failure, forks)
 
