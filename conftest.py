@@ -1,5 +1,6 @@
 """Holds for every test: one thread a process, the whole suite in two, and the same random numbers in every run."""
 
+import gc
 import os
 import random
 import sys
@@ -19,6 +20,15 @@ sys.dont_write_bytecode = False
 # A busy machine is no reason for a property to fail, nor is the day: what is tried is the same in every run.
 settings.register_profile("repeatable", deadline=None, derandomize=True, database=None)
 settings.load_profile("repeatable")
+
+
+gc.disable()  # until all is imported
+
+
+def pytest_collection_finish() -> None:
+    """Keep what was imported and the thousands of tests out of every later collection of garbage."""
+    gc.enable()
+    gc.freeze()
 
 
 @pytest.hookimpl(tryfirst=True)

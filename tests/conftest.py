@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner, Result
-from endtoend import QUICKSTART, R1, ROOT, SHORT
+from endtoend import QUICKSTART, R1, ROOT, SMALL
 
 from r1_cli.main import main
 
@@ -36,7 +36,7 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory, r1: R1) -> Path:
     """The folder of a short quickstart run, with what it printed in `output.txt`."""
     folder = tmp_path_factory.mktemp("quickstart")
     process = r1(
-        "train", QUICKSTART, *SHORT, "trainer.max_steps=3", "trainer.val_freq=2", "trainer.save_freq=2",
+        "train", QUICKSTART, *SMALL, "trainer.max_steps=3", "trainer.val_freq=2", "trainer.save_freq=2",
         "algorithm.disable_kl=false", "trainer.timeline=2", f"trainer.save_checkpoint_path={folder}",
         "worker.actor.micro_batch_size_per_device_for_update=auto",
         "worker.actor.micro_batch_size_per_device_for_experience=auto",

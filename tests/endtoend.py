@@ -1,7 +1,9 @@
 """Helpers of the end-to-end tests: paths, the settings of a small run, and reading its log."""
 
 import json
+import re
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -39,3 +41,20 @@ def without_clock(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [
         {k: v for k, v in record.items() if not k.startswith(("timing_", "perf/", "gen/busy"))} for record in records
     ]
+
+
+def listed_metrics(section: str = "") -> list[re.Pattern[str]]:
+    """The names in the first columns of `docs/metrics.md`, {a,b} written out, words in capitals standing for any.
+
+    Of all sections but the critic's, which most runs have not, or of that one that is asked for.
+    """
+    page = (ROOT / "docs/metrics.md").read_text()
+    sections = {text.partition("\n")[0]: text for text in page.split("\n## ")}
+    critics = sections.pop("The critic")
+    page = critics if section == "The critic" else "\n".join(sections.values())
+    cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
+    names = []
+    for name in (name for cell in cells for name in re.findall(r"`([^`]+)`", cell)):
+        parts = [part.split(",") for part in re.split(r"[{}]", name)]
+        names += ["".join(choice) for choice in product(*parts)]
+    return [re.compile(re.sub(r"\b[A-Z]{1,}\b|(?<=@)K|PART|NAME", r"[^ ]+", re.escape(name))) for name in names]

@@ -3,29 +3,18 @@
 Those that ask a run for nothing else take it on the answers that one run has sampled, with its learner as it began.
 """
 
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_args
 
 import pytest
-from endtoend import QUICKSTART, R1, SMALL, read_log
+from endtoend import QUICKSTART, R1, read_log
+from standing import DISTINCT, STEP, Standing, stand
 
-from r1_cli.build.algorithm import build_start, build_update, try_algorithm
-from r1_cli.config import load_config
 from r1_cli.config.actor import Aggregation
 from r1_cli.config.algorithm import KLPenalty
-from r1_cli.runs.track.timing import Stopwatch
-from r1_cli.train import loop
-from r1_cli.train.types import Collected, Position, weights_of
 from r1_core import kl
 from r1_core.advantages import ESTIMATORS
 from r1_core.losses import AGGREGATIONS, POLICY_LOSSES
-from r1_rollout.weights import WeightSource
-
-STEP = [*SMALL, "trainer.max_steps=1", "trainer.val_before_train=false", "trainer.val_freq=-1", "trainer.save_freq=-1"]
-BEGUN = [*STEP, "algorithm.disable_kl=false", "worker.actor.optim.lr_warmup_steps=0"]
-BEGUN += ["worker.actor.optim.lr_scheduler_type=constant"]
 
 MINE = """
 import torch
@@ -40,14 +29,6 @@ def loss(inputs):
 """
 
 
-# All 16 answers of a step differ in reward, so that what an estimator makes of them does not hang on the draw.
-DISTINCT = """
-def compute_score(reward_inputs):
-    graded = [(7 * place % 16 / 15, place % 2) for place in range(len(reward_inputs))]
-    return [{"overall": value, "graded": value, "even": even} for value, even in graded]
-"""
-
-
 def step(r1: R1, folder: Path, *overrides: str) -> dict[str, Any]:
     folder.mkdir(exist_ok=True)
     reward = folder / "reward.py"
@@ -57,61 +38,9 @@ def step(r1: R1, folder: Path, *overrides: str) -> dict[str, Any]:
     return read_log(folder)[-1]
 
 
-@dataclass(frozen=True)
-class Given:
-    """The engine of a run and the collector of its groups, all of which have been sampled."""
-
-    collected: Collected
-
-    def active(self, source: WeightSource) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def collect(self, at: Position, watch: Stopwatch) -> Collected:
-        return self.collected
-
-
-@dataclass(frozen=True)
-class Standing:
-    """A run that has sampled its first step and not learned from it."""
-
-    run: loop.Run
-    checkpoint: Path
-
-    def steps(self, count: int, *overrides: str) -> list[dict[str, Any]]:
-        """Take the steps, on the same answers, that a run with other settings of its algorithm would take."""
-        config, _ = load_config([QUICKSTART, *BEGUN, *overrides])
-        try_algorithm(config)
-        self.run.learner.load(self.checkpoint)
-        schedule = replace(self.run.schedule, ppo_epochs=config.worker.actor.ppo_epochs)
-        update = build_update(config, updates_per_step=schedule.updates_per_step)
-        run, at, records = replace(self.run, update=update, schedule=schedule), build_start(config), []
-        for _ in range(count):
-            at, record, _ = loop.take_step(run, at)
-            records.append(record)
-        return records
-
-    def step(self, *overrides: str) -> dict[str, Any]:
-        return self.steps(1, *overrides)[0]
-
-
 @pytest.fixture(scope="module")
 def standing(r1: R1, tmp_path_factory: pytest.TempPathFactory) -> Standing:
-    folder, found = tmp_path_factory.mktemp("standing"), list[Standing]()
-
-    def stand(run: loop.Run, at: Position) -> Position:
-        run.learner.save(folder / "begin")
-        with run.engine.active(weights_of(run.learner, at.step)):
-            given = Given(run.collector.collect(at, Stopwatch()))
-        found.append(Standing(replace(run, engine=given, collector=given), folder / "begin"))
-        return at
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "train", stand)
-        reward = folder / "reward.py"
-        reward.write_text(DISTINCT)
-        given = f"trainer.save_checkpoint_path={folder}", f"worker.reward.reward_function={reward}:compute_score"
-        r1("train", QUICKSTART, *BEGUN, *given)
-    return found[0]
+    return stand(r1, tmp_path_factory.mktemp("standing"))
 
 
 WHOLE = {"remax", "gae"}  # which ask a run for greedy answers, and for a critic
@@ -168,6 +97,13 @@ def test_the_kl_may_stand_in_the_reward(standing: Standing, name: str) -> None:
     record = standing.step(*inside, "algorithm.adv_estimator=reinforce_plus_plus")
     assert record["actor/grad_norm"] > 0
     assert "actor/kl_loss" not in record
+
+
+@pytest.mark.parametrize("name", ["kl", "abs", "mse", "low_var_kl", "full"])
+def test_a_kl_term_starts_at_zero_and_is_logged(standing: Standing, name: str) -> None:
+    record = standing.step(f"algorithm.kl_penalty={name}", "algorithm.kl_coef=0.1", "worker.actor.global_batch_size=4")
+    assert record["actor/kl_loss"] == pytest.approx(0, abs=1e-4)
+    assert record["actor/kl_coef"] == pytest.approx(0.1)
 
 
 def test_the_full_kl_in_the_loss_keeps_the_policy_near_the_reference(standing: Standing) -> None:

@@ -7,8 +7,11 @@ from typing import Any, get_args
 
 import pytest
 from endtoend import QUICKSTART, R1, SMALL, read_log, without_clock
+from standing import Standing, stand
 
 from r1_cli.build import algorithm
+from r1_cli.build.learner import build_learning_rate
+from r1_cli.config import load_config
 from r1_cli.config.algorithm import Rejection
 from r1_core.learner import Learner
 
@@ -37,6 +40,11 @@ def whole_and_cut(r1: R1, folder: Path, *overrides: str) -> list[dict[str, Any]]
     return read_log(whole)
 
 
+@pytest.fixture(scope="module")
+def standing(r1: R1, tmp_path_factory: pytest.TempPathFactory) -> Standing:
+    return stand(r1, tmp_path_factory.mktemp("standing"), GAP)
+
+
 @pytest.mark.parametrize(
     ("words", "largest"),
     [
@@ -47,8 +55,8 @@ def whole_and_cut(r1: R1, folder: Path, *overrides: str) -> list[dict[str, Any]]
         ("rollout_is=sequence rollout_is_batch_normalize=true", 16.0),
     ],
 )
-def test_weights_of_every_kind_take_a_step(r1: R1, tmp_path: Path, words: str, largest: float) -> None:
-    (record,) = run(r1, tmp_path, GAP, *(f"{CORRECTION}.{word}" for word in words.split()))
+def test_weights_of_every_kind_take_a_step(standing: Standing, words: str, largest: float) -> None:
+    record = standing.step(*(f"{CORRECTION}.{word}" for word in words.split()))
     assert record["actor/grad_norm"] > 0
     assert 0 < record["actor/rollout_ess"] < 1
     assert record["actor/rollout_weight_mean"] < record["actor/rollout_weight_max"] <= largest
@@ -64,21 +72,20 @@ def test_weights_of_every_kind_take_a_step(r1: R1, tmp_path: Path, words: str, l
     ],
     ids=["token", "geometric", "every one"],
 )
-def test_rejections_take_a_step(r1: R1, tmp_path: Path, rules: str, bounds: str) -> None:
-    rejected = [f"{CORRECTION}.rollout_rs={rules}", f"{CORRECTION}.rollout_rs_threshold={bounds}"]
-    (record,) = run(r1, tmp_path, GAP, *rejected)
+def test_rejections_take_a_step(standing: Standing, rules: str, bounds: str) -> None:
+    record = standing.step(f"{CORRECTION}.rollout_rs={rules}", f"{CORRECTION}.rollout_rs_threshold={bounds}")
     assert 0 < record["actor/rollout_rejected"] < 1
     assert record["actor/grad_norm"] > 0
 
 
-def test_a_step_that_rejects_everything_moves_nothing(r1: R1, tmp_path: Path) -> None:
-    (record,) = run(r1, tmp_path, f"{CORRECTION}.rollout_rs=token_k1", f"{CORRECTION}.rollout_rs_threshold=8_9")
+def test_a_step_that_rejects_everything_moves_nothing(standing: Standing) -> None:
+    record = standing.step(f"{CORRECTION}.rollout_rs=token_k1", f"{CORRECTION}.rollout_rs_threshold=8_9")
     assert record["actor/rollout_rejected"] == 1
     assert record["actor/grad_norm"] == record["actor/pg_loss"] == 0
 
 
-def test_the_gap_is_logged_with_no_correction(r1: R1, tmp_path: Path) -> None:
-    (record,) = run(r1, tmp_path, GAP)
+def test_the_gap_is_logged_with_no_correction(standing: Standing) -> None:
+    record = standing.step()
     assert 0 < record["rollout/logprob_gap_mean"] < record["rollout/logprob_gap_max"] < 1
     assert 0.9 < record["rollout/effective_sample_size"] < 1
     assert record["rollout/kl_k3"] > 0
@@ -86,10 +93,10 @@ def test_the_gap_is_logged_with_no_correction(r1: R1, tmp_path: Path) -> None:
 
 
 def test_off_policy_answers_are_dropped(r1: R1, tmp_path: Path) -> None:
-    epochs = ["worker.actor.ppo_epochs=3", "worker.actor.optim.lr_warmup_steps=0"]
-    (plain,) = run(r1, tmp_path / "plain", *epochs)
-    (wide,) = run(r1, tmp_path / "wide", *epochs, "algorithm.off_policy_mask_threshold=100")
-    (narrow,) = run(r1, tmp_path / "narrow", *epochs, "algorithm.off_policy_mask_threshold=0")
+    standing, epochs = stand(r1, tmp_path), "worker.actor.ppo_epochs=3"
+    plain = standing.step(epochs)
+    wide = standing.step(epochs, "algorithm.off_policy_mask_threshold=100")
+    narrow = standing.step(epochs, "algorithm.off_policy_mask_threshold=0")
     # To rounding: a loss that looks at whole rows computes the head once more, going backward.
     assert wide["actor/grad_norm"] == pytest.approx(plain["actor/grad_norm"], rel=1e-4)
     assert 0 < narrow["actor/grad_norm"] != pytest.approx(plain["actor/grad_norm"], rel=1e-4)
@@ -185,8 +192,14 @@ def test_a_filter_key_that_no_score_has_is_named(r1: R1, tmp_path: Path) -> None
         ("lr_scheduler_type=cosine lr_warmup_steps=0 min_lr_ratio=0 num_cycles=1", [1, 0.5, 0, 0.5]),
     ],
 )
-def test_the_learning_rate_follows_its_keys(r1: R1, tmp_path: Path, words: str, scales: list[float]) -> None:
+def test_the_learning_rate_follows_its_keys(words: str, scales: list[float]) -> None:
+    config, _ = load_config([QUICKSTART, *(f"worker.actor.optim.{word}" for word in words.split())])
+    factor = build_learning_rate(config.worker.actor.optim, 4, 1)
+    assert [factor(step) for step in range(4)] == pytest.approx(scales)
+
+
+def test_a_run_learns_at_the_rate_of_its_keys_and_logs_it(r1: R1, tmp_path: Path) -> None:
     once = "worker.actor.global_batch_size=4"  # one optimizer step a step
-    rates = [f"worker.actor.optim.{word}" for word in words.split()]
-    records = run(r1, tmp_path, once, *rates, steps=4)
-    assert [record["actor/lr"] for record in records] == pytest.approx([1e-4 * scale for scale in scales])
+    rates = ["worker.actor.optim.lr_scheduler_type=linear", "worker.actor.optim.lr_warmup_steps=1"]
+    records = run(r1, tmp_path, once, *rates, "worker.actor.optim.min_lr_ratio=0", steps=3)
+    assert [record["actor/lr"] for record in records] == pytest.approx([1e-4, 1e-4, 0.5e-4])

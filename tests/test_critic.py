@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 import torch
 from critic_runs import PPO, words_of
-from endtoend import R1, ROOT, read_log, without_clock
+from endtoend import R1, ROOT, listed_metrics, read_log, without_clock
 from safetensors.torch import load_file
-from test_docs import listed_metrics
 
 pytestmark = pytest.mark.slow
 

@@ -7,13 +7,12 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
-from itertools import product
 from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
 from docs_site import navigation
-from endtoend import QUICKSTART, ROOT, read_log
+from endtoend import QUICKSTART, ROOT
 
 from r1_cli.build.algorithm import try_algorithm
 from r1_cli.config import load_config
@@ -78,41 +77,6 @@ def test_the_own_loss_and_estimator_of_the_page_are_accepted(tmp_path: Path, mon
     (tmp_path / "mine.py").write_text(page.split("```python\n")[1].split("```")[0])
     own = [f"algorithm.adv_estimator={tmp_path}/mine.py:estimator", f"worker.actor.loss_type={tmp_path}/mine.py:loss"]
     try_algorithm(load_config([QUICKSTART, *own])[0])
-
-
-def listed_metrics(section: str = "") -> list[re.Pattern[str]]:
-    """The names in the first columns of `docs/metrics.md`, {a,b} written out, words in capitals standing for any.
-
-    Of all sections but the critic's, which most runs have not, or of that one that is asked for.
-    """
-    page = (ROOT / "docs/metrics.md").read_text()
-    sections = {text.partition("\n")[0]: text for text in page.split("\n## ")}
-    critics = sections.pop("The critic")
-    page = critics if section == "The critic" else "\n".join(sections.values())
-    cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
-    names = []
-    for name in (name for cell in cells for name in re.findall(r"`([^`]+)`", cell)):
-        parts = [part.split(",") for part in re.split(r"[{}]", name)]
-        names += ["".join(choice) for choice in product(*parts)]
-    return [re.compile(re.sub(r"\b[A-Z]{1,}\b|(?<=@)K|PART|NAME", r"[^ ]+", re.escape(name))) for name in names]
-
-
-def test_every_metric_of_a_run_stands_on_the_page(quickstart: Path) -> None:
-    patterns = listed_metrics()
-    # `actor/NAME` is for what losses of users report: ours are to be named.
-    patterns = [pattern for pattern in patterns if pattern.pattern != "actor/[^ ]+"]
-    written = {name for record in read_log(quickstart) for name in record} - {"step"}
-    assert len(written) > 50
-    assert not [name for name in sorted(written) if not any(pattern.fullmatch(name) for pattern in patterns)]
-
-
-def test_the_page_lists_no_metric_that_is_gone(quickstart: Path) -> None:
-    """Those without a placeholder, of the sections that every run has."""
-    others = {"timing_s/wait", "timing_s/tools"}  # of a run ahead, and of episodes
-    written = {name for record in read_log(quickstart) for name in record} | others
-    sections = ("critic/", "response_length/", "prompt_length/", "global_seqlen/", "timing_s/", "rollout/groups")
-    exact = [p.pattern.replace("\\", "") for p in listed_metrics() if "[^ ]" not in p.pattern]
-    assert not [name for name in exact if name.startswith(sections) and name not in written]
 
 
 def test_the_estimates_of_the_page_are_made(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
-from endtoend import QUICKSTART, R1, ROOT, SHORT, read_log
+from endtoend import QUICKSTART, R1, ROOT, SMALL, listed_metrics, read_log
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -42,6 +42,24 @@ def test_every_step_is_logged_once_with_the_names_dashboards_know(quickstart: Pa
     assert {"val/reward_score", "timing_s/validation", "timing_s/save_checkpoint"} <= records[2].keys()
 
 
+def test_every_metric_of_a_run_stands_on_the_page(quickstart: Path) -> None:
+    patterns = listed_metrics()
+    # `actor/NAME` is for what losses of users report: ours are to be named.
+    patterns = [pattern for pattern in patterns if pattern.pattern != "actor/[^ ]+"]
+    written = {name for record in read_log(quickstart) for name in record} - {"step"}
+    assert len(written) > 50
+    assert not [name for name in sorted(written) if not any(pattern.fullmatch(name) for pattern in patterns)]
+
+
+def test_the_page_lists_no_metric_that_is_gone(quickstart: Path) -> None:
+    """Those without a placeholder, of the sections that every run has."""
+    others = {"timing_s/wait", "timing_s/tools"}  # of a run ahead, and of episodes
+    written = {name for record in read_log(quickstart) for name in record} | others
+    sections = ("critic/", "response_length/", "prompt_length/", "global_seqlen/", "timing_s/", "rollout/groups")
+    exact = [p.pattern.replace("\\", "") for p in listed_metrics() if "[^ ]" not in p.pattern]
+    assert not [name for name in exact if name.startswith(sections) and name not in written]
+
+
 def test_engine_and_learner_agree_on_every_sampled_token(quickstart: Path) -> None:
     for record in read_log(quickstart)[1:]:
         assert record["rollout/logprob_gap_max"] < 1e-4
@@ -57,7 +75,7 @@ def test_the_first_update_starts_from_ratio_one(quickstart: Path) -> None:
 def test_a_timeline_shows_what_each_thread_did_in_each_step(quickstart: Path) -> None:
     written = json.loads((quickstart / "timeline.json").read_text())["traceEvents"]
     names = {event["tid"]: event["args"]["name"] for event in written if event["name"] == "thread_name"}
-    assert {"driver", "r1-data_0"} <= set(names.values())
+    assert {"driver", "r1-recording"} <= set(names.values())
     spans = sorted((event for event in written if event["ph"] == "X"), key=lambda event: (event["ts"], -event["dur"]))
     for thread in names:
         open_until: list[float] = []
@@ -102,7 +120,7 @@ def test_profiling_passes_change_nothing_and_a_checkpoint_keeps_the_sizes(
     def run(folder: Path, *words: str) -> str:
         words += (f"trainer.save_checkpoint_path={folder}", "algorithm.disable_kl=false", "trainer.val_freq=-1")
         steps = ["trainer.max_steps=3", "trainer.save_freq=2", "trainer.val_before_train=false"]
-        return r1("train", QUICKSTART, *SHORT, *steps, *words).output
+        return r1("train", QUICKSTART, *SMALL, *steps, *words).output
 
     chosen = json.loads((quickstart / "global_step_2/trainer.json").read_text())["micro_batches"]
     run(tmp_path / "set", *(f"{key}={size}" for key, size in chosen.items()))
@@ -127,7 +145,7 @@ def test_a_run_with_a_truncated_newest_checkpoint_resumes_from_the_one_before_an
     shutil.copytree(quickstart, run)
     cut = run / "global_step_3/actor/optimizer.safetensors"
     os.truncate(cut, cut.stat().st_size - 100)
-    words = [*SHORT, "trainer.max_steps=3", "trainer.save_freq=2", "trainer.val_freq=-1", "algorithm.disable_kl=false"]
+    words = [*SMALL, "trainer.max_steps=3", "trainer.save_freq=2", "trainer.val_freq=-1", "algorithm.disable_kl=false"]
     words += ["trainer.val_before_train=false", f"trainer.save_checkpoint_path={run}"]
     shown = r1("train", QUICKSTART, *words, "--dry-run").output
     assert "global_step_3 is damaged (actor/optimizer.safetensors: it has " in shown
@@ -215,14 +233,14 @@ def test_a_merged_checkpoint_loads_in_transformers_and_scores_the_same(
     assert AutoProcessor.from_pretrained(merged).tokenizer.chat_template
     assert GenerationConfig.from_pretrained(merged).eos_token_id is not None
 
-    r1("eval", merged, QUICKSTART, "--json", tmp_path / "merged.json")
+    r1("eval", merged, QUICKSTART, *SMALL, "--json", tmp_path / "merged.json")
     score = json.loads((tmp_path / "merged.json").read_text())["reward_score"]
     assert score == read_log(quickstart)[-1]["val/reward_score"]
 
 
 def test_eval_reports_accuracy_and_what_k_answers_give(quickstart: Path, r1: R1, tmp_path: Path) -> None:
     sampled = ["worker.rollout.val_override_config.temperature=1", "worker.rollout.val_override_config.n=4"]
-    process = r1("eval", quickstart / "global_step_2", QUICKSTART, *sampled, "--json", tmp_path / "result.json")
+    process = r1("eval", quickstart / "global_step_2", QUICKSTART, *SMALL, *sampled, "--json", tmp_path / "result.json")
     result = json.loads((tmp_path / "result.json").read_text())
     for name in ("accuracy", "avg@4", "pass@1", "pass@2", "pass@4", "maj@4"):
         assert name in process.stdout
