@@ -38,5 +38,6 @@ def open_engine(setup: EngineSetup, stack: ExitStack) -> "Generator":
         device=setup.hardware.device,
         read_only=setup.read_only,
         eager=setup.config.worker.rollout.enforce_eager,
+        tokenizer=setup.model.tokenizer,
         prefix_cache_bytes=int(setup.config.worker.rollout.multi_turn.prefix_cache_gb * (1 << 30)),
     )
