@@ -1,11 +1,13 @@
-"""Holds for every test: one thread a process, the whole suite in two, and the same random numbers in every run."""
+"""Holds for every test: one thread a process, the whole suite in three, and the same random numbers in every run."""
 
 import gc
 import os
 import random
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Iterator
+from itertools import chain
 
 import pytest
 from hypothesis import settings
@@ -60,5 +62,19 @@ def libraries_are_put_back() -> Iterator[None]:
 
 
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
-    """Return how many processes share the tests: two for the whole suite, none for files that are named."""
-    return 2 if config.args_source is pytest.Config.ArgsSource.TESTPATHS else 0
+    """Return how many processes share the tests: three for the whole suite, none for files that are named.
+
+    Three keep two cores busy, because tests often wait: for a process that starts, for a time limit to pass.
+    """
+    return 3 if config.args_source is pytest.Config.ArgsSource.TESTPATHS else 0
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the modules that took longest, in seconds of all phases of their tests."""
+    seconds, reports = Counter[str](), chain.from_iterable(terminalreporter.stats.values())
+    for report in (one for one in reports if isinstance(one, pytest.TestReport)):
+        seconds[report.location[0]] += report.duration
+    if len(seconds) > 1:
+        terminalreporter.write_sep("=", "slowest modules")
+        for module, total in seconds.most_common(30):
+            terminalreporter.write_line(f"{total:7.1f}s {module}")
