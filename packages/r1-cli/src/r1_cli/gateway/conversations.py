@@ -110,7 +110,7 @@ def _key(role: str, content: Sequence[object], calls: Sequence[tuple[str, object
     if role == "assistant":  # clients trim a turn's text
         content = [part.strip() if isinstance(part, str) else part for part in content]
     made = [[name, _same_numbers(arguments)] for name, arguments in calls]
-    return _digest([role, [part for part in content if part != ""], made])
+    return _digest([role, list(content), made])
 
 
 def _join(parts: Sequence[Mapping[str, object]]) -> Iterator[object]:

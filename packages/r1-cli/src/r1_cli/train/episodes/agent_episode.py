@@ -50,7 +50,7 @@ class Renderers:
 class SampledTurn:
     """A request, and the turn that answers it."""
 
-    start: Episode  # the tokens before the turn
+    start: Episode | None  # the tokens before the turn; None when it is sampled, as they are many
     turns: TurnRenderer
     stop: tuple[str, ...]  # strings of the request
     max_tokens: int
@@ -97,13 +97,16 @@ class AgentEpisode:
 
     def request_of(self, turn: Turn) -> Prompt:
         """Return what a turn is sampled from. Its id gives the turn noise of its own."""
+        assert turn.state.start is not None
         return replace(turn.state.start.context, id=f"{self.key}/{turn.number}")
 
     def take(self, turn: Turn, completion: Completion) -> None:
         """Add a sampled turn to its path, and answer those who wait for it."""
         state, tokens = turn.state, completion.token_ids.tolist()
         raw = self._renderers.decode(tokens)
-        state.episode = state.start.copy()
+        assert state.start is not None
+        prompt_tokens = len(state.start.context.token_ids)
+        state.episode, state.start = state.start.copy(), None
         state.episode.add_turn(completion, {"role": "assistant", "content": raw})
         text, calls = raw, list[ChatCall]()
         if completion.finish_reason == "stop":  # half a turn has no whole call
@@ -121,7 +124,7 @@ class AgentEpisode:
             text=shown,
             calls=tuple(calls),
             finish_reason="length" if completion.finish_reason == "length" else "tool_calls" if calls else "stop",
-            prompt_tokens=len(state.start.context.token_ids),
+            prompt_tokens=prompt_tokens,
             completion_tokens=len(tokens),
             token_ids=tuple(tokens),
             logprobs=tuple(completion.logprobs.tolist()),
@@ -181,7 +184,7 @@ class AgentEpisode:
         try:
             turns = self._renderers.of(request.tools)
             twin = self._forest.find_twin(parent, tools, keys[covered:])
-            if twin is not None:
+            if twin is not None and twin.state.start is not None:
                 start = twin.state.start
             elif parent is None:
                 start = self._render(turns, request.messages)
