@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Iterator
+from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +13,9 @@ import pytest
 import torch
 from cli_players import ScriptedEngine, Toy
 
+from r1_cli.gateway.messages import ChatReply, ChatRequest
 from r1_cli.gateway.server import GatewayServer
+from r1_cli.train.episodes.agent_episode import AgentEpisode, Renderers
 from r1_cli.train.episodes.agents import AgentPlayer, RequestQueue
 from r1_cli.train.episodes.episode import EpisodeLimits
 from r1_cli.train.groups.trajectory import Trajectory
@@ -186,3 +189,100 @@ def test_an_engine_that_fails_ends_the_agents(toy: Toy, player: AgentPlayer) -> 
         play(toy, player, "talk", engine=engine)
     (episode,) = play(toy, player, "posts")  # the player goes on with another engine
     assert np.isfinite(episode.logprobs).all()
+
+
+# --- one episode, without a server ------------------------------------------------------------------------------------
+
+USER = {"role": "user", "content": "How many?"}
+
+
+class Session:
+    """Requests of one agent, which are answered at once with given texts."""
+
+    def __init__(self, toy: Toy, player: AgentPlayer) -> None:
+        renderers = Renderers(player.renderer, toy.tokenizer, player.end_token_ids)
+        self.toy, self.engine = toy, ScriptedEngine(toy)
+        self.episode = AgentEpisode(toy.prompts("1")[0], 0, 0, replace(LIMITS, max_turns=9), 2000, renderers)
+
+    def ask(self, text: str, *messages: dict[str, Any], cut: bool = False, **options: Any) -> ChatReply:
+        future: Future[ChatReply] = Future()
+        turn = self.episode.ask(ChatRequest(messages, **options), future)
+        assert turn is not None
+        tokens = len(self.toy.tokenizer(text, add_special_tokens=False)["input_ids"])
+        self.episode.take(turn, self.engine.say(text, tokens if cut else 1000))
+        return future.result(0)
+
+    @property
+    def trained(self) -> list[list[str]]:
+        """Texts of the turns that each path trains, the main path last."""
+        paths = self.episode.trajectory("done", None, None).paths
+        return [[str(turn.messages[0]["content"]) for turn in path.assistant_turns] for path in paths]
+
+
+@pytest.fixture
+def session(toy: Toy, player: AgentPlayer) -> Session:
+    return Session(toy, player)
+
+
+def said(text: str) -> dict[str, Any]:
+    return {"role": "assistant", "content": text}
+
+
+def test_words_that_an_agent_puts_into_the_policys_mouth_begin_a_path(session: Session) -> None:
+    session.ask("5", USER)
+    session.ask("6", USER, said("5"), said("No, 7."), USER)
+    session.ask("7", USER, said("5"), {"role": "system", "content": "Be brief."}, USER)
+    assert session.trained == [["5"], ["6"], ["7"]]
+
+
+def test_a_sub_agent_that_is_last_is_not_the_main_path(session: Session) -> None:
+    system, other = ({"role": "system", "content": text} for text in ("Answer.", "Judge."))
+    session.ask("5", system, USER)
+    session.ask("6", system, USER, said("5"), USER)
+    session.ask("so far 6", system, {"role": "user", "content": "5, then 6."})
+    session.ask("good", other, USER)
+    assert session.trained == [["5", "6"], ["good"], ["so far 6"]]
+
+
+def test_a_turn_that_several_forks_share_is_trained_in_the_first_of_them(session: Session) -> None:
+    session.ask("1", USER)
+    session.ask("2", USER, said("1"), USER)
+    for text in ("3", "4"):
+        session.ask(text, USER, said("1"), USER, said("2"), {"role": "user", "content": text})
+    session.ask("5", USER, said("1"), {"role": "user", "content": "?"})
+    assert session.trained == [["2", "3"], ["4"], ["1", "5"]]
+
+
+def test_what_was_sampled_behind_a_stop_string_stays_in_the_path(session: Session) -> None:
+    reply = session.ask("5</code>.", USER, stop=("</code>",))
+    assert (reply.text, reply.finish_reason) == ("5", "stop")
+    session.ask("6", USER, said("5</code>"), USER)
+    assert session.trained == [["5</code>.", "6"]]
+
+
+def test_half_a_turn_has_no_call(session: Session) -> None:
+    text = '<tool_call>{"name": "look", "arguments": {"x": 3}}</tool_call><tool_call>'
+    reply = session.ask(text, USER, tools=({"type": "function", "function": {"name": "look"}},), cut=True)
+    assert (reply.text, reply.calls, reply.finish_reason) == (text, (), "length")
+
+
+def test_a_reward_that_arrives_with_the_end_of_its_agent_counts(toy: Toy, player: AgentPlayer) -> None:
+    class Server:
+        def open(self, session_id: str) -> Any:
+            self.id = session_id
+            return player.server.open(session_id)
+
+        close_session = player.server.close_session
+
+    class Environments:
+        start, finish, cancel = player.environments.start, player.environments.finish, player.environments.cancel
+
+        def poll(self, timeout: float | None = None) -> Any:
+            if ended := player.environments.poll(timeout):
+                player.queue.reward(server.id, 0.75)
+            return ended
+
+    server = Server()
+    late: Any = {"server": server, "environments": Environments()}
+    (episode,) = play(toy, replace(player, **late), "posts")
+    assert episode.score == Score(0.75, {"overall": 0.75})
