@@ -20,6 +20,7 @@ INSTALLS = "not run: installs packages"
 SERVER = "not run: starts a server"
 MINUTES = "not run: takes minutes; tests/test_episodes.py trains with an environment"
 DOCS, CLI, R1 = "tests/test_docs.py", "packages/r1-cli/tests/test_cli_", "tests/recipes/test_recipes.py"
+TOOLS = "tests/recipes/test_tool_recipes.py"
 ROLLOUT = "packages/r1-rollout/tests/test_rollout_readme.py"
 DATA = "packages/r1-data/tests/test_data_dataset.py::test_the_use_in_the_readme_runs"
 TRAINER = f"{ROLLOUT}::test_the_example_of_a_trainer_samples_a_group_and_finds_its_weights_fresh"
@@ -90,6 +91,9 @@ BY: Mapping[str, Mapping[str, list[str]]] = {
     "examples/README.md": {
         "indented": [f"{R1}::test_the_page_of_easyr1_runs", "tests/recipes/test_served.py::" + SERVED],
     },
+    "examples/deepeyes/README.md": {
+        "indented": [SERVER, f"{TOOLS}::test_the_page_of_deepeyes_runs", f"{TOOLS}::test_the_page_of_deepeyes_runs"]
+    },
     "examples/deepseek_r1_distill/README.md": {
         "indented": [f"{R1}::test_a_template_that_opens_the_thought_leaves_its_end_to_the_model"] * 2
     },
@@ -109,6 +113,7 @@ BY: Mapping[str, Mapping[str, list[str]]] = {
     },
     "examples/r1v/README.md": {"indented": [f"{R1}::test_the_page_of_r1v_runs"] * 3},
     "examples/rlpr/README.md": {"indented": [f"{R1}::test_both_pages_of_rlpr_run"] * 3},
+    "examples/search_r1/README.md": {"indented": [SERVER, *[f"{TOOLS}::test_the_page_of_search_r1_runs"] * 2]},
     "examples/small_card/README.md": {"indented": ["tests/test_small_card.py::test_a_dry_run_accepts_it"]},
     "examples/sums/README.md": {"indented": [MINUTES]},
 }

@@ -3,6 +3,9 @@
 from pathlib import Path
 
 import pytest
+from endtoend import R1
+from recipes.pages import EXAMPLES
+from recipes.rows import write_rows
 
 HERE = Path(__file__).parent
 
@@ -13,3 +16,12 @@ def pytest_itemcollected(item: pytest.Item) -> None:
     wanted = "quick" in item.keywords or (named and item.config.option.markexpr == "not slow")
     if item.path.is_relative_to(HERE) and not wanted:
         item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture
+def desk(r1: R1, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder that looks like the repository's to who types commands there, with rows in place of the hub's."""
+    (tmp_path / "examples").symlink_to(EXAMPLES)
+    write_rows(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

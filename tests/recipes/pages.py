@@ -16,6 +16,7 @@ TINY = [
     "data.max_response_length=12", "worker.actor.global_batch_size=2", "worker.rollout.n=2",
     "worker.rollout.val_override_config.n=1",
 ]  # fmt: skip
+SHORT_TURNS = "worker.rollout.multi_turn.max_turn_tokens=8"
 SMALL_PICTURES = ["data.min_pixels=784", "data.max_pixels=12544"]
 
 
@@ -37,6 +38,8 @@ RECIPES = {
     "llama3": Recipe("llama3", "words.jsonl"),
     "rlpr": Recipe(QUICKSTART),
     "lmm_r1": Recipe("qwen2_5_vl", words=tuple(SMALL_PICTURES)),
+    "search_r1": Recipe(QUICKSTART, "questions.jsonl", (SHORT_TURNS,)),
+    "deepeyes": Recipe(QUICKSTART, words=(*SMALL_PICTURES, SHORT_TURNS, "data.max_prompt_length=1024")),
 }
 
 
@@ -66,7 +69,7 @@ def stood_in(command: list[str], recipe: Recipe, model: str) -> list[str]:
         return [*words, *rows]
     if "examples/rlpr/vision.yaml" in words and not any(word.startswith("data.train_files=") for word in words):
         words = [*words, "data.train_files=examples/quickstart/train.parquet[:16]"]  # each row has a base score to find
-    if words[1] != "train" or "--dry-run" in words:
+    if words[1] not in ("train", "check") or "--dry-run" in words:
         return words
     rows += [f"data.train_files={recipe.rows}"] if recipe.rows else []
     given = dict(word.split("=", 1) for word in words if "=" in word)

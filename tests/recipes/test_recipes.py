@@ -15,7 +15,6 @@ import pytest
 from endtoend import R1, read_log
 from patience import eventually
 from recipes.pages import EXAMPLES, QUICKSTART, RECIPES, commands_of, stood_in
-from recipes.rows import write_rows
 from recipes.stand_ins import save_stand_in
 
 SOURCES = {
@@ -41,15 +40,6 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], str]:
         return name if name == QUICKSTART else str(folder / name)
 
     return find
-
-
-@pytest.fixture
-def desk(r1: R1, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder that looks like the repository's to who types commands there, with rows in place of the hub's."""
-    (tmp_path / "examples").symlink_to(EXAMPLES)
-    write_rows(tmp_path)
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
 
 
 def follow(page: Path, r1: R1, model: str, desk: Path, change: Callable[[list[str]], list[str]] = list) -> list[str]:

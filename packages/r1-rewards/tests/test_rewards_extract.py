@@ -61,3 +61,9 @@ def test_numbers_written_differently_are_equal(left, right):
 @pytest.mark.parametrize("text", ["12,34", "", ".", "x", "1/0", "1e9999", "9" * 401, "1 or 2", "٥"])
 def test_what_is_not_a_plain_number_is_none(text):
     assert parse_number(text) is None
+
+
+def test_an_answer_is_written_with_the_first_of_several_ground_truths():
+    assert extract.write_answer("<think> <answer>", '["red", "scarlet"]').endswith("<answer>red</answer>")
+    assert extract.write_answer("nothing around it", "[1, 2]") == "[1, 2]"
+    assert extract.write_answer("nothing around it", "") == ""

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 
 from r1_rewards.reading.hedges import in_context
 from r1_rewards.reading.plain_text import plain_characters
+from r1_rewards.reading.truths import read_truths
 from r1_rewards.reading.units import UNITS
 
 TAIL = 200_000  # characters; a final answer stands at the end, so only the end of a huge response is searched
@@ -247,12 +248,12 @@ def first_number(text: str) -> str | None:
     return None if first is None else first[0]
 
 
-def write_answer(form: str, final_answer: str) -> str:
-    r"""Return a response that writes the final answer in one of ANSWER_FORMS.
+def write_answer(form: str, ground_truth: str) -> str:
+    r"""Return a response that writes the ground truth, the first if it is a JSON list, in one of ANSWER_FORMS.
 
     Example: `write_answer("####", "18")` is "Let me see.\n#### 18".
     """
-    return ANSWER_FORMS[form].format(final_answer)
+    return ANSWER_FORMS[form].format(read_truths(ground_truth, blank=True)[0])
 
 
 def _last_match(pattern: re.Pattern[str], text: str) -> re.Match[str] | None:
