@@ -46,7 +46,7 @@ BY: Mapping[str, Mapping[str, list[str]]] = {
     "docs/estimate.md": {"console": [f"{DOCS}::test_the_estimates_of_the_page_are_made"]},
     "docs/diagnose.md": {"indented": ["packages/r1-cli/tests/test_cli_diagnose.py"]},
     "docs/report.md": {"indented": [f"{CLI}report.py::test_the_command_writes_beside_the_run_or_where_it_is_told"]},
-    "docs/replay.md": {"indented": ["tests/test_replay.py"] * 2},
+    "docs/replay.md": {"indented": ["tests/test_replay.py", "tests/test_replay.py", "tests/test_episodes.py"]},
     "docs/compare.md": {"indented": [f"{CLI}after_diff.py::test_each_kind_of_change_is_told_with_both_values"]},
     "docs/first-run.md": {"sh": [INSTALLS]},
     "docs/many-devices.md": {"sh": [NODES]},
