@@ -225,6 +225,8 @@ class Handler(BaseHTTPRequestHandler):
             return self.send(404, b"the model does not exist")
         if fault == "refused":
             return self.send(400, b"the prompt is longer than max_model_len")
+        if fault == "cache_miss" and any("url" not in part for part in body.get("content_parts", ())):
+            return self.send(400, b"Cache miss for image at index 0 but data is not provided.")
         if fault == "500":
             return self.send(500, b"internal error")
         if fault == "reset":

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from fake_vllm import END, FakeServer, serving
+from PIL import Image
 from server_pools import PARAMS, Pools, expected, prompts, told, wait_for, weights
 
 from r1_rollout.errors import EngineError, PromptError
@@ -80,6 +81,34 @@ def test_a_session_over_servers_gives_what_generate_gives_and_outlives_a_server_
     assert bad.requests
     with pytest.raises(RuntimeError, match="its active block ended"):
         session.poll()
+
+
+def test_a_picture_goes_to_a_server_once_and_again_if_the_server_does_not_have_it_any_more(pools: Pools) -> None:
+    fake = FakeServer()
+    pool, picture = pools.open(fake), Image.new("RGB", (14, 14), (1, 2, 3))
+
+    def with_picture(turn: int) -> Any:
+        tokens = [5, 6, 7][: turn + 1]
+        return SimpleNamespace(id=f"row/{turn}", token_ids=tokens, engine_token_ids=tokens, images=(picture,))
+
+    def sent() -> list[bool]:
+        return ["url" in body["content_parts"][0] for body in fake.requests]
+
+    for version in (7, 8):
+        with pool.active(LocalWeights(weights(), version)):
+            session = pool.open_session(PARAMS)
+            for turn in range(3):
+                session.submit("a", with_picture(turn), n=2, max_tokens=3, split=True)
+                assert len(session.poll(60)) + len(session.poll(60)) == 2
+    # The second request names the picture. The fourth is the first after new weights, which empty the server's caches.
+    assert sent() == [True, False, False, True, False, False]
+    fake.fault = lambda number, body: "cache_miss"
+    with pool.active(LocalWeights(weights(), 9)):
+        session = pool.open_session(PARAMS)
+        for turn in range(2):
+            session.submit("a", with_picture(turn), max_tokens=3)
+            assert len(session.poll(60)) == 1
+    assert sent()[6:] == [True, False, True]
 
 
 def test_a_cancelled_request_to_a_server_is_broken_off_and_never_comes(pools: Pools) -> None:

@@ -12,7 +12,7 @@ from PIL import Image
 from r1_rollout.sampling import sample_seed
 from r1_rollout.types import SamplingParams
 from r1_rollout.vllm.client import ServerFault
-from r1_rollout.vllm.servers.protocol import generate_body, read_group, read_replay, replay_body
+from r1_rollout.vllm.servers.protocol import generate_body, picture_ids, read_group, read_replay, replay_body
 
 
 def prompt(**fields: Any) -> Any:
@@ -40,6 +40,13 @@ def test_pictures_go_without_loss_and_the_prompt_with_one_placeholder_each() -> 
     kind, _, data = body["content_parts"][0]["url"].partition(",")
     assert kind == "data:image/png;base64"
     assert Image.open(io.BytesIO(base64.b64decode(data))).tobytes() == picture.tobytes()
+    (name,) = picture_ids(prompt(images=(picture,)))
+    again = generate_body(prompt(images=(picture.copy(), picture)), SamplingParams(max_tokens=4), {2}, {name})
+    assert again["content_parts"] == [{"type": "image_url", "uuid": name}] * 2
+    palette, grey = picture.convert("P"), picture.convert("L")
+    other = palette.copy()
+    other.putpalette([0] * 768)
+    assert len({name, *picture_ids(prompt(images=(palette, grey, other, picture.rotate(90, expand=True))))}) == 5
     assert replay_body(prompt(images=(picture,)), [7], 1.0)["content_parts"] == body["content_parts"]
 
 

@@ -27,7 +27,7 @@ from r1_rollout.vllm.client import (
 )
 from r1_rollout.vllm.limits import Limits
 from r1_rollout.vllm.servers.direct import Backend, ServerReceiver
-from r1_rollout.vllm.servers.protocol import GENERATE, generate_body, read_group, read_replay, replay_body
+from r1_rollout.vllm.servers.protocol import GENERATE, generate_body, picture_ids, read_group, read_replay, replay_body
 from r1_rollout.vllm.servers.server import GUARD, LocalServer, require_settings
 from r1_rollout.weight_checks import merged
 
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("r1")
 
+CACHE_MISS = "but data is not provided"  # of vLLM's message that it does not have a picture any more
 _CACHES = ("/reset_mm_cache", "/reset_encoder_cache")
 
 
@@ -75,6 +76,7 @@ class PooledServer:
         self.half_loaded = False  # a load began and did not end well: which weights vLLM has now is unknown
         self.error = ""
         self._has_tokenizer = False  # it has shown so in this call
+        self._pictures: set[str] = set()  # that it has processed in this call, see `picture_ids`
         self.limits: Limits | None = None  # of a request; known once the server has been activated
 
     @property
@@ -88,6 +90,7 @@ class PooledServer:
 
     def open(self, params: SamplingParams, dispatch: Dispatch) -> "ServerSession":
         self._has_tokenizer = False
+        self._pictures.clear()  # a sync has emptied the server's caches
         return ServerSession(self, self._require_current(), dispatch)
 
     def sample(
@@ -103,30 +106,31 @@ class PooledServer:
 
         Args:
             call: cancels the request.
-            arrived: called with the number of tokens in each event.
-            finished: called with each sample's number, when it has finished.
+            arrived, finished: see `read_group`.
 
         Raises:
             RequestRefused: no server takes the prompt.
             ServerFault: the server failed, or does not know the weights.
         """
-        body = generate_body(prompt, params, self._ends) | weights.address
+        pictures = picture_ids(prompt)
+        named = self._pictures.intersection(pictures)
+
+        def noted(tokens: int) -> None:
+            self._pictures.update(pictures)
+            arrived(tokens)
+
+        body = generate_body(prompt, params, self._ends, named) | weights.address
         events = stream(self.endpoint, GENERATE, body, timeout=self.deadlines.stall, call=call)
         try:
-            return read_group(
-                events,
-                prompt,
-                params,
-                end_token_ids=self._ends,
-                banned=self._banned,
-                label=weights.label,
-                version=weights.version,
-                arrived=arrived,
-                finished=finished,
-            )
+            ends, banned, label, version = self._ends, self._banned, weights.label, weights.version
+            options = {"end_token_ids": ends, "banned": banned, "label": label, "version": version}
+            return read_group(events, prompt, params, **options, arrived=noted, finished=finished)  # type: ignore[arg-type]
         except NotThere as error:  # somebody has restarted it, so it does not know the adapter
             raise ServerFault(f"{self.name}: {error}") from error
         except RequestRefused as error:
+            if named and CACHE_MISS in str(error):  # it was restarted, or has no room
+                self._pictures -= named
+                return self.sample(prompt, params, weights, call, arrived, finished)
             raise RequestRefused(f"prompt {prompt.id} was refused: {error}") from error
 
     def logprobs_of(

@@ -9,6 +9,7 @@ import io
 import math
 from collections.abc import Callable, Collection, Iterable
 from dataclasses import dataclass, field
+from hashlib import blake2b
 from typing import TYPE_CHECKING
 
 from r1_rollout.errors import ServerError
@@ -30,9 +31,14 @@ _CHUNK = 32  # tokens of a sample per event of the stream
 class Unsendable(ServerError, ValueError): ...
 
 
-def generate_body(prompt: PromptLike, params: SamplingParams, end_token_ids: Collection[int]) -> JsonObject:
-    """Return the request for a whole group. Raises Unsendable if the prompt has media that cannot be sent."""
-    return _prompt(prompt) | {
+def generate_body(
+    prompt: PromptLike, params: SamplingParams, end_token_ids: Collection[int], known: Collection[str] = ()
+) -> JsonObject:
+    """Return the request for a whole group. Raises Unsendable if the prompt has media that cannot be sent.
+
+    `known`: pictures that the server has processed, by `picture_ids`. They are named instead of sent.
+    """
+    return _prompt(prompt, known) | {
         "stream": True,
         "return_token_ids": True,
         "sampling_params": {
@@ -85,7 +91,18 @@ def read_body(prompt: PromptLike, response: "Tokens") -> JsonObject:
     return body | {"sampling_params": settings}
 
 
-def _prompt(prompt: PromptLike) -> JsonObject:
+def picture_ids(prompt: PromptLike) -> list[str]:
+    """Return a hash of each picture's pixels."""
+    return [_pixel_hash(image) for image in getattr(prompt, "images", ())]
+
+
+def _pixel_hash(image: "Image") -> str:
+    digest = blake2b(f"{image.mode} {image.size} {image.getpalette()}".encode(), digest_size=16)
+    digest.update(image.tobytes())
+    return digest.hexdigest()
+
+
+def _prompt(prompt: PromptLike, known: Collection[str] = ()) -> JsonObject:
     if getattr(prompt, "videos", ()):
         raise Unsendable(
             f"prompt {prompt.id} has a video, which cannot be sent to a server without loss: let one engine sample, or "
@@ -96,7 +113,10 @@ def _prompt(prompt: PromptLike) -> JsonObject:
         if prompt.model_inputs:
             raise Unsendable(f"prompt {prompt.id} has {', '.join(prompt.model_inputs)} but no images to send")
         return {"token_ids": list(prompt.token_ids)}
-    parts = [{"type": "image_url", "url": f"data:image/png;base64,{_png(image)}"} for image in images]
+    parts = [
+        {"type": "image_url", "uuid": name} | ({} if name in known else {"url": f"data:image/png;base64,{_png(image)}"})
+        for name, image in zip(picture_ids(prompt), images, strict=True)
+    ]
     return {"token_ids": list(prompt.engine_token_ids), "content_parts": parts}  # type: ignore[attr-defined]
 
 
