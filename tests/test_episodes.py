@@ -117,6 +117,27 @@ def test_a_run_whose_template_changes_earlier_turns_resumes_to_the_bit(tmp_path:
         assert {*fork["advantages"]} == {*main["advantages"]}
 
 
+@pytest.mark.slow
+def test_each_source_of_a_run_has_tools_or_an_environment_of_its_own(tmp_path: Path, r1: R1) -> None:
+    sums = "files: examples/quickstart/train.parquet, name: sums, tools: [calculator]"
+    albums = f"files: examples/quickstart/val.parquet, name: albums, environment: {write_environment(tmp_path)}:Album"
+    own = [
+        f"data.sources=[{{{sums}, weight: 1}}, {{{albums}, weight: 1}}]",
+        "data.train_files=null", "data.val_files=null", "data.max_prompt_length=1900", "data.max_response_length=60",
+        "worker.rollout.multi_turn.enable=true", "worker.rollout.multi_turn.max_turn_tokens=8",
+    ]  # fmt: skip
+    run = tmp_path / "run"
+    told = " ".join(r1("check", *words(run, 2, *own)[1:]).output.split())
+    assert "episodes: tools answer the policy: calculator" in told
+    assert "episodes of albums: the environment" in told
+    assert r1(*words(run, 2, *own)).exit_code == 0
+    rows = pq.read_table(RunReader(run).sample_path(2)).to_pylist()
+    assert {row["source"] for row in rows} == {"sums", "albums"}
+    for row in rows:
+        assert ("calculator" in row["prompt"]) == (row["source"] == "sums")
+        assert row["stop_reason"] in (("answered", "turn_tokens") if row["source"] == "sums" else ("done",))
+
+
 @pytest.fixture
 def prepare(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> ModuleType:
     """The module prepare.py of an example: of look, or of the one that the test names."""

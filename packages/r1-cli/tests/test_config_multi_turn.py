@@ -5,6 +5,7 @@ from typing import get_args
 
 import pytest
 
+from r1_cli.build.environments import environment_setups
 from r1_cli.config import ConfigError, load_config, unavailable, without_effect
 from r1_cli.config.multi_turn import BUILTIN_TOOLS, MultiTurnSettings
 from r1_cli.config.root import MASK, printable
@@ -146,3 +147,60 @@ def test_secrets_among_the_keywords_of_tools_are_masked() -> None:
     config, _ = load_config(settings("enable=true", "tools=search", "tool_kwargs.search.api_key=abc"))
     shown = printable(config)["worker"]["rollout"]["multi_turn"]
     assert shown["tool_kwargs"] == {"search": {"api_key": MASK}}
+
+
+def with_sources(*sources: str, run: str = "") -> list[str]:
+    words = [word for word in settings("enable=true", *filter(None, [run])) if "train_files" not in word]
+    listed = ", ".join(f"{{files: owner/rows{number}@train, {source}}}" for number, source in enumerate(sources))
+    return [*words, f"data.sources=[{listed}]"]
+
+
+@pytest.mark.parametrize(
+    ("sources", "run", "key", "message"),
+    [
+        (["tools: [python]", "name: b"], "", f"{KEY}.enable", "needs tools, an environment or an agent"),
+        (["tools: [phyton]"], "tools=[python]", "data.sources", "[0].tools: …did you mean 'python'"),
+        (["tools: [python, python]"], "tools=[python]", "data.sources", "[0].tools: …names 'python' twice"),
+        (["tools: [python], environment: ./tools.py:Game"], "", "data.sources", "[0].environment: …set one of them"),
+        (["environment: ./tools.py:Gam"], "", "data.sources", "[0].environment: …Game"),
+        (
+            ["environment_kwargs: {a: 1}"],
+            "tools=[python]",
+            "data.sources",
+            "[0].environment_kwargs: …needs environment",
+        ),
+        (["tools: [python]"], "agent=python a.py", "data.sources", "[0].tools: …cannot be used with"),
+        (["tools: [python]"], "enable=false", "data.sources", "[0].tools: …multi_turn.enable=true"),
+    ],
+)
+def test_tools_of_single_sources_that_do_not_fit_are_refused(
+    folder: Path, sources: list[str], run: str, key: str, message: str
+) -> None:
+    with pytest.raises(ConfigError) as failed:
+        load_config(with_sources(*sources, run=run))
+    where, _, told = message.rpartition("…")
+    assert any(one.key == key and where in one.message and told in one.message for one in failed.value.problems)
+
+
+def test_sources_that_are_answered_alike_share_a_kind(folder: Path) -> None:
+    tools = "tools: [python, crop]"
+    sources = [f"name: a, {tools}", "name: b, environment: ./tools.py:Game", "name: c", f"name: d, {tools}"]
+    words = with_sources(*sources, run="tools=[calculator]")
+    config = load_config([*words, f"{KEY}.tool_kwargs={{python: {{seconds: 1}}, calculator: {{}}}}"])[0]
+    setups, kinds = environment_setups(config)
+    assert kinds == {"a": "a, d", "d": "a, d", "b": "b"}
+    assert [list(setup.tools) for setup in setups.values()] == [["calculator"], ["python", "crop"], []]
+    assert [set(setup.tool_kwargs) for setup in setups.values()] == [{"calculator"}, {"python"}, set()]
+    assert setups["b"].environment.endswith("tools.py:Game")
+
+
+def test_a_run_whose_sources_all_have_their_own_needs_none(folder: Path) -> None:
+    words = with_sources("name: a, tools: [python]", "name: b, environment: ./tools.py:Game")
+    config = load_config(words)[0]
+    setups, kinds = environment_setups(config)
+    assert kinds == {"a": "", "b": "b"}
+    assert list(setups) == ["", "b"]
+    judged = [word for word in with_sources("environment: ./tools.py:Game") if "reward_function" not in word]
+    load_config(judged)
+    with pytest.raises(ConfigError, match="reward_function: is missing"):
+        load_config([word for word in words if "reward_function" not in word])

@@ -9,6 +9,7 @@ import PIL.Image
 import pytest
 from environment_files import GUESS, TOOLS, answer, call, open_pool, opened, say, write
 
+from r1_rewards.environments.pool import EnvironmentPool
 from r1_rewards.environments.types import EnvironmentSetup, EnvironmentSpecError, PolicyTurn, StepResult, ToolCall
 from r1_rewards.types import Failure, Score
 
@@ -335,3 +336,32 @@ def test_misuse_of_the_pool_is_named(tools, tmp_path):
 def test_an_environment_that_cannot_be_used_is_refused(tmp_path, source, message):
     with pytest.raises(EnvironmentSpecError, match=rf"(?s){message}"):
         open_pool(environment=f"{write(tmp_path, source)}:A").close()
+
+
+def test_one_pool_answers_episodes_of_several_kinds(tmp_path):
+    tools, game = write(tmp_path, TOOLS, "several_tools.py"), write(tmp_path, GUESS, "several_guess.py")
+    others = {"games": EnvironmentSetup(environment=f"{game}:Guess", tool_timeout=20.0)}
+    with EnvironmentPool(EnvironmentSetup(tools=[str(tools)], tool_timeout=20.0), workers=1, others=others) as pool:
+        assert [bool(kind.tools) for kind in pool.kinds.values()] == [True, False]
+        assert (pool.scores, pool.kinds["games"].scores) == (False, True)
+        pool.start("a", {"answer": "3"}, [PIL.Image.new("RGB", (20, 20))])
+        pool.start("b", {"answer": "3"}, kind="games")
+        found = {}
+        while len(found) < 2:
+            found |= dict(pool.poll(None))
+        assert found == {"a": StepResult(), "b": StepResult()}
+        pool.step("a", PolicyTurn("", (ToolCall("add", {"a": 2}, "1"),)))
+        pool.step("b", PolicyTurn("3"))
+        found = {}
+        while len(found) < 2:
+            found |= dict(pool.poll(None))
+        assert [message["role"] for message in found["a"].messages] == ["tool"]
+        assert found["b"].done
+        pool.finish("a")
+        pool.finish("b")
+        assert pool.poll(None)[0][0] == "b"
+        with pytest.raises(KeyError):
+            pool.start("c", {}, kind="none")
+    broken = {"broken": EnvironmentSetup(environment=f"{game}:Gues")}
+    with pytest.raises(EnvironmentSpecError, match="has no class 'Gues'"):
+        EnvironmentPool(EnvironmentSetup(tools=["calculator"]), others=broken)

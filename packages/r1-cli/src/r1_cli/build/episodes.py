@@ -6,8 +6,9 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from r1_cli.build.environments import environment_setups, open_environments
 from r1_cli.config import ConfigError, Problem, RunConfig
-from r1_cli.config.multi_turn import KEY, MultiTurnSettings
+from r1_cli.config.multi_turn import KEY
 from r1_cli.config.sources import training_sources, validation_sources
 from r1_cli.gateway.server import GatewayServer
 from r1_cli.models import load as models
@@ -22,7 +23,6 @@ from r1_data.render import Renderer
 from r1_data.turns.probe import probe_template
 from r1_data.turns.turn_renderer import TurnRenderer
 from r1_rewards.environments.pool import EnvironmentPool
-from r1_rewards.environments.types import EnvironmentSetup, EnvironmentSpecError
 from r1_rewards.types import FailureRule, RewardInput, Score, Verifier
 from r1_rollout.tokens import end_token_ids
 
@@ -44,25 +44,23 @@ def open_player(
     settings = config.worker.rollout.multi_turn
     if settings.agent and recorded:
         raise ConfigError([Problem(f"{KEY}.agent", "an agent's requests cannot be repeated from the record")])
+    setups, sources = environment_setups(config)
     record = AnswerRecord(recorded) if recorded else None
     environments: Environments = (
-        record.environments(environment_setup(settings)) if record else stack.enter_context(open_environments(settings))
+        record.environments(setups) if record else stack.enter_context(open_environments(config, setups))
     )
     ends = end_token_ids(models.load_generation_config(model.path, model.config), model.config, model.tokenizer)
-    turns = TurnRenderer(
+    render = partial(
+        TurnRenderer,
         renderer,
         probe_template(renderer, end_token_ids=sorted(ends)),
-        tools=environments.tools,
         tool_format=settings.format,
         history=settings.history,
         max_parallel_calls=settings.max_parallel_calls,
     )
-    limits = EpisodeLimits(
-        max_tokens=config.data.max_response_length,
-        max_turns=min(settings.max_assistant_turns or ENDLESS, (settings.max_user_turns or ENDLESS) + 1),
-        max_turn_tokens=settings.max_turn_tokens,
-        max_malformed_calls=settings.max_malformed_calls,
-    )
+    renderers = {name: render(tools=kind.tools) for name, kind in environments.kinds.items()}
+    turns = renderers.pop("")
+    limits = _limits(config)
     if isinstance(environments, EnvironmentPool) and settings.agent:
         queue = RequestQueue()
         return AgentPlayer(
@@ -86,6 +84,18 @@ def open_player(
         rounds=settings.scheduling == "rounds",
         max_concurrent=settings.max_concurrent,
         answers=record.replay if record else None,
+        sources=sources,
+        renderers=renderers,
+    )
+
+
+def _limits(config: RunConfig) -> EpisodeLimits:
+    settings = config.worker.rollout.multi_turn
+    return EpisodeLimits(
+        max_tokens=config.data.max_response_length,
+        max_turns=min(settings.max_assistant_turns or ENDLESS, (settings.max_user_turns or ENDLESS) + 1),
+        max_turn_tokens=settings.max_turn_tokens,
+        max_malformed_calls=settings.max_malformed_calls,
     )
 
 
@@ -102,33 +112,6 @@ def _open_server(queue: RequestQueue, stack: ExitStack) -> GatewayServer:
         raise ConfigError([Problem(f"{KEY}.agent", str(error))]) from error
     stack.callback(server.close)
     return server
-
-
-def open_environments(settings: MultiTurnSettings) -> EnvironmentPool:
-    """Load the tools, the environment or the agent. Raises ConfigError that names the key and the file."""
-    actors = ("environment", settings.environment), ("agent", settings.agent), ("tools", settings.tool_specs())
-    key, value = next((key, value) for key, value in actors if value)
-    try:
-        return EnvironmentPool(environment_setup(settings), workers=settings.num_workers)
-    except EnvironmentSpecError as error:
-        shown = value if isinstance(value, str) else ", ".join(value)
-        raise ConfigError([Problem(f"{KEY}.{key}", str(error), shown)]) from error
-
-
-def environment_setup(settings: MultiTurnSettings) -> EnvironmentSetup:
-    return EnvironmentSetup(
-        tools=settings.tool_specs(),
-        environment=settings.environment or "",
-        agent=settings.agent or "",
-        environment_kwargs=settings.environment_kwargs,
-        tool_kwargs=settings.tool_kwargs,
-        tool_timeout=settings.tool_timeout,
-        episode_timeout=settings.episode_timeout,
-        max_parallel_calls=settings.max_parallel_calls,
-        max_response_length=settings.max_tool_response_length,
-        truncate_side=settings.tool_response_truncate_side,
-        max_images=settings.max_images,
-    )
 
 
 def episode_verifier(config: RunConfig, verifier: Verifier) -> Verifier:

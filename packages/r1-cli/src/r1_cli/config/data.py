@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field
 
 from r1_cli.config.files import folder_problems, is_template_text, template_problems
 from r1_cli.config.problems import KeyProblem, nearest_divisors
-from r1_cli.config.section import Count, Files, NonNegative, Positive, Section, Tree, UserPath
+from r1_cli.config.section import Count, Files, NonNegative, OneOrMore, Positive, Section, Tree, UserPath
 from r1_data.formats import NAMES
 
 if TYPE_CHECKING:
@@ -37,6 +37,10 @@ class SourceConfig(Section):
     system_prompt: str | None = None
     reward_function: UserPath | None = None  # also in validation, by name; null: worker.reward.reward_function
     reward_function_kwargs: Tree = Field(default_factory=dict)  # its keywords
+    # also in validation, by name; null: those of worker.rollout.multi_turn, or its environment
+    tools: Annotated[list[UserPath] | None, OneOrMore] = None
+    environment: UserPath | None = None  # likewise
+    environment_kwargs: Tree = Field(default_factory=dict)  # of its constructor
 
 
 class DataConfig(Section):

@@ -4,7 +4,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from inspect import Parameter, Signature
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -70,17 +70,30 @@ class MultiTurnSettings(Section):
         own = [self.function_tool_path] if self.function_tool_path else []
         return [*self.tools, *own, *(_read_tools(Path(self.tool_config_path)) if self.tool_config_path else ())]
 
-    def problems(self, max_response_length: int, rewards: Iterable[str | None]) -> Iterator[KeyProblem]:
-        """Yield what does not fit together. `rewards` are the run's reward functions."""
+    def problems(
+        self,
+        max_response_length: int,
+        rewards: Iterable[str | None],
+        *,
+        of_sources: bool = False,
+        tools_of_sources: bool = False,
+    ) -> Iterator[KeyProblem]:
+        """Yield what does not fit together.
+
+        Args:
+            rewards: the run's reward functions.
+            of_sources: all sources have tools or an environment of their own.
+            tools_of_sources: a source has tools of its own.
+        """
         if not self.enable:
             return
-        given = [key for key, value in self._actors() if value]
-        if not given:
+        given = [key for key, value in self.actors() if value]
+        if not given and not of_sources:
             yield f"{KEY}.enable", "needs tools, an environment or an agent to answer the policy"
         for key in given[1:]:
             yield f"{KEY}.{key}", f"cannot be used with {given[0]}: set one of tools, environment and agent"
         for key, value, owner in (
-            ("tool_kwargs", self.tool_kwargs, "tools"),
+            ("tool_kwargs", {} if tools_of_sources else self.tool_kwargs, "tools"),
             ("environment_kwargs", self.environment_kwargs, "environment"),
         ):
             if value and owner not in given:
@@ -93,13 +106,10 @@ class MultiTurnSettings(Section):
             message = f"cannot be used with the reward {reward}, which needs the whole response to be the policy's"
             yield f"{KEY}.enable", message
         yield from self._tool_problems()
-        if (environment := self.environment) and not _is_defined_name(environment):
-            yield f"{KEY}.environment", "must be file.py:Class"
-        elif environment:
-            yield from definition_problems(f"{KEY}.environment", environment)
+        yield from environment_problems(f"{KEY}.environment", self.environment)
         yield from self._agent_problems()
 
-    def _actors(self) -> Iterator[tuple[str, object]]:
+    def actors(self) -> Iterator[tuple[str, object]]:
         """Yield what may answer the policy, of which one is set."""
         yield "tools", self.tools or self.function_tool_path or self.tool_config_path
         yield "environment", self.environment
@@ -120,8 +130,7 @@ class MultiTurnSettings(Section):
             yield f"{KEY}.history", "must be sampled with an agent, which shows the policy its past itself"
 
     def _tool_problems(self) -> Iterator[KeyProblem]:
-        for spec in self.tools:
-            yield from _spec_problems(f"{KEY}.tools", spec)
+        yield from tool_problems(f"{KEY}.tools", self.tools, twice=False)
         if path := self.function_tool_path:
             yield from _spec_problems(f"{KEY}.function_tool_path", path)
         try:
@@ -129,8 +138,27 @@ class MultiTurnSettings(Section):
         except ValueError as error:
             yield f"{KEY}.tool_config_path", str(error)
             return
-        for name in sorted({name for name in names if names.count(name) > 1}):
-            yield f"{KEY}.tools", f"names {name!r} twice: the policy calls tools by their names"
+        yield from _doubles(f"{KEY}.tools", names)
+
+
+def environment_problems(key: str, environment: str | None) -> Iterator[KeyProblem]:
+    if environment and not _is_defined_name(environment):
+        yield key, "must be file.py:Class"
+    elif environment:
+        yield from definition_problems(key, environment)
+
+
+def tool_problems(key: str, specs: Sequence[str], *, twice: bool = True) -> Iterator[KeyProblem]:
+    """Yield what is wrong with a list of tools; with `twice`, also names that two of them have."""
+    for spec in specs:
+        yield from _spec_problems(key, spec)
+    if twice:
+        yield from _doubles(key, [spec.rpartition(":")[2] for spec in specs if not spec.endswith(".py")])
+
+
+def _doubles(key: str, names: Sequence[str]) -> Iterator[KeyProblem]:
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        yield key, f"names {name!r} twice: the policy calls tools by their names"
 
 
 def _spec_problems(key: str, spec: str) -> Iterator[KeyProblem]:

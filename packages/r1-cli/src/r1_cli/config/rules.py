@@ -14,6 +14,8 @@ from r1_cli.config.root import RunConfig, masked, masked_keys
 from r1_cli.config.section import lookup
 from r1_cli.config.sources import (
     row_problems,
+    source_actor_problems,
+    source_actors,
     source_problems,
     source_reward_problems,
     training_sources,
@@ -43,7 +45,14 @@ def _input_problems(config: RunConfig, command: Command) -> Iterator[KeyProblem]
     yield from rollout.sampling_problems(data.max_response_length)
     sources = [*training_sources(data), *validation_sources(data)] if command != "eval" else validation_sources(data)
     rewards = [reward.reward_function, *(source.reward_function for source in sources)]
-    yield from rollout.multi_turn.problems(data.max_response_length, rewards)
+    named = source_actors(data)
+    of_sources = bool(named) and all(source.name in named for source in sources)
+    tools = any(source.tools for source in named.values())
+    found = rollout.multi_turn.problems(
+        data.max_response_length, rewards, of_sources=of_sources, tools_of_sources=tools
+    )
+    yield from found
+    yield from source_actor_problems(data, rollout.multi_turn)
     yield from rollout.server_problems(need_token=command != "data")
     yield from data.pixel_problems()
     yield from data.file_problems()

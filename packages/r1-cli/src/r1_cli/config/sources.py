@@ -2,12 +2,14 @@
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
 
 from r1_cli.config.data import DataConfig, SourceConfig
 from r1_cli.config.files import folder_problems, reward_problems, template_problems
+from r1_cli.config.multi_turn import KEY as MULTI_TURN
+from r1_cli.config.multi_turn import MultiTurnSettings, environment_problems, tool_problems
 from r1_cli.config.problems import KeyProblem, KeyRemark
 from r1_cli.config.section import Tree, lookup
 from r1_data.tables.spec import answers_per_prompt, name_source
@@ -34,6 +36,19 @@ class Source:
     system_prompt: str | None
     reward_function: str | None  # None: the run's
     reward_function_kwargs: Tree
+    tools: tuple[str, ...] = ()  # none, and no environment: those of the run
+    environment: str | None = None
+    environment_kwargs: Tree = field(default_factory=dict)
+
+    @property
+    def actor(self) -> tuple[tuple[str, ...], str | None, Tree]:
+        """What answers the policy in its rows."""
+        return self.tools, self.environment, self.environment_kwargs
+
+    @property
+    def has_actor(self) -> bool:
+        """Whether tools or an environment of its own answer the policy."""
+        return bool(self.tools or self.environment)
 
     @property
     def label(self) -> str:
@@ -70,6 +85,15 @@ def validation_sources(data: DataConfig) -> list[Source]:
     if data.val_sources is not None:
         return _resolve(data, data.val_sources, "data.val_sources")
     return _resolve(data, _from_files(data.val_files, None), "data.val_files")
+
+
+def source_actors(data: DataConfig) -> dict[str, Source]:
+    """Return the sources whose rows have tools or an environment of their own, by name, training first."""
+    found: dict[str, Source] = {}
+    for source in (*training_sources(data), *validation_sources(data)):
+        if source.has_actor:
+            found.setdefault(source.name, source)
+    return found
 
 
 def count_rows(sources: Sequence[Source]) -> list[int] | None:
@@ -116,6 +140,9 @@ def _resolve(data: DataConfig, sections: list[SourceConfig], key: str) -> list[S
             system_prompt=_own(section, data, "system_prompt"),
             reward_function=section.reward_function,
             reward_function_kwargs=section.reward_function_kwargs,
+            tools=tuple(section.tools or ()),
+            environment=section.environment,
+            environment_kwargs=section.environment_kwargs,
         )
         for index, ((section, files), name) in enumerate(zip(listed, names, strict=True))
     ]
@@ -148,7 +175,9 @@ def source_reward_problems(data: DataConfig, command: str) -> Iterator[KeyProble
     """Yield a missing reward, if the run has no reward of its own."""
     train, validation = training_sources(data), validation_sources(data)
     scored = validation if command == "eval" else train + validation
+    judged = source_actors(data)  # by their environments
     named = {source.name for source in scored if source.reward_function}
+    named |= {name for name, source in judged.items() if source.environment}
     if not (scored and all(source.name in named for source in scored)):
         yield "worker.reward.reward_function", "is missing: name math, r1v, gsm8k or ./file.py:function"
 
@@ -175,6 +204,34 @@ def source_problems(data: DataConfig) -> Iterator[KeyProblem]:
     for source in validation_sources(data):
         if source.reward_function and own.get(source.name, source.reward) != source.reward:
             yield "data.val_sources", f"has a source {source.name!r} with another reward than in training; rename it"
+
+
+def source_actor_problems(data: DataConfig, multi_turn: MultiTurnSettings) -> Iterator[KeyProblem]:
+    """Yield what is wrong with the tools and environments of single sources."""
+    actors = source_actors(data)
+    for source in (*training_sources(data), *validation_sources(data)):
+        key = source.key.partition("[")[0]
+        for where, message in _actor_problems(source, actors.get(source.name, source), multi_turn):
+            yield key, f"{source.key.removeprefix(key)}.{where}: {message}"
+
+
+def _actor_problems(source: Source, first: Source, multi_turn: MultiTurnSettings) -> Iterator[KeyProblem]:
+    """Yield problems by key of the source. `first` is the first of its name that has an actor."""
+    if source.environment_kwargs and not source.environment:
+        yield "environment_kwargs", "needs environment"
+    if not source.has_actor:
+        return
+    own = "tools" if source.tools else "environment"
+    if source.tools and source.environment:
+        yield "environment", "cannot be used with tools: set one of them"
+    if not multi_turn.enable:
+        yield own, f"needs {MULTI_TURN}.enable=true"
+    elif multi_turn.agent:
+        yield own, f"cannot be used with {MULTI_TURN}.agent"
+    if source.actor != first.actor:
+        yield own, f"differs from that of the source {source.name!r} in training; rename it"
+    yield from tool_problems("tools", source.tools)
+    yield from environment_problems("environment", source.environment)
 
 
 REMARKS = (

@@ -127,7 +127,7 @@ class TrainingSession:
         player = open_player(config, devices.model, renderer, self.stack, answers)
         rendering = self.stack.enter_context(open_rendering(config, renderer, reports.timeline.record))
         media = open_media(config, devices.hardware, renderer, devices.placement.ranks, self.stack)
-        rendering = replace(rendering, remote=media, prepare=player.renderer.tool_prompt if player else None)
+        rendering = replace(rendering, remote=media, prepare=player.prepare if player else None)
         training, validation = (
             DataSplit(names, rows, build_prompts(config, rows, rendering, reports.console.counter))
             for names, rows in ((sources, opened), (val_sources, val_opened))

@@ -263,19 +263,21 @@ def _validation(plan: Plan) -> str:
 def describe_player(player: "Player") -> list[str]:
     """Return lines for `r1 check` and the plan at the start of a run."""
     template = [f"chat template: {line}" for line in player.renderer.info.lines()]
-    return [_describe_environments(player), _describe_limits(player), _describe_history(player), *template]
+    kinds = [_describe_actor(player, name) for name in player.environments.kinds]
+    return [*kinds, _describe_limits(player), _describe_history(player), *template]
 
 
 def _describe_history(player: "Player") -> str:
     renderer = player.renderer
     if renderer.history == "sampled":
         return "history: the policy sees its turns as it sampled them"
-    forks = renderer.info.describe_forks(after_user=not player.environments.tools)
-    return f"history: the policy sees its turns as the chat template shows them: {forks}"
+    kinds = player.environments.kinds.values()
+    forks = dict.fromkeys(renderer.info.describe_forks(after_user=not kind.tools) for kind in kinds)
+    return f"history: the policy sees its turns as the chat template shows them: {', or '.join(forks)}"
 
 
-def _describe_environments(player: "Player") -> str:
-    environments = player.environments
+def _describe_actor(player: "Player", kind: str) -> str:
+    environments, renderer = player.environments.kinds[kind], player.renderers.get(kind, player.renderer)
     names = ", ".join(str(tool["function"]["name"]) for tool in environments.tools)
     if environments.setup.agent:
         judged = "judged by the reward that it gives, otherwise by the run's reward function"
@@ -286,8 +288,8 @@ def _describe_environments(player: "Player") -> str:
     else:
         actor = f"tools answer the policy: {names}"
     judge = "its own score" if environments.scores else "the run's reward function"
-    written = f", calls written as {player.renderer.tool_format.name}" if names else ""
-    return f"episodes: {actor}{written}; {judge} judges an episode"
+    written = f", calls written as {renderer.tool_format.name}" if names else ""
+    return f"episodes{kind and f' of {kind}'}: {actor}{written}; {judge} judges an episode"
 
 
 def _describe_limits(player: "Player") -> str:

@@ -5,12 +5,13 @@ from r1_data.turns.calls.types import ParsedCall
 from r1_data.turns.continuation import Continuation
 from r1_data.turns.info import TemplateInfo
 from r1_data.turns.probe import probe_template
-from r1_data.turns.tool_prompt import ToolPrompt
+from r1_data.turns.tool_prompt import SourceToolPrompts, ToolPrompt
 from r1_data.turns.turn_renderer import TurnRenderer
 
 __all__ = [
     "Continuation",
     "ParsedCall",
+    "SourceToolPrompts",
     "TemplateInfo",
     "ToolPrompt",
     "TurnRenderer",

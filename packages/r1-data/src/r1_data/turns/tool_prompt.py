@@ -60,6 +60,17 @@ class ToolPrompt:
         return tuple(tool for name, tool in known.items() if name in names)
 
 
+@dataclass(frozen=True, slots=True)
+class SourceToolPrompts:
+    """Changes examples by the tools of their source. It pickles."""
+
+    default: ToolPrompt
+    by_source: Mapping[str, ToolPrompt]
+
+    def __call__(self, example: Example) -> Example:
+        return self.by_source.get(example.source, self.default)(example)
+
+
 def _with_text(message: Message, text: str, *, first: bool = False) -> Message:
     content = message["content"]
     if isinstance(content, str):

@@ -4,16 +4,14 @@ import os
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from types import MappingProxyType, TracebackType
 from typing import Self
 
 from r1_rewards.environments.scheduler import Command, Scheduler
-from r1_rewards.environments.session import Answer, Description, EpisodeSession
-from r1_rewards.environments.types import EnvironmentSetup, EnvironmentSpecError, JsonObject, PolicyTurn, StepResult
-from r1_rewards.types import Failure, RewardSpecError, Score
+from r1_rewards.environments.session import Answer, EpisodeSession, Kind, load_kind
+from r1_rewards.environments.types import EnvironmentSetup, JsonObject, PolicyTurn, StepResult
+from r1_rewards.types import Failure, Score
 from r1_rewards.workers.frames import check_json, encode_picture
-from r1_rewards.workers.process import GARBLED, ForkServer, WorkerCrash
 
 MAX_PICTURES = 64  # whose encoded form is kept
 
@@ -29,40 +27,35 @@ class EnvironmentPool:
     a Failure; between them it talks to the policy by itself.
 
     `tools` has the schemas that the policy sees; it is empty if the environment reads the text of turns. `scores` tells
-    whether the environment judges its episodes, `deterministic` whether it promises equal answers to equal turns.
+    whether the environment judges its episodes, `deterministic` whether it promises equal answers to equal turns. These
+    are of the setup; `kinds` has them for `others`, too, and for the setup under the name "".
     """
 
-    def __init__(self, setup: EnvironmentSetup, *, workers: int = 1) -> None:
+    def __init__(
+        self,
+        setup: EnvironmentSetup,
+        *,
+        workers: int = 1,
+        others: Mapping[str, EnvironmentSetup] = MappingProxyType({}),
+    ) -> None:
         """Load the code in a new process. `workers` compute at a time; those that wait for something do not count.
+
+        `others` are further setups by name, with the limits of `setup`, for episodes that name them.
 
         Raises EnvironmentSpecError if the tools or the environment cannot be loaded.
         """
         if workers < 1:
             raise ValueError(f"workers must be at least 1, got {workers}")
-        self.setup = setup
-        name = setup.environment or setup.agent or ", ".join(setup.tools)
-        check_json(setup.environment_kwargs, "environment_kwargs")
-        check_json(setup.tool_kwargs, "tool_kwargs")
-        timeout = setup.tool_timeout
-        if setup.agent:
-            timeout = setup.episode_timeout or timeout
-        cpu_seconds = 4 * timeout * (os.cpu_count() or 1)
-        message = {**asdict(setup), "tools": list(setup.tools), "cpu_seconds": cpu_seconds}
-        self._server = ForkServer("r1_rewards.environments.worker", "environment", message)
+        timeout = (setup.agent and setup.episode_timeout) or setup.tool_timeout
+        self.kinds: dict[str, Kind] = {}
         try:
-            reply = self._server.load()
-            self._loaded = Description(**{key: reply[key] for key in Description.__dataclass_fields__})
-        except RewardSpecError as error:
-            raise EnvironmentSpecError(str(error)) from error
-        except WorkerCrash as error:
-            raise EnvironmentSpecError(f"environment {name!r}: {error}") from error
-        except KeyError as error:
-            self._server.close()
-            self._server.dispose()
-            raise EnvironmentSpecError(GARBLED.format("environment")) from error
-        self.tools: list[JsonObject] = self._loaded.tools
-        self.scores: bool = self._loaded.scores
-        self.deterministic: bool = self._loaded.deterministic
+            for name, one in {"": setup, **others}.items():
+                self.kinds[name] = load_kind(one, 4 * timeout * (os.cpu_count() or 1))
+        except BaseException:
+            self._close_servers()
+            raise
+        self.setup, self.tools = setup, self.kinds[""].tools
+        self.scores, self.deterministic = self.kinds[""].scores, self.kinds[""].loaded.deterministic
         self._sessions: dict[str, EpisodeSession] = {}
         self._asked: set[EpisodeSession] = set()  # without an answer
         self._answers: deque[tuple[EpisodeSession, Answer]] = deque()
@@ -73,7 +66,7 @@ class EnvironmentPool:
         self._serial = 0
         self._closed = False
         self._fault: BaseException | None = None
-        self._scheduler = Scheduler(self._server, workers, timeout, setup.episode_timeout, self._deliver)
+        self._scheduler = Scheduler(workers, timeout, setup.episode_timeout, self._deliver)
         self._thread = threading.Thread(target=self._run, name="environments", daemon=True)
         self._thread.start()
 
@@ -83,19 +76,21 @@ class EnvironmentPool:
         row: Mapping[str, object],
         images: Sequence[object] = (),
         address: Mapping[str, str] = MappingProxyType({}),
+        kind: str = "",
     ) -> None:
         """Open an episode: `reset` is called, or the agent begins. What `reset` returns is the StepResult's message.
 
-        `address` has the `base_url` and `api_key` of an agent's server.
+        `address` has the `base_url` and `api_key` of an agent's server; `kind` is one of `kinds`.
 
         Raises TypeError for columns that are not JSON values, and ValueError if `key` is open.
         """
         if key in self._sessions:
             raise ValueError(f"the episode {key!r} is open")
         check_json(row, f"row of the episode {key!r}")
-        pictures = [self._encode(image) for image in images] if self._loaded.wants_pictures else []
+        chosen = self.kinds[kind]
+        pictures = [self._encode(image) for image in images] if chosen.loaded.wants_pictures else []
         self._serial += 1
-        session = EpisodeSession(key, self._serial, dict(row), pictures, self.setup, self._loaded, address=address)
+        session = EpisodeSession(key, self._serial, dict(row), pictures, chosen, address=address)
         self._sessions[key] = session
         self._ask(session, "start")
 
@@ -106,7 +101,7 @@ class EnvironmentPool:
     def finish(self, key: str) -> None:
         """Ask for the environment's score, if it has one, and close the episode. Raises KeyError if it is not open."""
         session = self._sessions[key]
-        if self.scores:
+        if session.kind.scores:
             self._ask(session, "finish")
         else:
             del self._sessions[key]
@@ -145,7 +140,7 @@ class EnvironmentPool:
         return list(found.items())
 
     def pids(self) -> list[int]:
-        return self._server.pids()
+        return [pid for kind in self.kinds.values() for pid in kind.server.pids()]
 
     def close(self) -> None:
         """Kill all workers and what they started."""
@@ -153,9 +148,10 @@ class EnvironmentPool:
             return
         self._closed = True
         self._scheduler.stop()
-        self._server.close()
+        for kind in self.kinds.values():
+            kind.server.close()
         self._thread.join()
-        self._server.dispose()
+        self._close_servers()
 
     def __enter__(self) -> Self:
         return self
@@ -164,6 +160,11 @@ class EnvironmentPool:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+    def _close_servers(self) -> None:
+        for kind in self.kinds.values():
+            kind.server.close()
+            kind.server.dispose()
 
     def _ask(self, session: EpisodeSession, kind: str, turn: PolicyTurn | None = None) -> None:
         with self._arrived:

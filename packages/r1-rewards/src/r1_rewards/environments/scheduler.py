@@ -39,16 +39,16 @@ class Scheduler:
     """Runs in `run`, in a thread; `send` and `stop` may be called from others."""
 
     def __init__(
-        self, server: ForkServer, workers: int, timeout: float, episode_timeout: float | None,
+        self, workers: int, timeout: float, episode_timeout: float | None,
         deliver: Callable[[EpisodeSession, Answer], None],
     ) -> None:  # fmt: skip
         """`timeout` is in seconds per job; `deliver` takes an episode's answers, in the thread."""
-        self._server, self._workers, self._timeout, self._deliver = server, workers, timeout, deliver
+        self._workers, self._timeout, self._deliver = workers, timeout, deliver
         self._episode_timeout = episode_timeout
         self._commands: deque[Command] = deque()
         self._ready: deque[CallJob] = deque()
         self._running: dict[Worker, CallJob] = {}
-        self._idle: list[Worker] = []
+        self._idle: dict[ForkServer, list[Worker]] = {}  # for tools without a state
         self._sessions: dict[int, EpisodeSession] = {}
         self._selector = selectors.DefaultSelector()
         self._wake, self._woken = socket.socketpair()
@@ -137,7 +137,7 @@ class Scheduler:
         if session.worker is not None and session.loaded.closes:
             self._ready.append(CallJob(session, {"op": "close", "max_images": 0}))
         elif session.worker is not None:
-            self._server.reap(session.worker)
+            session.kind.server.reap(session.worker)
             session.worker = None
 
     # --- workers ------------------------------------------------------------------------------------------------------
@@ -169,19 +169,21 @@ class Scheduler:
     def _send(self, job: CallJob) -> None:
         """Raises WorkerClosed, WorkerCrash, RewardSpecError or OSError if no worker takes it."""
         session = job.session
+        server = session.kind.server
+        idle = self._idle.setdefault(server, [])
         while True:
-            fresh = not self._idle
+            fresh = not idle
             if session.stateful:
                 fresh = session.worker is None
-                session.worker = worker = session.worker or self._server.start()
+                session.worker = worker = session.worker or server.start()
             else:
-                worker = self._idle.pop() if self._idle else self._server.start()
+                worker = idle.pop() if idle else server.start()
             job.worker, job.began, job.waited = worker, time.monotonic(), seconds_waited(worker.pid)
             try:
                 worker.send(job.request, min(SEND_TIMEOUT, self._timeout))
                 break
             except OSError:
-                self._server.reap(worker)
+                server.reap(worker)
                 if session.stateful:
                     session.worker = None
                     if not fresh and session.history:
@@ -206,7 +208,7 @@ class Scheduler:
         assert job.worker is not None
         if job.session.stateful:
             job.session.worker = None
-        return self._server.reap(job.worker)
+        return job.session.kind.server.reap(job.worker)
 
     def _room(self) -> int:
         """Return how many jobs may be sent now."""
@@ -250,10 +252,11 @@ class Scheduler:
         self._release(job)
         worker.scored += 1
         if not session.stateful:
-            if len(self._idle) < max(MAX_IDLE, self._workers) and worker.scored < MAX_CALLS_PER_WORKER:
-                self._idle.append(worker)
+            idle = self._idle[session.kind.server]
+            if len(idle) < max(MAX_IDLE, self._workers) and worker.scored < MAX_CALLS_PER_WORKER:
+                idle.append(worker)
             else:
-                self._server.reap(worker)
+                session.kind.server.reap(worker)
         self._answer(session, answer)
 
     def _read_reply(self, job: CallJob, reply: object) -> Answer | None:

@@ -6,15 +6,24 @@ import json
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from r1_rewards.environments.results import MAX_ERROR, NO_MORE_PICTURES
 from r1_rewards.environments.schema import check_arguments
-from r1_rewards.environments.types import CallRecord, EnvironmentSetup, JsonObject, Message, PolicyTurn, StepResult
-from r1_rewards.types import Failure, Score, read_score, suggest
-from r1_rewards.workers.frames import unpack
-from r1_rewards.workers.process import Worker
+from r1_rewards.environments.types import (
+    Actor,
+    CallRecord,
+    EnvironmentSetup,
+    EnvironmentSpecError,
+    JsonObject,
+    Message,
+    PolicyTurn,
+    StepResult,
+)
+from r1_rewards.types import Failure, RewardSpecError, Score, read_score, suggest
+from r1_rewards.workers.frames import check_json, unpack
+from r1_rewards.workers.process import GARBLED, ForkServer, Worker, WorkerCrash
 
 Answer = StepResult | Score | Failure
 
@@ -47,6 +56,35 @@ class Description:
     wants_pictures: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Kind(Actor):
+    """Tools, an environment or an agent that is loaded, and the process that starts its workers."""
+
+    loaded: Description
+    server: ForkServer
+
+
+def load_kind(setup: EnvironmentSetup, cpu_seconds: float) -> Kind:
+    """Load a setup's code in a new process. Raises EnvironmentSpecError if it cannot be loaded."""
+    name = setup.environment or setup.agent or ", ".join(setup.tools)
+    check_json(setup.environment_kwargs, "environment_kwargs")
+    check_json(setup.tool_kwargs, "tool_kwargs")
+    message = {**asdict(setup), "tools": list(setup.tools), "cpu_seconds": cpu_seconds}
+    server = ForkServer("r1_rewards.environments.worker", "environment", message)
+    try:
+        reply = server.load()
+        loaded = Description(**{key: reply[key] for key in Description.__dataclass_fields__})
+        return Kind(setup, loaded.tools, loaded.scores, loaded, server)
+    except RewardSpecError as error:
+        raise EnvironmentSpecError(str(error)) from error
+    except WorkerCrash as error:
+        raise EnvironmentSpecError(f"environment {name!r}: {error}") from error
+    except KeyError as error:
+        server.close()
+        server.dispose()
+        raise EnvironmentSpecError(GARBLED.format("environment")) from error
+
+
 @dataclass(eq=False, slots=True)
 class EpisodeSession:
     """An episode's environment. The scheduler runs the jobs that `begin`, `take_turn` and `take_reply` return."""
@@ -55,8 +93,7 @@ class EpisodeSession:
     serial: int
     row: Mapping[str, object]
     pictures: Sequence[JsonObject]  # as `frames.encode_picture` returns them
-    setup: EnvironmentSetup
-    loaded: Description
+    kind: Kind
     began: float = field(default_factory=time.monotonic)
     worker: Worker | None = None  # of a stateful environment
     ended: bool = False
@@ -73,6 +110,14 @@ class EpisodeSession:
 
     def __post_init__(self) -> None:
         self._images_left = self.setup.max_images
+
+    @property
+    def setup(self) -> EnvironmentSetup:
+        return self.kind.setup
+
+    @property
+    def loaded(self) -> Description:
+        return self.kind.loaded
 
     @property
     def stateful(self) -> bool:

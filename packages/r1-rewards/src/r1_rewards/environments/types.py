@@ -71,6 +71,15 @@ class StepResult:
 
 
 @dataclass(frozen=True, slots=True)
+class Actor:
+    """What answers the policy, as far as a caller must know it; see `pool.EnvironmentPool`."""
+
+    setup: "EnvironmentSetup"
+    tools: list[JsonObject]
+    scores: bool
+
+
+@dataclass(frozen=True, slots=True)
 class EnvironmentSetup:
     """What episodes run with: tools, one environment or one agent, and limits.
 

@@ -105,7 +105,8 @@ def open_verifier(config: RunConfig, sources: Sequence[Source], stack: ExitStack
     truths = GroundTruthReader(config, sources)
     if own and all(source.name in own for source in sources):
         return DispatchingVerifier(None, own, truths, asking)
-    if not reward.reward_function and config.worker.rollout.multi_turn.has_environment:
+    judged = config.worker.rollout.multi_turn.has_environment or any(source.environment for source in sources)
+    if not reward.reward_function and judged:
         return DispatchingVerifier(JudgedByEnvironment(), own, truths, asking)
     default = open_once(reward.reward_function or "", reward.reward_function_kwargs)
     return DispatchingVerifier(default, own, truths, asking)

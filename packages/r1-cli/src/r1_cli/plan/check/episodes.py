@@ -1,14 +1,16 @@
 """Check what answers the policy of a multi-turn run, and the chat template that writes its turns."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING
 
 from r1_cli.plan.check.findings import Finding, Level, Subject
 
 if TYPE_CHECKING:
+    from r1_cli.build.rows import OpenSource
     from r1_cli.plan.check.try_environment import Played
     from r1_rewards.environments.pool import EnvironmentPool
+    from r1_rewards.environments.types import EnvironmentSetup
 
 KEY = "episodes"
 TURNS = 2  # of the scripted episode
@@ -25,6 +27,7 @@ def check_episodes(subject: Subject) -> Iterator[Finding]:
     from r1_cli.build.episodes import open_player
     from r1_cli.build.rendering import build_renderer
     from r1_cli.plan.announce import describe_player
+    from r1_cli.train.episodes.player import EpisodePlayer
     from r1_rewards.environments.pool import EnvironmentPool
 
     with ExitStack() as stack:
@@ -34,29 +37,33 @@ def check_episodes(subject: Subject) -> Iterator[Finding]:
             yield Finding(KEY, "note", line)
         if player.environments.setup.agent:
             yield Finding(f"{KEY}.not played", "note", "no episode was played: an agent needs the policy")
-        elif isinstance(pool := player.environments, EnvironmentPool):
-            yield from _play_one(subject, pool)
+        elif isinstance(player, EpisodePlayer) and isinstance(pool := player.environments, EnvironmentPool):
+            for kind in pool.kinds:
+                chosen = [one for one in subject.sources if player.sources.get(one.source.name, "") == kind]
+                yield from _play_one(chosen, pool, kind)
 
 
-def _play_one(subject: Subject, environments: "EnvironmentPool") -> Iterator[Finding]:
-    """Play an episode with scripted turns, as `r1 env test` does."""
+def _play_one(sources: "Sequence[OpenSource]", pool: "EnvironmentPool", kind: str) -> Iterator[Finding]:
+    """Play an episode of a kind with scripted turns, as `r1 env test` does, on the first row of its sources."""
     from r1_cli.plan.check.data import questions_of
     from r1_cli.plan.check.environment_turns import make_plans
     from r1_cli.plan.check.try_environment import play
 
-    question = next((one for source in subject.sources for one in questions_of(source)), None)
+    actor = pool.kinds[kind]
+    question = next((one for source in sources for one in questions_of(source)), None)
     if question is None:
-        yield Finding(f"{KEY}.not played", "note", "no episode was played: there is no row here")
+        told = f" of {kind}" if kind else ""
+        yield Finding(f"{KEY}.not played", "note", f"no episode{told} was played: there is no row here")
         return
     row = {"answer": question.ground_truth, "ground_truth": question.ground_truth, **question.metadata}
-    (played,) = play(environments, make_plans([(row, question.images)], environments.tools, 1, TURNS), 1)
-    yield from _findings(played, environments)
+    (played,) = play(pool, make_plans([(row, question.images)], actor.tools, 1, TURNS), 1, kind)
+    yield from _findings(played, actor.setup)
 
 
-def _findings(played: "Played", environments: "EnvironmentPool") -> Iterator[Finding]:
+def _findings(played: "Played", setup: "EnvironmentSetup") -> Iterator[Finding]:
     from r1_cli.plan.check.try_environment import describe_content, shorten
 
-    spec = environments.setup.environment or environments.setup.tools[0]
+    spec = setup.environment or setup.tools[0]
     fix = FIX.format(spec=spec)
     if failure := played.failure:
         # What a turn's text can cause, a policy will cause; what fails before the first turn fails in every episode.

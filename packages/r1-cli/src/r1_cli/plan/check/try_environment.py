@@ -85,8 +85,8 @@ def try_environment(
     yield from _describe_seconds(together, seconds)
 
 
-def play(pool: EnvironmentPool, plans: Sequence[EpisodePlan], concurrent: int) -> list[Played]:
-    """Play episodes, `concurrent` at a time, and return them in the order of their plans."""
+def play(pool: EnvironmentPool, plans: Sequence[EpisodePlan], concurrent: int, kind: str = "") -> list[Played]:
+    """Play episodes of one of `pool.kinds`, `concurrent` at a time, and return them in the order of their plans."""
     played = [Played(plan) for plan in plans]
     waiting, open_episodes, began = list(range(len(plans)))[::-1], set[int](), dict[int, float]()
     while waiting or open_episodes:
@@ -94,7 +94,7 @@ def play(pool: EnvironmentPool, plans: Sequence[EpisodePlan], concurrent: int) -
             number = waiting.pop()
             open_episodes.add(number)
             began[number] = time.perf_counter()
-            pool.start(str(number), plans[number].row, plans[number].pictures)
+            pool.start(str(number), plans[number].row, plans[number].pictures, kind=kind)
         for key, answer in pool.poll():
             number, one = int(key), played[int(key)]
             if isinstance(answer, StepResult):
@@ -104,7 +104,7 @@ def play(pool: EnvironmentPool, plans: Sequence[EpisodePlan], concurrent: int) -
                     pool.step(key, one.plan.turns[turn])
                     continue
                 pool.finish(key)
-                if pool.scores:
+                if pool.kinds[kind].scores:
                     continue
             elif isinstance(answer, Score):
                 one.score = answer

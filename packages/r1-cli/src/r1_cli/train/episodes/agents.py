@@ -5,11 +5,12 @@ import io
 import logging
 import uuid
 from collections import Counter, deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from queue import Empty, SimpleQueue
+from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 from r1_cli.gateway.messages import ChatReply, ChatRequest, GatewayError
@@ -18,6 +19,7 @@ from r1_cli.train.episodes.engine_use import EngineUse
 from r1_cli.train.episodes.episode import EpisodeLimits
 from r1_cli.train.episodes.player import POLL_SECONDS, EpisodePlayer, Finished, environment_row
 from r1_cli.train.groups.trajectory import StopReason, Trajectory
+from r1_data.turns.tool_prompt import ToolPrompt
 from r1_data.turns.turn_renderer import TurnRenderer
 from r1_data.types import Message, Prompt
 from r1_rewards.environments.pool import EnvironmentPool
@@ -74,9 +76,15 @@ class AgentPlayer:
     max_concurrent: int | None = None  # open episodes; None: MOST_AGENTS
     needs_score: bool = False  # the run has no reward function
     rounds: ClassVar[bool] = False
+    renderers: ClassVar[Mapping[str, TurnRenderer]] = MappingProxyType({})
     counts: Counter[str] = field(default_factory=Counter)  # of requests, see `AgentEpisode.counts`
     warned: bool = False
     use: EngineUse = field(default_factory=EngineUse)
+
+    @property
+    def prepare(self) -> ToolPrompt:
+        """What shows tools in the prompts of rows: an agent's requests have them."""
+        return self.renderer.tool_prompt
 
     def generate(
         self, engine: Engine, prompts: Sequence[Prompt], params: SamplingParams

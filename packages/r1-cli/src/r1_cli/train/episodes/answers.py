@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 from r1_cli.runs.reader import ANSWERS, MEDIA
 from r1_cli.train.recorder import Recorder
 from r1_data.types import DataError, Message
-from r1_rewards.environments.types import CallRecord, EnvironmentSetup, JsonObject, PolicyTurn, StepResult
+from r1_rewards.environments.types import Actor, CallRecord, EnvironmentSetup, JsonObject, PolicyTurn, StepResult
 from r1_rewards.types import Failure, Score
 from r1_rollout.types import GenerationSession
 
@@ -43,7 +43,9 @@ class Environments(Protocol):
     tools: list[JsonObject]
     scores: bool
 
-    def start(self, key: str, row: Mapping[str, object], images: Sequence[object] = ()) -> None: ...
+    @property
+    def kinds(self) -> Mapping[str, Actor]: ...
+    def start(self, key: str, row: Mapping[str, object], images: Sequence[object] = (), *, kind: str = "") -> None: ...
     def step(self, key: str, turn: PolicyTurn) -> None: ...
     def finish(self, key: str) -> None: ...
     def cancel(self, key: str) -> None: ...
@@ -93,12 +95,13 @@ class RecordingEnvironments:
 
     def __init__(self, environments: Environments, session: GenerationSession) -> None:
         self.setup, self.tools, self.scores = environments.setup, environments.tools, environments.scores
+        self.kinds = environments.kinds
         self.answers: list[RecordedAnswer] = []
         self.version = 0  # of the weights that sampled the turns
         self._environments, self._session, self._requests = environments, session, Requests()
 
-    def start(self, key: str, row: Mapping[str, object], images: Sequence[object] = ()) -> None:
-        self._environments.start(key, row, images)
+    def start(self, key: str, row: Mapping[str, object], images: Sequence[object] = (), *, kind: str = "") -> None:
+        self._environments.start(key, row, images, kind=kind)
         self._requests.start(key)
 
     def step(self, key: str, turn: PolicyTurn) -> None:
@@ -126,7 +129,8 @@ def record_answers(recorder: Recorder) -> AnswerSource:
     def source(environments: Environments, session: GenerationSession, seed: int) -> Iterator[RecordingEnvironments]:
         recording = RecordingEnvironments(environments, session)
         yield recording
-        described = json.dumps({"tools": environments.tools, "scores": environments.scores}).encode()
+        kinds = {name: {"tools": one.tools, "scores": one.scores} for name, one in environments.kinds.items()}
+        described = json.dumps({**kinds[""], "kinds": kinds}).encode()
         recorder.record_answers(answer_file(recording.version, seed), partial(to_table, recording.answers, described))
 
     return source
@@ -184,17 +188,16 @@ class RecordedEnvironments:
 
     def __init__(
         self,
-        setup: EnvironmentSetup,
-        tools: list[JsonObject],
-        scores: bool,
+        kinds: Mapping[str, Actor],
         answers: Sequence[RecordedAnswer] = (),
         session: GenerationSession | None = None,
     ) -> None:
-        self.setup, self.tools, self.scores = setup, tools, scores
+        self.kinds = kinds
+        self.setup, self.tools, self.scores = kinds[""].setup, kinds[""].tools, kinds[""].scores
         self._answers, self._session, self._requests = deque(answers), session, Requests()
         self._asked: set[str] = set()
 
-    def start(self, key: str, row: Mapping[str, object], images: Sequence[object] = ()) -> None:
+    def start(self, key: str, row: Mapping[str, object], images: Sequence[object] = (), *, kind: str = "") -> None:
         self._requests.start(key)
         self._asked.add(key)
 
@@ -264,20 +267,25 @@ class AnswerRecord:
         paths = self.paths()
         return bool(paths) and not pq.read_table(paths[-1], columns=["steps"], partitioning=None)["steps"].null_count
 
-    def environments(self, setup: EnvironmentSetup) -> RecordedEnvironments:
-        """Return environments as the run had them, without answers. Raises DataError if there is no record."""
+    def environments(self, setups: Mapping[str, EnvironmentSetup]) -> RecordedEnvironments:
+        """Return environments as the run had them, without answers. Raises DataError if there is no record.
+
+        `setups` are by kind, as `EnvironmentPool.kinds`.
+        """
         if not (paths := self.paths()):
             raise DataError(f"{self.run / ANSWERS} has no answers of tools and environments{CALL_AGAIN}")
         described = json.loads((pq.read_schema(paths[0]).metadata or {})[b"environments"])
-        return RecordedEnvironments(setup, described["tools"], described["scores"])
+        kinds = described.get("kinds", {"": described})  # older records have one
+        return RecordedEnvironments(
+            {name: Actor(setup, kinds[name]["tools"], kinds[name]["scores"]) for name, setup in setups.items()}
+        )
 
     @contextmanager
     def replay(
         self, environments: Environments, session: GenerationSession, seed: int
     ) -> Iterator[RecordedEnvironments]:
         """Yield what repeats the answers of the call with this seed. Raises DataError if it is not in the record."""
-        setup, tools, scores = environments.setup, environments.tools, environments.scores
-        yield RecordedEnvironments(setup, tools, scores, self.read(seed), session)
+        yield RecordedEnvironments(environments.kinds, self.read(seed), session)
 
     def read(self, seed: int) -> list[RecordedAnswer]:
         """Return the answers of the call with this seed, in order. Raises DataError if it is not in the record."""

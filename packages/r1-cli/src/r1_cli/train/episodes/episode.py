@@ -120,8 +120,9 @@ class Path:
 class Episode:
     """The paths of an episode: all but the last are forks."""
 
-    def __init__(self, prompt: Prompt, sample: int, limits: EpisodeLimits, index: int = 0) -> None:
+    def __init__(self, prompt: Prompt, sample: int, limits: EpisodeLimits, index: int = 0, kind: str = "") -> None:
         self.prompt, self.sample, self.index, self._limits = prompt, sample, index, limits
+        self.kind = kind  # of what answers, see `EnvironmentPool.kinds`
         self.key = f"{prompt.id}/{sample}"
         self.messages: list[Message] = []  # behind the prompt's, that the policy has seen or said
         self.malformed = 0  # latest turns in a row with a malformed call

@@ -1,7 +1,7 @@
 """Play episodes: the engine samples turns while environments answer others."""
 
 from collections import deque
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -16,6 +16,7 @@ from r1_cli.train.episodes.engine_use import EngineUse
 from r1_cli.train.episodes.episode import Episode, EpisodeLimits
 from r1_cli.train.groups.trajectory import Call, StopReason, Trajectory
 from r1_data.turns.continuation import Continuation
+from r1_data.turns.tool_prompt import SourceToolPrompts
 from r1_data.turns.turn_renderer import TurnRenderer
 from r1_data.types import DataError, MediaError, Message, Prompt, json_columns
 from r1_rewards.environments.session import digest
@@ -41,7 +42,7 @@ class EpisodePlayer:
     """
 
     environments: Environments
-    renderer: TurnRenderer
+    renderer: TurnRenderer  # of the kind "", see `EnvironmentPool.kinds`
     tokenizer: "PreTrainedTokenizerBase"
     end_token_ids: frozenset[int]
     limits: EpisodeLimits
@@ -49,6 +50,14 @@ class EpisodePlayer:
     max_concurrent: int | None = None  # open episodes; None: all
     answers: AnswerSource | None = None  # records what environments answer, or repeats it; None: neither
     use: EngineUse = field(default_factory=EngineUse)
+    sources: Mapping[str, str] = field(default_factory=dict)  # the kind of a source; "" for others
+    renderers: Mapping[str, TurnRenderer] = field(default_factory=dict)  # of other kinds than ""
+
+    @property
+    def prepare(self) -> SourceToolPrompts:
+        """What shows tools in the prompts of rows."""
+        own = {source: self.renderers.get(kind, self.renderer).tool_prompt for source, kind in self.sources.items()}
+        return SourceToolPrompts(self.renderer.tool_prompt, own)
 
     def generate(
         self, engine: Engine, prompts: Sequence[Prompt], params: SamplingParams
@@ -118,13 +127,14 @@ class Play:
         while self._waiting and (not self._episodes or most is None or len(self._episodes) + self.n <= most):
             index = self._waiting.popleft()
             prompt = self.prompts[index]
-            episodes = [Episode(prompt, sample, self.player.limits, index) for sample in range(self.n)]
+            kind = self.player.sources.get(prompt.source, "")
+            episodes = [Episode(prompt, sample, self.player.limits, index, kind) for sample in range(self.n)]
             self._groups[index] = dict.fromkeys(range(self.n))
             for episode in episodes:
                 self._episodes[episode.key] = episode
                 self._starting.add(episode.key)
-                self.player.environments.start(episode.key, environment_row(prompt), prompt.images)
-            if self.player.environments.setup.environment:  # what it says in `reset` belongs to the prompt
+                self.player.environments.start(episode.key, environment_row(prompt), prompt.images, kind=kind)
+            if self.player.environments.kinds[kind].setup.environment:  # what it says in `reset` belongs to the prompt
                 self._resetting[index] = episodes
             else:
                 self._submit_first(episodes)
@@ -140,7 +150,7 @@ class Play:
             return
         split = not self.player.rounds
         self._sampling |= {one.key: [one] for one in episodes} if split else {first.id: episodes}
-        length, stop = episodes[0].tokens_allowed, self.player.renderer.stop_strings
+        length, stop = episodes[0].tokens_allowed, self._renderer(episodes[0]).stop_strings
         self.session.submit(first.id, first, n=self.n, max_tokens=length, stop=stop, split=split)
 
     def _submit(self) -> None:
@@ -151,9 +161,8 @@ class Play:
         for index, episodes in list(self._resetting.items()):
             if self._starting.isdisjoint(episode.key for episode in episodes):
                 self._submit_first(self._resetting.pop(index))
-        stop = self.player.renderer.stop_strings
         for episode in self._ready:
-            prompt = episode.next_prompt()
+            prompt, stop = episode.next_prompt(), self._renderer(episode).stop_strings
             self._sampling[prompt.id] = [episode]
             self.session.submit(prompt.id, prompt, max_tokens=episode.tokens_allowed, stop=stop)
         self._ready.clear()
@@ -185,16 +194,17 @@ class Play:
     def _take_turn(self, episode: Episode, completion: Completion) -> None:
         player, tokens = self.player, completion.token_ids.tolist()
         text = player.tokenizer.decode(tokens, skip_special_tokens=True)
-        whole = player.renderer.decode_turn(tokens)
+        renderer = self._renderer(episode)
+        whole = renderer.decode_turn(tokens)
         episode.add_turn(completion, {"role": "assistant", "content": text}, whole)
         cut = completion.finish_reason == "length"
         if episode.failure or episode.late:
             return self._stop(episode, "failed" if episode.failure else "timeout")
-        if not player.environments.tools:
+        if not player.environments.kinds[episode.kind].tools:
             return self._step(episode, PolicyTurn(text, cut=cut))
         if cut:  # half a turn has no whole call, and is no answer
             return self._stop(episode, "turn_tokens" if episode.length < player.limits.max_tokens else "max_tokens")
-        calls = player.renderer.parse_calls(whole, episode.prompt.metadata)
+        calls = renderer.parse_calls(whole, episode.prompt.metadata)
         if not calls:
             return self._stop(episode, "answered")
         episode.malformed = episode.malformed + 1 if any(call.error for call in calls) else 0
@@ -235,7 +245,7 @@ class Play:
         prompts, said = self._prompts.setdefault(episode.index, {}), digest(repr(answer.messages))
         try:
             if said not in prompts:  # the episodes of a group share a prompt if they are told the same
-                prompts[said] = self.player.renderer.extend_prompt(episode.prompt, answer.messages)
+                prompts[said] = self._renderer(episode).extend_prompt(episode.prompt, answer.messages)
             prompt = prompts[said]
         except DataError as error:  # a picture or a text that the template does not write
             episode.failure = Failure("wrong_shape", f"reset() returned what cannot be in a prompt: {error}")
@@ -268,7 +278,7 @@ class Play:
 
     def _continue(self, episode: Episode, messages: Sequence[Message]) -> Continuation:
         """Render what an environment answered. A picture that cannot be used becomes an error text."""
-        renderer, tokens = self.player.renderer, episode.last_tokens
+        renderer, tokens = self._renderer(episode), episode.last_tokens
         closed = episode.closed(self.player.end_token_ids)
         try:
             return renderer.continuation(tokens, messages, closed=closed)
@@ -280,14 +290,14 @@ class Play:
         """Return the prompt of a new path, None where the policy goes on from the tokens that it has seen."""
         messages = [*episode.messages, *piece.messages]
         images = [*episode.context.images, *piece.images]
-        return self.player.renderer.fork(episode.first_prompt, messages, episode.path.text + piece.text, images)
+        return self._renderer(episode).fork(episode.first_prompt, messages, episode.path.text + piece.text, images)
 
     def _take_failure(self, episode: Episode, failure: Failure) -> None:
         """End an episode whose environment failed, whatever it waits for.
 
         One that took too long is judged by what it has, unless only its environment could judge it.
         """
-        late = failure.cause == "timeout" and not self.player.environments.scores
+        late = failure.cause == "timeout" and not self.player.environments.kinds[episode.kind].scores
         episode.late = late
         if not late:
             episode.failure = failure
@@ -302,10 +312,13 @@ class Play:
             self.session.cancel(request)
         return self._stop(episode, "timeout" if late else "failed")
 
+    def _renderer(self, episode: Episode) -> TurnRenderer:
+        return self.player.renderers.get(episode.kind, self.player.renderer)
+
     def _stop(self, episode: Episode, reason: StopReason) -> None:
         episode.stop_reason = reason
         environments = self.player.environments
-        if environments.scores and episode.failure is None:
+        if environments.kinds[episode.kind].scores and episode.failure is None:
             self._answering.add(episode.key)
             environments.finish(episode.key)
         else:
