@@ -1,6 +1,7 @@
 """Runs of several turns with an environment: the whole command, its record, and a resume."""
 
 import io
+import json
 import random
 import sys
 from importlib import import_module
@@ -12,14 +13,17 @@ import pytest
 from endtoend import QUICKSTART, R1, ROOT, SMALL, read_log, without_clock
 from episode_runs import calls_of, episodes, write_environment
 from PIL import Image
-from transformers import AutoProcessor
+from transformers import AutoProcessor, AutoTokenizer
 
+from r1_cli.runs.diagnose.answers import diagnose_run
 from r1_cli.runs.reader import RunReader
 from r1_data.turns.calls import FORMATS
 from r1_data.turns.calls.parse import parse_calls
 from r1_data.turns.calls.types import signatures
 from r1_rewards.environments.schema import function_schema
 from r1_rewards.environments.tools.python import python
+from r1_rollout.session import SteppedSession
+from r1_rollout.types import Completion
 
 # Changes the policy's turns before the last message.
 SHOUTING = """\
@@ -136,6 +140,73 @@ def test_each_source_of_a_run_has_tools_or_an_environment_of_its_own(tmp_path: P
     for row in rows:
         assert ("calculator" in row["prompt"]) == (row["source"] == "sums")
         assert row["stop_reason"] in (("answered", "turn_tokens") if row["source"] == "sums" else ("done",))
+
+
+TOOLS = """
+import time
+
+def add(a: int, b: int) -> str:
+    '''Add two numbers.
+
+    Args:
+        a, b: the numbers.
+    '''
+    return str(a + b)
+
+def read(page: int) -> str:
+    '''Read a page.
+
+    Args:
+        page: its number.
+    '''
+    time.sleep(3)
+    return "word " * 2000
+"""
+
+
+OF_EPISODES = {
+    "no_tool_calls", "calls_until_limit", "malformed_calls", "slow_tools", "repeated_calls", "dropped_answers",
+}  # fmt: skip
+
+
+def call(name: str, **arguments: object) -> str:
+    return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call>"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("turn", "found"),
+    [
+        ("I know it.", {"no_tool_calls"}),
+        (call("add", a=1, b=2), {"calls_until_limit", "repeated_calls"}),
+        (call("add", a=1), {"malformed_calls", "repeated_calls"}),
+        (call("read", page=1), {"slow_tools", "dropped_answers"}),
+    ],
+)
+def test_what_is_wrong_with_episodes_is_diagnosed_in_the_record_of_a_run(
+    turn: str, found: set[str], tmp_path: Path, r1: R1, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "tools.py").write_text(TOOLS)
+    tokens = AutoTokenizer.from_pretrained(ROOT / "examples/quickstart/model")(turn + "<|im_end|>")["input_ids"]
+    poll = SteppedSession.poll
+
+    def say(session: SteppedSession, timeout: float | None = None) -> list[tuple[str, list[Completion]]]:
+        said = [-1.0] * len(tokens)
+        return [
+            (key, [Completion(tokens, said, "stop", one.weight_version) for one in completions])
+            for key, completions in poll(session, timeout)
+        ]
+
+    monkeypatch.setattr(SteppedSession, "poll", say)
+    own = {"enable": "true", "tools": f"[{tmp_path}/tools.py]", "max_assistant_turns": 3, "max_turn_tokens": 48}
+    r1(
+        "train", QUICKSTART, *SMALL, f"trainer.save_checkpoint_path={tmp_path / 'run'}", "trainer.max_steps=3",
+        "trainer.val_before_train=false", "trainer.val_freq=-1", "trainer.save_freq=-1", "data.rollout_batch_size=2",
+        "data.max_prompt_length=2048", "data.max_response_length=512",
+        *(f"worker.rollout.multi_turn.{key}={value}" for key, value in own.items()),
+    )  # fmt: skip
+    names = {one.signature for one in diagnose_run(RunReader(tmp_path / "run"))}
+    assert names & OF_EPISODES == found
 
 
 @pytest.fixture
