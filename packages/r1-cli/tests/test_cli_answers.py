@@ -37,7 +37,7 @@ def test_the_record_answers_as_the_environments_did_to_the_bit(toy: Toy, tmp_pat
     recorder.close()
     record = AnswerRecord(tmp_path)
     assert record.has_steps()
-    again = replace(live, environments=record.environments(player.environments.setup), answers=record.replay)
+    again = replace(live, environments=record.environments({"": player.environments.setup}), answers=record.replay)
     assert again.environments.scores
     for group, repeated in zip(then, toy.play(again, prompts), strict=True):
         for one, other in zip(group, repeated, strict=True):
