@@ -40,8 +40,12 @@ BY: Mapping[str, Mapping[str, list[str]]] = {
     },
     "docs/episodes.md": {
         "console": [MINUTES],
-        "python": [RUN] * 2,
-        "yaml": [RUN],
+        "python": [RUN] * 3,
+        "yaml": [
+            RUN,
+            "tests/test_episodes.py::test_a_run_trains_an_agent_that_knows_nothing_but_an_address",
+            "tests/test_episodes.py::test_each_source_of_a_run_has_tools_or_an_environment_of_its_own",
+        ],
     },
     "docs/estimate.md": {"console": [f"{DOCS}::test_the_estimates_of_the_page_are_made"]},
     "docs/diagnose.md": {"indented": ["packages/r1-cli/tests/test_cli_diagnose.py"]},
