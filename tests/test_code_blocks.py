@@ -39,8 +39,8 @@ BY: Mapping[str, Mapping[str, list[str]]] = {
         ]
     },
     "docs/episodes.md": {
-        "console": [MINUTES],
-        "python": [RUN] * 3,
+        "console": [MINUTES, INSTALLS],
+        "python": [RUN, RUN, RUN, INSTALLS],
         "yaml": [
             RUN,
             "tests/test_episodes.py::test_a_run_trains_an_agent_that_knows_nothing_but_an_address",
