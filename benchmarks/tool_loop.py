@@ -8,8 +8,9 @@ call of the tool `wait`. So both sides parse real calls, and sample equally many
 `--prompts` × `--samples` episodes of three turns and two calls. Timed is the rollout phase alone, from messages to
 token ids: TRL's `_generate` with transformers' `generate`, and r1's rendering, loading of weights and
 `EpisodePlayer.generate` (scheduling: arrival) with the embedded engine. Both are float32 on a processor, in this
-process, in turns. Ratios are of medians: of seconds, and of this process's processor seconds, which other work on the
-machine changes less.
+process, in turns. Ratios are of medians: of seconds, of this process's processor seconds, which other work on the
+machine changes less, and of `quiet` seconds: processor seconds and those of waiting for tools alone, of which a quiet
+machine's seconds are made. r1 waits while its engine has no request, TRL for one call after the other.
 
 `--busy` plays 1, 2 and 4 times as many episodes as the engine has slots, and prints the share of the time that passes
 within the engine. The last line is one JSON object.
@@ -166,8 +167,8 @@ class Side:
         )
         self.version = 0
 
-    def roll_out(self) -> tuple[int, int]:
-        """Play all episodes; return turns and tokens of the policy."""
+    def roll_out(self) -> tuple[int, int, float]:
+        """Play all episodes; return turns and tokens of the policy, and seconds without a request to the engine."""
         self.version += 1
         weights = LocalWeights(self.task.model.state_dict().items(), version=self.version)
         examples = [Example(f"row:{n}", question, (), "") for n, question in enumerate(self.task.questions)]
@@ -177,14 +178,15 @@ class Side:
             groups = [group for _, group in self.player.generate(self.engine, prompts, params)]
         episodes = [one for group in groups for one in group if isinstance(one, Trajectory)]
         turns = sum(len(one.assistant_turns) for one in episodes)
-        return turns, sum(one.sampled_length for one in episodes)
+        waited = self.player.use.metrics()["timing_s/tools"]
+        return turns, sum(one.sampled_length for one in episodes), waited
 
 
 # --- TRL --------------------------------------------------------------------------------------------------------------
 
 
-def make_trl(task: Task, tool: Path, folder: str) -> Callable[[], tuple[int, int]]:
-    """Return what runs the rollout phase of TRL's trainer; it returns turns and tokens of the policy."""
+def make_trl(task: Task, tool: Path, folder: str, seconds: float) -> Callable[[], tuple[int, int, float]]:
+    """Return what runs the rollout phase of TRL's trainer; it returns what `Side.roll_out` returns."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer  # type: ignore[import-not-found,unused-ignore]
 
@@ -211,10 +213,10 @@ def make_trl(task: Task, tool: Path, folder: str) -> Callable[[], tuple[int, int
     trainer._async_tool_dicts = [{}] * len(prompts)
     trainer.model.train()
 
-    def roll_out() -> tuple[int, int]:
+    def roll_out() -> tuple[int, int, float]:
         _, _, masks, completions, *_ = trainer._generate(prompts)
         turns = sum(message["role"] == "assistant" for messages in completions for message in messages)
-        return turns, sum(map(sum, masks))
+        return turns, sum(map(sum, masks)), seconds * (turns - len(prompts))
 
     return roll_out
 
@@ -226,13 +228,15 @@ def make_trl(task: Task, tool: Path, folder: str) -> Callable[[], tuple[int, int
 class Timing:
     seconds: float
     processor_seconds: float  # of this process, without those that run tools
+    quiet_seconds: float  # processor seconds, and those of waiting for tools alone
     work: tuple[int, int]  # turns and tokens of the policy
 
 
-def timed(roll_out: Callable[[], tuple[int, int]]) -> Timing:
+def timed(roll_out: Callable[[], tuple[int, int, float]]) -> Timing:
     begin, begin_processor = time.perf_counter(), time.process_time()
-    work = roll_out()
-    return Timing(time.perf_counter() - begin, time.process_time() - begin_processor, work)
+    *work, waited = roll_out()
+    seconds, processor = time.perf_counter() - begin, time.process_time() - begin_processor
+    return Timing(seconds, processor, processor + waited, (int(work[0]), int(work[1])))
 
 
 def compare(options: argparse.Namespace, folder: str) -> dict[str, Any]:
@@ -245,13 +249,13 @@ def compare(options: argparse.Namespace, folder: str) -> dict[str, Any]:
         tool = write_tool(folder, seconds)
         with ExitStack() as stack:
             ours = Side(task, tool, stack, options.prompts * options.samples).roll_out
-            found[f"{seconds} s"] = compare_in_turns(ours, make_trl(task, tool, folder), options.rounds)
+            found[f"{seconds} s"] = compare_in_turns(ours, make_trl(task, tool, folder, seconds), options.rounds)
         print(f"tool of {seconds} s: {found[f'{seconds} s']}", flush=True)
     return found
 
 
 def compare_in_turns(
-    ours: Callable[[], tuple[int, int]], theirs: Callable[[], tuple[int, int]], rounds: int
+    ours: Callable[[], tuple[int, int, float]], theirs: Callable[[], tuple[int, int, float]], rounds: int
 ) -> dict[str, object]:
     """Time both sides in turns; the first round warms up. Exits if they did not do the same work."""
     pairs = [(timed(ours), timed(theirs)) for _ in range(rounds + 1)]
@@ -259,7 +263,7 @@ def compare_in_turns(
         if mine.work != peer.work:
             raise SystemExit(f"r1 sampled {mine.work} turns and tokens, TRL {peer.work}")
     found: dict[str, object] = dict(zip(("turns", "tokens"), pairs[0][0].work, strict=True))
-    for name in ("seconds", "processor_seconds"):
+    for name in ("seconds", "processor_seconds", "quiet_seconds"):
         mine, peer = ([round(getattr(pair[side], name), 3) for pair in pairs[1:]] for side in (0, 1))
         ratio = statistics.median(peer) / statistics.median(mine)
         found[name] = {"r1": mine, "trl": peer, "ratio": round(ratio, 2)}

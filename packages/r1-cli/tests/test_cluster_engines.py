@@ -97,6 +97,7 @@ def test_a_session_over_engines_gives_what_generate_gives(count: int) -> None:
         while finished := session.poll(60):
             found.update(finished)
         groups = {index: found[f"p{index}"] for index in range(len(PROMPTS))}
+        assert (session.prefilled or 0) >= sum(2 * len(one.token_ids) for one in PROMPTS)
         assert plain(groups) == one_engine(replace(PARAMS, n=2))
         apart = {index: found[f"p{index} apart/0"] + found[f"p{index} apart/1"] for index in groups}
         assert plain(apart) == plain(groups)

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from r1_rollout.errors import EngineError
-from r1_rollout.pool.dispatch import Backlog, Dispatch, Fleet, MemberLost, Task
+from r1_rollout.pool.dispatch import Dispatch, Fleet
 from r1_rollout.pool.pool import require_agreement
+from r1_rollout.pool.tasks import Backlog, MemberLost, Task
 from r1_rollout.types import Completion, SamplingParams
 
 PARAMS = SamplingParams(max_tokens=10, n=2)
@@ -20,6 +21,7 @@ class Quiet:
     """A member that keeps its groups until the test finishes them."""
 
     reserve = 0
+    prefilled: int | None = 5
 
     def __init__(self, name: str) -> None:
         self.name, self.backlog = name, Backlog()
@@ -183,6 +185,9 @@ def test_samples_of_a_split_group_come_once_each_and_make_room_though_their_memb
     dispatch.start({first: first, second: second})  # type: ignore[dict-item]
     one = Completion([1], [0.0], "stop", 0)
     other = Completion([2], [0.0], "stop", 0)
+    assert dispatch.prefilled == 10
+    second.prefilled = None
+    assert dispatch.prefilled is None
     dispatch.add(*turn(1, n=3), split=True)
     until(lambda: first.given == [0])
     dispatch.deliver(0, 2, one)

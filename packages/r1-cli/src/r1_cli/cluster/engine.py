@@ -19,7 +19,7 @@ from r1_cli.cluster.worker_group import Reference
 from r1_rollout.errors import EngineError
 from r1_rollout.fault import Engine
 from r1_rollout.lora import Adapter
-from r1_rollout.pool.dispatch import FinishedPart, Task
+from r1_rollout.pool.tasks import FinishedPart, Task
 from r1_rollout.types import (
     Checksummed,
     Comparison,
@@ -156,6 +156,10 @@ class EngineHost:
             name, _, number = key.partition("/")
             finished.append((int(name), int(number) if number else None, completions))
         return finished
+
+    def prefilled(self) -> int | None:
+        """See `GenerationSession.prefilled`."""
+        return self._session.prefilled if self._session is not None else None
 
     def abandon(self) -> None:
         """Abandon unfinished groups, and drop prompts to free their pictures."""

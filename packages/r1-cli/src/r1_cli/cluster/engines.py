@@ -14,8 +14,9 @@ from r1_cli.cluster.direct import Ask, DirectBackend
 from r1_cli.cluster.engine import EngineInfo
 from r1_cli.cluster.weights import RankedWeights, put_buckets
 from r1_cli.cluster.worker_group import ClusterError, Put, Reference, WorkerGroup
-from r1_rollout.pool.dispatch import Backlog, Dispatch, FinishedPart, Fleet, MemberLost, Task
+from r1_rollout.pool.dispatch import Dispatch, Fleet
 from r1_rollout.pool.pool import EnginePool
+from r1_rollout.pool.tasks import Backlog, FinishedPart, MemberLost, Task
 from r1_rollout.types import Comparison, Completion, Expected, PromptLike, SamplingParams
 from r1_rollout.weights import WeightSource
 
@@ -88,6 +89,11 @@ class RemoteSession:
         ]
         for thread in self._threads:
             thread.start()
+
+    @property
+    def prefilled(self) -> int | None:
+        found: int | None = self._member.call("prefilled")
+        return found
 
     def submit(self, tasks: Sequence[Task]) -> None:
         with self._changed:

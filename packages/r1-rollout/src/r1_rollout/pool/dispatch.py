@@ -9,42 +9,22 @@ from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Protocol, Self
 
-from r1_rollout.errors import EngineError
 from r1_rollout.pool.prefixes import PrefixIndex
+from r1_rollout.pool.tasks import Backlog, FinishedPart, MemberLost, Outcome, Task
 from r1_rollout.types import Comparison, Completion, Expected, PromptLike, SamplingParams
 
 if TYPE_CHECKING:
     from r1_rollout.types import Tokens
 
 FinishedGroup = tuple[int, list[Completion]]  # the index of a prompt, and its completions
-FinishedPart = tuple[int, int | None, list[Completion]]  # also the number of a sample, None for a whole group
-Outcome = list[Completion] | BaseException
-
-
-class MemberLost(EngineError):
-    """The process of a member has died."""
-
-
-@dataclass(slots=True)
-class Backlog:
-    """The unfinished work of a member, its load measure."""
-
-    tokens: int = 0  # of prompts, and of answers at full length that have not arrived yet
-    samples: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Task:
-    """A group to sample, as a member gets it."""
-
-    index: int  # of the prompt, or of the request in its session
-    prompt: PromptLike
-    params: SamplingParams
-    split: bool = False  # its samples are reported one by one
 
 
 class MemberCall(Protocol):
     """One call on one member, which reports each group to the `Dispatch` once, and before it samples of split ones."""
+
+    @property
+    def prefilled(self) -> int | None:
+        """See `GenerationSession.prefilled`."""
 
     def submit(self, tasks: Sequence[Task]) -> None: ...
 
@@ -181,6 +161,13 @@ class Dispatch:
     @property
     def pending(self) -> bool:
         return self._left > 0
+
+    @property
+    def prefilled(self) -> int | None:
+        """See `GenerationSession.prefilled`."""
+        counts = [session.prefilled for session in self._sessions.values()]
+        known = [count for count in counts if count is not None]
+        return sum(known) if len(known) == len(counts) else None
 
     def is_open(self, index: int) -> bool:
         """Whether `take` has something of a group to return."""

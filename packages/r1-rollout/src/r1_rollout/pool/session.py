@@ -21,7 +21,7 @@ class DispatchedRequests:
 
     @property
     def prefilled(self) -> int | None:
-        return None
+        return self._dispatch.prefilled
 
     def submit(self, key: Hashable, prompt: PromptLike, params: SamplingParams, *, split: bool) -> None:
         index = self._dispatch.add(prompt, params, split=split)

@@ -9,7 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Literal
 
 from r1_rollout.errors import EngineError
-from r1_rollout.pool.dispatch import Backlog, Dispatch, Task
+from r1_rollout.pool.dispatch import Dispatch
+from r1_rollout.pool.tasks import Backlog, Task
 from r1_rollout.transports.direct import Bucket
 from r1_rollout.transports.folder import PushedWeights
 from r1_rollout.types import Comparison, Completion, Expected, Json, JsonObject, PromptLike, SamplingParams
@@ -308,6 +309,8 @@ class PooledServer:
 
 class ServerSession:
     """One call on one server: a request and a thread for each group."""
+
+    prefilled = None  # servers do not report it
 
     def __init__(self, server: PooledServer, weights: PushedWeights, dispatch: Dispatch) -> None:
         self._server, self._weights, self._dispatch = server, weights, dispatch
