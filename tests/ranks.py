@@ -123,6 +123,7 @@ def _call(module: str, name: str, args: tuple[Any, ...], rank: int, world: int, 
         timeout=timedelta(seconds=DEADLINE),
     )
     try:
+        dist.barrier()  # a case that one rank ends at once would cut off another that still connects
         return getattr(importlib.import_module(module), name)(*args)
     finally:
         patches.undo()
