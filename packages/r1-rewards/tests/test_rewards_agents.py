@@ -38,7 +38,8 @@ if row["answer"] == "hang":
     child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
     open(sys.argv[1], "w").write(f"{os.getpid()} {child.pid}")
     time.sleep(600)
-open(sys.argv[1], "w").write(json.dumps([row, os.environ["OPENAI_BASE_URL"], os.environ["OPENAI_API_KEY"]]))
+names = [f"{vendor}_{name}" for vendor in ("OPENAI", "ANTHROPIC") for name in ("BASE_URL", "API_KEY")]
+open(sys.argv[1], "w").write(json.dumps([row, *map(os.environ.get, names)]))
 sys.exit("the end" if row["answer"] == "fail" else 0)
 """
 
@@ -88,7 +89,9 @@ def test_a_command_gets_the_row_and_the_address_in_its_environment(tmp_path):
     with open_pool(f"{sys.executable} '{program}' {told}") as pool:
         (answer,) = run(pool, "fine")
         assert isinstance(answer, StepResult)
-        assert json.loads(told.read_text()) == [{"answer": "fine"}, ADDRESS["base_url"], ADDRESS["api_key"]]
+        row, *address = json.loads(told.read_text())
+        assert row == {"answer": "fine"}
+        assert address == [ADDRESS["base_url"], "secret", "http://127.0.0.1:9/sessions/s", "secret"]
         (answer,) = run(pool, "fail")
     assert answer == Failure("exception", "the agent failed: AgentError: exit code 1: the end")
 

@@ -133,7 +133,10 @@ def _variables(address: Address) -> dict[str, str]:
     proxies = {
         key: ",".join(filter(None, [os.environ.get(key, ""), _LOCAL])) for key in ("NO_PROXY", "no_proxy")
     }  # fmt: skip
-    return {"OPENAI_BASE_URL": address["base_url"], "OPENAI_API_KEY": address["api_key"], **proxies}
+    url, key = address["base_url"], address["api_key"]
+    # Anthropic's clients add "/v1" themselves.
+    anthropic = {"ANTHROPIC_BASE_URL": url.removesuffix("/v1"), "ANTHROPIC_API_KEY": key}
+    return {"OPENAI_BASE_URL": url, "OPENAI_API_KEY": key, **anthropic, **proxies}
 
 
 def _make_client(address: Address, *, is_async: bool) -> Any:
