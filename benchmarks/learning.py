@@ -19,7 +19,7 @@ from typing import Any
 from r1_cli.runs.reader import RunReader
 
 SHOWN = (0, 0.25, 0.5, 0.75, 1)  # shares of a run's steps that the table shows
-LAST = 5  # steps over which the final figures are averaged
+FINAL = 5  # steps over which the final figures are averaged, unless `--last` is given
 COLORS = ("#1f4e8c", "#c0504d", "#4f8c1f")  # of kinds, in the order given
 WIDTH, HEIGHT = 300, 160  # of a panel, in pixels
 
@@ -32,8 +32,8 @@ class Curve:
     figures: Mapping[str, list[float]]  # name -> share of a step's answers, by step
     seconds: float  # of all steps, by the run's own clock
 
-    def mean_of_last(self, figure: str) -> float:
-        return fmean(self.figures[figure][-LAST:])
+    def mean_of_last(self, figure: str, last: int) -> float:
+        return fmean(self.figures[figure][-last:])
 
     def first_step_above(self, figure: str, share: float) -> int | None:
         """Return the step from which on a figure is at least `share` at every step."""
@@ -45,7 +45,7 @@ class Curve:
 def read_curve(kind: str, folder: Path, turns: str | None) -> Curve:
     reader = RunReader(folder)
     steps = reader.recorded_steps()
-    figures: dict[str, list[float]] = {"right": []} | ({turns: []} if turns else {})
+    figures: dict[str, list[float]] = {name: [] for name in ("right", turns) if name}
     for step in steps:
         answers = reader.samples(step)
         figures["right"].append(fmean(dict(one["parts"])["accuracy"] for one in answers))
@@ -60,15 +60,17 @@ def count_turns(episode: dict[str, Any]) -> int:
     return sum(turn["role"] == "assistant" for turn in episode.get("turns") or ())
 
 
-def format_table(curves: Sequence[Curve]) -> str:
-    last = max(one.steps[-1] for one in curves)
-    shown = sorted({max(1, round(share * last)) for share in SHOWN})
-    names = " | ".join([*(f"step {step}" for step in shown), f"last {LAST}"])
+def format_table(curves: Sequence[Curve], last: int) -> str:
+    end = max(one.steps[-1] for one in curves)
+    shown = sorted({max(1, round(share * end)) for share in SHOWN})
+    names = " | ".join([*(f"step {step}" for step in shown), f"last {last}"])
     lines = [f"| kind, seed | figure | {names} | seconds of all steps |", "|---" * (len(shown) + 4) + "|"]
     for one in curves:
         for number, (figure, values) in enumerate(one.figures.items()):
             at = dict(zip(one.steps, values, strict=True))
-            cells = [f"{at[step]:.2f}" if step in at else "" for step in shown] + [f"{one.mean_of_last(figure):.2f}"]
+            cells = [f"{at[step]:.2f}" if step in at else "" for step in shown] + [
+                f"{one.mean_of_last(figure, last):.2f}"
+            ]
             head = ("", "") if number else (f"{one.kind}, {one.seed}", f"{one.seconds:.0f}")
             lines.append(f"| {head[0]} | {figure} | {' | '.join(cells)} | {head[1]} |")
     return "\n".join(lines)
@@ -101,12 +103,12 @@ def draw(curves: Sequence[Curve]) -> str:
     return f'<svg xmlns="http://www.w3.org/2000/svg" {size}>{background}{"".join(names + panels)}</svg>\n'
 
 
-def summarize(curves: Sequence[Curve], turns: str | None) -> dict[str, object]:
+def summarize(curves: Sequence[Curve], turns: str | None, last: int) -> dict[str, object]:
     kinds = dict.fromkeys(one.kind for one in curves)
-    right = {kind: fmean(one.mean_of_last("right") for one in curves if one.kind == kind) for kind in kinds}
+    right = {kind: fmean(one.mean_of_last("right", last) for one in curves if one.kind == kind) for kind in kinds}
     summary: dict[str, object] = {"right": {kind: round(value, 3) for kind, value in right.items()}}
     if turns:
-        summary[turns] = {f"{one.kind}-{one.seed}": round(one.mean_of_last(turns), 3) for one in curves}
+        summary[turns] = {f"{one.kind}-{one.seed}": round(one.mean_of_last(turns, last), 3) for one in curves}
         summary["0.95 from step"] = {f"{one.kind}-{one.seed}": one.first_step_above(turns, 0.95) for one in curves}
     return summary
 
@@ -115,14 +117,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("runs", nargs="+", metavar="KIND=RUN", help="a word for the line, and the folder of a run")
     parser.add_argument("--turns", help="also the share of episodes of at least two turns, under this name")
+    parser.add_argument("--last", type=int, default=FINAL, help="steps over which the final figures are averaged")
     parser.add_argument("--picture", type=Path, help="write the curves as SVG to this file")
     arguments = parser.parse_args()
     named = [run.partition("=") for run in arguments.runs]
     curves = [read_curve(kind, Path(folder), arguments.turns) for kind, _, folder in named]
-    print(format_table(curves))
+    print(format_table(curves, arguments.last))
     if arguments.picture:
         arguments.picture.write_text(draw(curves))
-    print(json.dumps(summarize(curves, arguments.turns)))
+    print(json.dumps(summarize(curves, arguments.turns, arguments.last)))
 
 
 if __name__ == "__main__":

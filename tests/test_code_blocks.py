@@ -117,6 +117,9 @@ BY: Mapping[str, Mapping[str, list[str]]] = {
     },
     "examples/r1v/README.md": {"indented": [f"{R1}::test_the_page_of_r1v_runs"] * 3},
     "examples/rlpr/README.md": {"indented": [f"{R1}::test_both_pages_of_rlpr_run"] * 3},
+    "examples/reasoning_gym/README.md": {
+        "indented": ["not run: takes minutes, and reasoning-gym is in no environment unless asked for"] * 2
+    },
     "examples/search_r1/README.md": {"indented": [SERVER, *[f"{TOOLS}::test_the_page_of_search_r1_runs"] * 2]},
     "examples/small_card/README.md": {"indented": ["tests/test_small_card.py::test_a_dry_run_accepts_it"]},
     "examples/sums/README.md": {"indented": [MINUTES]},

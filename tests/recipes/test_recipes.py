@@ -21,10 +21,11 @@ SOURCES = {
     "agentica-org/DeepScaleR-Preview-Dataset@train": "mathematics.jsonl",
     "hiyouga/geometry3k@train": "geometry.parquet",
 }
-PREPARED = ("look", "sums")  # their prepare.py makes rows and a model in half a minute or more
-STAND_INS = [  # in place of what it makes
+PREPARED = ("look", "sums", "reasoning_gym")  # their prepare.py makes a model in half a minute or more
+STAND_INS = [  # in place of what it makes, and of rows that a package makes
     "data.train_files=examples/quickstart/train.parquet", "data.val_files=examples/quickstart/val.parquet",
-    "worker.actor.model.model_path=examples/quickstart/model",
+    "worker.actor.model.model_path=examples/quickstart/model", "data.prompt_key=problem",
+    "worker.reward.reward_function=text",
 ]  # fmt: skip
 CONFIGS = sorted(path for path in EXAMPLES.glob("*/*.yaml") if path.name != "kuberay.yaml")
 
