@@ -94,6 +94,7 @@ class ScriptedEngine:
     def __init__(self, toy: Toy, *episodes: list[str]) -> None:
         self.toy, self.episodes = toy, episodes
         self.asked: list[tuple[str, list[int]]] = []
+        self.stops: dict[str, tuple[str, ...]] = {}  # by key of a request
         self.finished: list[tuple[str, list[Completion]]] = []
 
     def open_session(self, params: SamplingParams) -> "ScriptedEngine":
@@ -110,6 +111,7 @@ class ScriptedEngine:
         split: bool = False,
     ) -> None:
         self.asked.append((key, list(prompt.token_ids)))
+        self.stops[key] = stop
         turns = [(number, 0) for number in range(n)] if "/" not in key else [tuple(map(int, key.split("/")[1:]))]
         said = [self.say(self.episodes[number][turn], max_tokens) for number, turn in turns]
         self.finished += [(f"{key}/{number}", [one]) for number, one in enumerate(said)] if split else [(key, said)]

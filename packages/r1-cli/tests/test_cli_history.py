@@ -10,7 +10,7 @@ from transformers import AutoModelForImageTextToText
 
 from r1_cli.models.attention import attend_packed
 from r1_cli.plan.announce import describe_player
-from r1_cli.train.episodes.episode import EpisodeLimits
+from r1_cli.train.episodes.episode import Episode, EpisodeLimits
 from r1_cli.train.episodes.player import EpisodePlayer
 from r1_cli.train.groups.group import Group, Response, to_samples
 from r1_cli.train.groups.trajectory import Trajectory
@@ -22,6 +22,7 @@ from r1_data.types import Prompt
 from r1_rewards.environments.pool import EnvironmentPool
 from r1_rewards.environments.types import EnvironmentSetup
 from r1_rewards.types import Score
+from r1_rollout.types import Completion
 
 
 @pytest.fixture(scope="module")
@@ -136,3 +137,25 @@ def test_the_limit_of_tokens_counts_what_the_policy_sees_behind_the_first_prompt
                 assert len(start.token_ids) + len(path.token_ids) <= len(prompts[0].token_ids) + most
             assert episode.sampled_length > 4 * length or most < 9000
     assert stops == ["answered", "max_tokens"]
+
+
+def test_a_later_path_has_the_pictures_of_all_answers_before_it(toy: Toy, prompts: list[Prompt]) -> None:
+    with ExitStack() as stack:
+        [group] = toy.play(toy.player(stack, "Showing"), prompts[:1], replace(PARAMS, max_tokens=200))
+    forked = [one.prompt for one in group if len(one.forks) == 2]
+    assert forked
+    for prompt in forked:
+        assert prompt is not None
+        assert [picture.size for picture in prompt.images] == [(56, 56), (56, 84)]
+        assert prompt.engine_token_ids.count(toy.model.config.image_token_id) == 2
+
+
+def test_a_path_whose_prompt_leaves_no_room_is_not_begun(toy: Toy, prompts: list[Prompt]) -> None:
+    start = prompts[0]
+    for added, begun in ((9, True), (10, False)):
+        episode = Episode(start, 0, EpisodeLimits(max_tokens=10, max_turns=4))
+        episode.add_turn(Completion([toy.end], [-0.1], "stop", 7), {"role": "assistant", "content": ""})
+        tokens = [*start.token_ids, *[toy.end] * added]
+        longer = replace(start, token_ids=tokens, position_ids=torch.arange(len(tokens)).expand(4, -1))
+        assert episode.fork(longer, [{"role": "user", "content": "?"}], []) == begun
+        assert (episode.context is longer) == begun

@@ -37,6 +37,10 @@ def test_each_source_is_answered_by_its_own_tools_or_environment() -> None:
         assert (pictures.stop_reason, [one.tool for one in pictures.calls]) == ("done", ["step"] * 3)
         assert pictures.score is not None
         assert pictures.score.value == 3.0
+        tags = ("</tool_call>",)
+        assert engine.stops == {
+            "row:0": tags, "row:0/0/1": tags, "row:1": (), "row:1/0/1": (), "row:1/0/2": (),
+        }  # fmt: skip
         lines = describe_player(player)
         assert lines[0].startswith("episodes: tools answer the policy: calculator, calls written as hermes")
         assert lines[1].startswith(f"episodes of pictures: the environment {TOYS}:Judge answers the policy, reading")
