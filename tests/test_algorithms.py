@@ -175,7 +175,8 @@ def test_an_advantage_that_is_not_finite_costs_its_steps_and_neither_the_run_nor
 def test_a_function_that_is_not_there_is_named(r1: R1, tmp_path: Path, key: str) -> None:
     mine = tmp_path / "mine.py"
     mine.write_text(MINE)
-    run = r1("train", QUICKSTART, *STEP, f"{key}={mine}:estimater", ok=False)
+    own = f"trainer.save_checkpoint_path={tmp_path / 'run'}"
+    run = r1("train", QUICKSTART, *STEP, own, f"{key}={mine}:estimater", ok=False)
     assert run.exit_code == 2
     assert key in run.stderr
     assert "did you mean 'estimator'" in run.stderr

@@ -101,7 +101,8 @@ def test_the_other_families_train_on_the_same_mixture(r1: R1, tmp_path: Path, fa
 
 def test_unreadable_media_are_refused_where_that_is_asked_for(r1: R1, tmp_path: Path) -> None:
     files = f"data.train_files={write_rows(tmp_path)}", f"data.image_dir={tmp_path}"
-    process = r1("train", QUICKSTART, *MIXED, *files, "data.bad_rows=refuse", ok=False)
+    own = f"trainer.save_checkpoint_path={tmp_path / 'run'}"
+    process = r1("train", QUICKSTART, *MIXED, *files, own, "data.bad_rows=refuse", ok=False)
     assert process.exit_code != 0
     assert "2 of 10 rows cannot be used" in process.output
 

@@ -31,7 +31,7 @@ done
 # Ray: its head on this machine, and all others join it.
 export RAY_USAGE_STATS_ENABLED=0 RAY_AUTH_MODE=token RAY_AUTH_TOKEN
 RAY_AUTH_TOKEN=$(openssl rand -hex 32) # who knows it may run code on the cluster
-head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)  # reads to the end: `head` would break the pipe
 address=$(srun --nodes=1 --ntasks=1 --nodelist="$head" hostname --ip-address | awk '{print $1}')
 srun --overlap --nodes=1 --ntasks=1 --nodelist="$head" \
     ray start --head --node-ip-address="$address" --port=6379 --num-cpus="$SLURM_CPUS_PER_TASK" --block &
