@@ -237,7 +237,7 @@ class Episode:
 
     def closed(self, end_token_ids: frozenset[int]) -> bool:
         """Whether the policy ended its latest turn with an end token."""
-        return self.path.turns[-1].finish_reason == "stop" and self.context.token_ids[-1] in end_token_ids
+        return self.context.token_ids[-1] in end_token_ids
 
     def copy(self) -> "Episode":
         """Return an episode that goes on from here by itself."""
