@@ -262,7 +262,8 @@ def test_a_check_of_episodes_describes_what_answers_and_what_the_template_does(w
     assert f"environment {working}/world.py:World answers the policy" in told[0]
     assert "3 turns of the policy, 20 tokens behind the prompt, 30 s a call, 600 s in all" in told[1]
     assert "scheduling: arrival" in told[1]
-    assert "chat template: a turn ends with <|im_end|>" in told[2]
+    assert "history: the policy sees its turns as it sampled them" in told[2]
+    assert "chat template: a turn ends with <|im_end|>" in told[3]
 
 
 def test_tools_that_cannot_be_loaded_are_named_by_key_and_file(working: Path) -> None:
