@@ -78,6 +78,7 @@ def test_episodes_are_sessions_of_the_server():
             failure = say(pool, "garbage", "b")
             assert isinstance(failure, Failure)
             assert "no message of OpenEnv" in failure.message
+            assert eventually(lambda: 10 in closed)  # a pool that is closed does not wait for it
         with open_pool(environment=url, environment_kwargs={"turn_rewards": True}) as pool:
             opened(pool)
             result = say(pool, "picture")
@@ -90,7 +91,6 @@ def test_episodes_are_sessions_of_the_server():
             assert say(pool, '{"message": "xxxx"}').messages[0]["content"] == '{"text": "count 4"}'
             failure = say(pool, '{"code": "x"}')
             assert "OpenEnv (VALIDATION_ERROR): field required: message" in failure.message
-        assert eventually(lambda: 10 in closed)
 
 
 def test_a_server_that_is_not_there_is_a_failure():
