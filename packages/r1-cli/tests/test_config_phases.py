@@ -25,6 +25,11 @@ BASE = [
 ]  # fmt: skip
 
 
+MULTI_TURN = "worker.rollout.multi_turn"
+EPISODES = [f"{MULTI_TURN}.enable=true", f"{MULTI_TURN}.tools=[calculator]", "worker.rollout.name=embedded"]
+SIZES = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "intermediate_size": 96}
+
+
 def write_model(folder: Path, parameters: int) -> Path:
     """A header without values, of so many parameters."""
     header = json.dumps({"w": {"dtype": "BF16", "shape": [parameters], "data_offsets": [0, 0]}}).encode()
@@ -209,6 +214,27 @@ def test_settings_are_named_with_which_a_step_fits_and_no_others(
         memory = estimate(fewer)
         assert memory is not None
         assert any(phase.total > card * GB for phase in find_phases(fewer, memory, card * GB)), left_out
+
+
+def test_the_turns_that_the_embedded_engine_keeps_are_counted_up_to_what_all_episodes_need(tmp_path: Path) -> None:
+    def kept(*words: str) -> int | None:
+        config = config_of(tmp_path, *EPISODES, *words)
+        (tmp_path / "config.json").write_text(json.dumps(SIZES))
+        return phases_of(config)["sampling"].get("kept turns")
+
+    of_token = 2 * 2 * 64 * 2  # keys and values, layers, width, bytes
+    lengths = ["data.max_prompt_length=100", "data.max_response_length=156", "worker.rollout.n=2"]
+    assert kept(*lengths) == 256 * 8 * 2 * of_token
+    assert kept(*lengths, f"{MULTI_TURN}.prefix_cache_gb=0.0009765625") == 1 << 20
+    assert kept(*lengths, f"{MULTI_TURN}.prefix_cache_gb=0") == 0
+    assert kept(f"{MULTI_TURN}.enable=false") is None
+    assert kept("worker.rollout.name=vllm") is None  # whose cache is a share of the GPU
+
+
+def test_where_kept_turns_do_not_fit_it_is_proposed_to_keep_none(tmp_path: Path) -> None:
+    config = config_of(tmp_path, *EPISODES, parameters=10**6)
+    assert phases_of(config)["sampling"]["kept turns"] == 4 << 30  # the model's configuration names no sizes
+    assert find_remedies(config, 2 * GB) == [f"{MULTI_TURN}.prefix_cache_gb=0"]
 
 
 def test_models_of_the_hub_get_no_advice() -> None:

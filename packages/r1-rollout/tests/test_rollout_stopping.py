@@ -225,8 +225,14 @@ def test_too_little_memory_is_told_with_what_to_lower_and_leaves_the_engine_usab
     with engine.active(LocalWeights(text_model.state_dict().items(), 3)):
         with monkeypatch.context() as patch:
             patch.setattr(GroupCache, "aim", full)
-            with pytest.raises(MemoryError, match=r"4 samples .* lower max_sequences \(4"):
+            with pytest.raises(MemoryError, match=r"4 samples .* lower max_sequences \(4.*run\), the answers"):
                 list(engine.generate(prompts, params))
+        session = engine.open_session(params)
+        session.submit("p0", prompts[0], max_tokens=6)
+        with monkeypatch.context() as patch:
+            patch.setattr(GroupCache, "aim", full)
+            with pytest.raises(MemoryError, match=r"1 samples .*\(4 of them may run\), prefix_cache_gb, the answers"):
+                session.poll(None)
         assert len(list(engine.generate(prompts, params))) == 6
 
 

@@ -30,6 +30,7 @@ REMEDIES: tuple[Remedy, ...] = (
     ("worker.critic.model.enable_gradient_checkpointing", True),
     ("worker.critic.micro_batch_size_per_device_for_update", 1),
     ("worker.critic.model.enable_activation_offload", True),
+    ("worker.rollout.multi_turn.prefix_cache_gb", 0),
     ("worker.rollout.gpu_memory_utilization", 0.5),
     ("worker.actor.optim.strategy", "adamw_bf16"),
     ("worker.actor.fsdp.enable_cpu_offload", True),
@@ -122,10 +123,14 @@ def _cache(config: RunConfig, memory: Memory, card: int | None, offloads: bool) 
     if offloads:
         own = int(rollout.gpu_memory_utilization * card) - memory.engine if card else 0
         return {"engine's cache": max(own, 0)}
-    text = memory.models["actor"].text
-    sequences = min(max(SEQUENCES, rollout.n), data.rollout_batch_size * rollout.n)
-    tokens = sequences * (data.max_prompt_length + data.max_response_length)
-    return {"engine's cache": text.cache_bytes(tokens, BYTES[rollout.dtype]) if text else 0}
+    text, samples = memory.models["actor"].text, data.rollout_batch_size * rollout.n
+    of_sample = data.max_prompt_length + data.max_response_length
+    each = text.cache_bytes(of_sample, BYTES[rollout.dtype]) if text else 0
+    cache = {"engine's cache": min(max(SEQUENCES, rollout.n), samples) * each}
+    if not rollout.multi_turn.enable:
+        return cache
+    most = int(rollout.multi_turn.prefix_cache_gb * (1 << 30))
+    return cache | {"kept turns": min(most, samples * each) if text else most}
 
 
 def _activations(config: RunConfig, sizes: ModelSizes, owner: Owner) -> int:

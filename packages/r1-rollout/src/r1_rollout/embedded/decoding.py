@@ -84,12 +84,12 @@ class Decoding:
         try:
             self._advance(rows, cache)
         except torch.OutOfMemoryError as error:
-            running = len(rows)
+            running, kept = len(rows), "" if self._prefixes is None else "prefix_cache_gb, "
             self.close()
             del rows, cache
             raise EngineMemoryError(
                 f"out of memory with {running} samples running: lower max_sequences ({self.capacity} of them may "
-                "run), the answers' length, or what else is on the GPU"
+                f"run), {kept}the answers' length, or what else is on the GPU"
             ) from error
         except BaseException:
             self.close()
