@@ -159,11 +159,11 @@ def test_an_agent_that_dies_or_never_asks_fails_and_one_may_send_its_reward(toy:
     assert silent.failure == Failure("exception", "the agent ended without a request to the policy")
     assert len(silent.token_ids) == 1
     assert posts.score == Score(0.25, {"overall": 0.25})
-    player.needs_score = True
+    player.needs_score = frozenset({""})
     try:
         (unjudged,) = play(toy, player, "greedy")
     finally:
-        player.needs_score = False
+        player.needs_score = frozenset()
     assert unjudged.failure is not None
     assert "gave no reward" in unjudged.failure.message
 

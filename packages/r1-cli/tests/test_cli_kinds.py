@@ -1,8 +1,10 @@
 """Sources whose rows are answered by tools or an environment of their own, in one run."""
 
+import logging
 from contextlib import ExitStack
 from dataclasses import replace
 
+import pytest
 from cli_players import LIMITS, PARAMS, TOYS, ScriptedEngine, Toy, call
 
 from r1_cli.plan.announce import describe_player
@@ -48,3 +50,19 @@ def test_each_source_is_answered_by_its_own_tools_or_environment() -> None:
         assert "calculator" in str(player.prepare(example).messages)
         assert player.prepare(replace(example, source="pictures")) == replace(example, source="pictures")
         assert "calculator" in str(player.prepare(replace(example, source="others")).messages)
+
+
+@pytest.mark.parametrize(("name", "warned"), [("Album", True), ("Paying", False), ("Judge", False)])
+def test_an_environment_without_any_reward_is_warned_of_once(
+    name: str, warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    toy = Toy()
+    with ExitStack() as stack, caplog.at_level(logging.WARNING, "r1"):
+        player = replace(toy.player(stack, name), needs_score={""})
+        for _ in range(2):
+            engine = ScriptedEngine(toy, ["a", "b", "c"], ["a", "b", "c"])
+            list(player.generate(engine, toy.prompts("3"), replace(PARAMS, n=2)))
+    assert [record.getMessage() for record in caplog.records] == warned * [
+        f"{TOYS}:Album gave no reward in the first 2 episodes, whose scores are all 0: it has no score(), and "
+        "worker.reward.reward_function is missing"
+    ]

@@ -266,6 +266,18 @@ def test_a_check_of_episodes_describes_what_answers_and_what_the_template_does(w
     assert "chat template: a turn ends with <|im_end|>" in told[3]
 
 
+def test_tools_of_an_environment_that_can_give_no_reward_are_refused_without_a_reward_function(working: Path) -> None:
+    code = "class World:\n def look(self) -> str:\n  return 'tea'\n"
+    words = [*words_of(working), *episodes(working, code)]
+    assert "episodes.failed" not in found_in("episodes", words)
+    unjudged = [*words, "worker.reward.reward_function=null"]
+    message = found_in("episodes", unjudged)["episodes.failed"].message
+    assert f"worker.reward.reward_function: is missing: {working}/world.py:World can give no reward" in message
+    assert "get_reward()" in message
+    episodes(working, code + " def get_reward(self):\n  return 1.0\n")
+    assert "episodes.failed" not in found_in("episodes", unjudged)
+
+
 def test_tools_that_cannot_be_loaded_are_named_by_key_and_file(working: Path) -> None:
     tools = working / "tools.py"
     tools.write_text("raise KeyError('no such thing')\ndef look(x: int):\n    pass\n")

@@ -5,6 +5,7 @@ import math
 import random
 from collections.abc import Sequence
 from enum import Enum
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypedDict
 
 import PIL.Image
@@ -14,6 +15,7 @@ from loopback import answering
 
 from r1_rewards.environments.results import truncate_texts
 from r1_rewards.environments.schema import check_arguments, function_schema, read_docstring
+from r1_rewards.environments.shapes import load
 from r1_rewards.environments.tools.calculator import calculator
 from r1_rewards.environments.tools.crop import crop
 from r1_rewards.environments.tools.python import print_last_value
@@ -342,3 +344,24 @@ def test_texts_are_truncated_on_the_named_side(side):
         assert whole.endswith(tail)
         assert (side == "left") <= (head == "")
         assert (side == "right") <= (tail == "")
+
+
+@pytest.mark.parametrize(
+    ("code", "rewards"),
+    [
+        ("def look(self) -> str: ...", False),
+        ("async def look(self) -> 'str | None': ...", False),
+        ("def look(self) -> int | None: ...", False),
+        ("def look(self): ...", True),
+        ("def look(self) -> 'Observation': ...", True),
+        ("def look(self) -> tuple: ...", True),
+        ("def look(self) -> str: ...\n    def buy(self): ...", True),
+        ("def reset(self, row): ...\n    def step(self, text) -> str: ...", True),
+    ],
+)
+def test_an_environment_without_a_score_gives_no_reward_if_its_methods_are_annotated_so(
+    code: str, rewards: bool, tmp_path: Path
+) -> None:
+    file = tmp_path / "shop.py"
+    file.write_text(f"class Shop:\n    {code}\n")
+    assert load({"environment": f"{file}:Shop", "environment_kwargs": {}}).rewards == rewards

@@ -1,6 +1,6 @@
 """Build what plays and scores episodes: the environments' processes, the turns of the chat template, the limits."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
@@ -49,6 +49,9 @@ def open_player(
     environments: Environments = (
         record.environments(setups) if record else stack.enter_context(open_environments(config, setups))
     )
+    unjudged = sources_without_reward(config)
+    if isinstance(environments, EnvironmentPool) and not settings.agent:
+        _require_rewards(environments, {sources.get(name, "") for name in unjudged})
     ends = end_token_ids(models.load_generation_config(model.path, model.config), model.config, model.tokenizer)
     render = partial(
         TurnRenderer,
@@ -73,7 +76,7 @@ def open_player(
             limits,
             max_prompt_tokens=config.data.max_prompt_length,
             max_concurrent=settings.max_concurrent,
-            needs_score=not any(reward_functions(config)),
+            needs_score=unjudged,
         )
     return EpisodePlayer(
         environments,
@@ -86,6 +89,7 @@ def open_player(
         answers=record.replay if record else None,
         sources=sources,
         renderers=renderers,
+        needs_score={*unjudged},
     )
 
 
@@ -99,10 +103,23 @@ def _limits(config: RunConfig) -> EpisodeLimits:
     )
 
 
-def reward_functions(config: RunConfig) -> list[str | None]:
-    """Return the run's reward functions: the one for all sources, and those of single ones."""
+def sources_without_reward(config: RunConfig) -> frozenset[str]:
+    """Return the names of the sources that no reward function judges."""
     sources = [*training_sources(config.data), *validation_sources(config.data)]
-    return [config.worker.reward.reward_function, *(source.reward_function for source in sources)]
+    if config.worker.reward.reward_function:
+        return frozenset()
+    judged = {source.name for source in sources if source.reward_function}
+    return frozenset(source.name for source in sources) - judged
+
+
+def _require_rewards(pool: EnvironmentPool, unjudged: Iterable[str]) -> None:
+    """Raise ConfigError for a kind that can give no reward, among those that no reward function judges."""
+    for name in unjudged:
+        kind = pool.kinds[name]
+        if not kind.scores and not kind.loaded.rewards:
+            message = f"is missing: {kind.setup.name} can give no reward; name math, r1v, gsm8k or ./file.py:function"
+            message += ", or give it a method get_reward()" if kind.setup.environment else ""
+            raise ConfigError([Problem("worker.reward.reward_function", message)])
 
 
 def _open_server(queue: RequestQueue, stack: ExitStack) -> GatewayServer:
@@ -147,7 +164,7 @@ def _with_turns(score: Score, item: RewardInput) -> Score:
     episode = item.completion if isinstance(item, SampledInput) else None
     if not isinstance(episode, Trajectory) or score.error:
         return score
-    if not any(turn.reward for path in episode.paths for turn in path.turns):
+    if not episode.has_turn_rewards:
         return score
     turns = episode.turn_rewards
     return replace(score, value=score.value + turns, parts={**score.parts, "turns": turns})

@@ -51,6 +51,7 @@ class Description:
     fills: Mapping[str, Sequence[str]]  # keyword-only parameters by tool
     needs: Mapping[str, Sequence[str]]  # those without a default
     scores: bool
+    rewards: bool
     closes: bool
     deterministic: bool
     wants_pictures: bool
@@ -66,7 +67,6 @@ class Kind(Actor):
 
 def load_kind(setup: EnvironmentSetup, cpu_seconds: float) -> Kind:
     """Load a setup's code in a new process. Raises EnvironmentSpecError if it cannot be loaded."""
-    name = setup.environment or setup.agent or ", ".join(setup.tools)
     check_json(setup.environment_kwargs, "environment_kwargs")
     check_json(setup.tool_kwargs, "tool_kwargs")
     message = {**asdict(setup), "tools": list(setup.tools), "cpu_seconds": cpu_seconds}
@@ -78,7 +78,7 @@ def load_kind(setup: EnvironmentSetup, cpu_seconds: float) -> Kind:
     except RewardSpecError as error:
         raise EnvironmentSpecError(str(error)) from error
     except WorkerCrash as error:
-        raise EnvironmentSpecError(f"environment {name!r}: {error}") from error
+        raise EnvironmentSpecError(f"environment {setup.name!r}: {error}") from error
     except KeyError as error:
         server.close()
         server.dispose()

@@ -21,6 +21,7 @@ Shape = Literal["tools", "methods", "gym", "agent"]
 BUILT_IN = ("calculator", "crop", "python", "search")
 PICTURES = ("image", "images")
 _RESERVED = ("reset", "step", "score", "get_reward", "close")
+_WITHOUT_REWARD = frozenset({"str", "int", "float", "bool", "bytes", "None", "Image"})  # what a tool may return
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +43,7 @@ class Loaded:
     make: Callable[[], Any] | None = None  # an environment for one episode
     run: "Callable[[Given, Mapping[str, str]], Any] | None" = None  # an agent, with base_url and api_key
     score: str = ""  # its method
+    rewards: bool = True  # a turn may have a reward
     closes: bool = False
     deterministic: bool = False
     wants_pictures: bool = False
@@ -54,6 +56,7 @@ class Loaded:
             "fills": {tool.name: list(tool.fills) for tool in self.tools.values()},
             "needs": {tool.name: list(tool.needs) for tool in self.tools.values()},
             "scores": bool(self.score),
+            "rewards": self.rewards,
             "closes": self.closes,
             "deterministic": self.deterministic,
             "wants_pictures": self.wants_pictures,
@@ -82,7 +85,8 @@ def _load_tools(specs: Iterable[str], kwargs: Mapping[str, Mapping[str, object]]
     if unknown := [name for name in kwargs if name not in tools]:
         raise EnvironmentSpecError(f"tool_kwargs name {unknown[0]!r}, which is no tool" + suggest(unknown[0], tools))
     wants_pictures = any(name in PICTURES for tool in tools.values() for name in tool.fills)
-    return Loaded("tools", tools, wants_pictures=wants_pictures, files=tuple(files))
+    rewards = any(_may_reward(tool.function) for tool in tools.values())
+    return Loaded("tools", tools, rewards=rewards, wants_pictures=wants_pictures, files=tuple(files))
 
 
 def _find_functions(spec: str, position: int) -> tuple[dict[str, Callable[..., Any]], str]:
@@ -183,6 +187,7 @@ def _load_environment(spec: str, kwargs: Mapping[str, object]) -> Loaded:
         "gym" if gym else "methods",
         tools,
         make=lambda: factory(**kwargs),
+        rewards=gym or any(map(_may_reward, methods.values())),
         score=next((key for key in ("score", "get_reward") if callable(getattr(kind, key, None))), ""),
         closes=callable(getattr(kind, "close", None)),
         deterministic=bool(getattr(kind, "deterministic", False)),
@@ -220,6 +225,13 @@ def _read_method(function: Callable[..., Any], name: str) -> Tool:
     bound.__doc__, bound.__wrapped__ = function.__doc__, function  # type: ignore[attr-defined]
     bound.__annotations__ = dict(function.__annotations__)
     return read_tool(bound, {}, name)
+
+
+def _may_reward(function: Callable[..., Any]) -> bool:
+    """Whether a call may give a reward, as an `Observation` has it: not if the return annotation rules that out."""
+    annotation = inspect.signature(function).return_annotation
+    names = annotation.__name__ if isinstance(annotation, type) else str(annotation)
+    return not {name.strip() for name in names.split("|")} <= _WITHOUT_REWARD
 
 
 def call_tool(tool: Tool, function: Callable[..., Any], arguments: Mapping[str, Any], given: "Given") -> Any:

@@ -102,6 +102,10 @@ class EnvironmentSetup:
     max_images: int = 8  # pictures that the environment may add to an episode
     memory_mib: int | None = 4096  # of a worker, beyond what loading took
 
+    @property
+    def name(self) -> str:
+        return self.environment or self.agent or ", ".join(self.tools)
+
     def __post_init__(self) -> None:
         if isinstance(self.tools, str):
             raise EnvironmentSpecError(f"tools is a list, got {self.tools!r}")

@@ -74,7 +74,7 @@ class AgentPlayer:
     limits: EpisodeLimits
     max_prompt_tokens: int  # with `limits.max_tokens` behind it, a path is as long as it may be
     max_concurrent: int | None = None  # open episodes; None: MOST_AGENTS
-    needs_score: bool = False  # the run has no reward function
+    needs_score: frozenset[str] = frozenset()  # sources without a reward function
     rounds: ClassVar[bool] = False
     renderers: ClassVar[Mapping[str, TurnRenderer]] = MappingProxyType({})
     counts: Counter[str] = field(default_factory=Counter)  # of requests, see `AgentEpisode.counts`
@@ -239,7 +239,8 @@ class AgentPlay:
             reason, failure = "timeout", None  # it is judged by what it has
         elif episode.exhausted:
             failure = None  # the limit's
-        if self.player.needs_score and score is None and failure is None:
+        unjudged = score is None and failure is None and self.prompts[episode.index].source in self.player.needs_score
+        if unjudged:
             failure = Failure("exception", "the agent gave no reward, and worker.reward.reward_function is missing")
         if failure is not None:
             reason, score = "failed", None

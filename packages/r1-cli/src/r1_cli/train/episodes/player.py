@@ -1,5 +1,6 @@
 """Play episodes: the engine samples turns while environments answer others."""
 
+import logging
 from collections import deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import nullcontext
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Finished = tuple[int, list[Completion]]  # a prompt's index and its trajectories
+log = logging.getLogger("r1")
 POLL_SECONDS = 0.01  # of the engine's work between two looks at the environments
 
 
@@ -52,6 +54,7 @@ class EpisodePlayer:
     use: EngineUse = field(default_factory=EngineUse)
     sources: Mapping[str, str] = field(default_factory=dict)  # the kind of a source; "" for others
     renderers: Mapping[str, TurnRenderer] = field(default_factory=dict)  # of other kinds than ""
+    needs_score: set[str] = field(default_factory=set)  # sources without a reward function; empty after the first call
 
     @property
     def prepare(self) -> SourceToolPrompts:
@@ -79,6 +82,24 @@ class EpisodePlayer:
                 self.use.add_tokens(session, groups)
             finally:
                 play.close()
+                self._warn_of_missing_rewards(groups)
+
+    def _warn_of_missing_rewards(self, groups: Sequence[tuple[Prompt, list[Completion]]]) -> None:
+        unjudged: dict[str, list[Trajectory]] = {}  # by kind
+        for prompt, episodes in groups if self.needs_score else ():
+            kind = self.sources.get(prompt.source, "")
+            if prompt.source in self.needs_score and not self.environments.kinds[kind].scores:
+                ended = [one for one in episodes if isinstance(one, Trajectory) and one.failure is None]
+                unjudged.setdefault(kind, []).extend(ended)
+        for kind, found in unjudged.items():
+            if found and not any(one.has_turn_rewards for one in found):
+                log.warning(
+                    "%s gave no reward in the first %d episodes, whose scores are all 0: it has no score(), and "
+                    "worker.reward.reward_function is missing",
+                    self.environments.kinds[kind].setup.name, len(found),
+                )  # fmt: skip
+        if groups:
+            self.needs_score.clear()
 
 
 @dataclass(slots=True)

@@ -164,6 +164,10 @@ class Trajectory(Completion):
         )
 
     @property
+    def has_turn_rewards(self) -> bool:
+        return any(turn.reward for path in self.paths for turn in path.turns)
+
+    @property
     def turn_rewards(self) -> float:
         """The sum of what the environment gave for single turns."""
         return sum(turn.reward for path in self.paths for turn in path.assistant_turns)
