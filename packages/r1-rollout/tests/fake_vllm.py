@@ -59,6 +59,7 @@ class FakeServer:
         self.ending = threading.Event()
         self.lock = threading.Lock()
         self.shift = 0.0  # of every score
+        self.cached: int | None = None  # tokens of each prompt, as it reports them
 
     def control(self, path: str, body: dict[str, Any]) -> Any:
         if path == "/weight_info":
@@ -148,7 +149,7 @@ class FakeServer:
         self.base, self.label, self.engine_label, self.adapters = None, None, "default", []
 
 
-def events(body: dict[str, Any], label: str | None, fault: str | None) -> Iterator[bytes]:
+def events(body: dict[str, Any], label: str | None, fault: str | None, cached: int | None = None) -> Iterator[bytes]:
     params = body["sampling_params"]
     first: dict[str, Any] = {
         "prompt_token_ids": body["token_ids"][::-1] if fault == "other_prompt" else body["token_ids"]
@@ -179,6 +180,10 @@ def events(body: dict[str, Any], label: str | None, fault: str | None) -> Iterat
         if fault == "error_event":
             yield b'data: {"error": {"message": "out of luck"}}\n\n'
         first = {}
+    if body["stream_options"]["include_usage"]:
+        details = {} if cached is None else {"prompt_tokens_details": {"cached_tokens": cached}}
+        usage = {"prompt_tokens": len(body["token_ids"]), **details}
+        yield b"data: " + json.dumps({"choices": [], "usage": usage}).encode() + b"\n\n"
     if fault != "ends_early":
         yield b"data: [DONE]\n\n"
 
@@ -246,7 +251,7 @@ class Handler(BaseHTTPRequestHandler):
             if not self.still_there():
                 fake.broken_off.set()
                 return None
-        for event in events(body, fake.label, fault):
+        for event in events(body, fake.label, fault, fake.cached):
             self.wfile.write(event)
         return None
 

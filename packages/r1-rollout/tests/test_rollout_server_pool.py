@@ -83,6 +83,25 @@ def test_a_session_over_servers_gives_what_generate_gives_and_outlives_a_server_
         session.poll()
 
 
+@pytest.mark.parametrize(("cached", "prefilled"), [((1, 1), 6 * 2 - 6), ((0, 0), 6 * 2), ((None, 1), None)])
+def test_a_session_counts_the_tokens_that_no_server_had_in_its_cache_if_all_report_it(
+    pools: Pools, cached: tuple[int | None, ...], prefilled: int | None
+) -> None:
+    servers = [FakeServer() for _ in cached]
+    for server, tokens in zip(servers, cached, strict=True):
+        server.cached = tokens
+    pool, asked = pools.open(*servers), prompts(6)
+    with pool.active(LocalWeights(weights(), 7)):
+        session = pool.open_session(PARAMS)
+        assert session.prefilled == 0
+        for prompt in asked:
+            session.submit(prompt.id, SimpleNamespace(**vars(prompt) | {"token_ids": [5, 6]}), max_tokens=3)
+        while session.poll(60):
+            pass
+        assert all(server.requests for server in servers)
+        assert session.prefilled == prefilled
+
+
 def test_a_picture_goes_to_a_server_once_and_again_if_the_server_does_not_have_it_any_more(pools: Pools) -> None:
     fake = FakeServer()
     pool, picture = pools.open(fake), Image.new("RGB", (14, 14), (1, 2, 3))

@@ -173,6 +173,7 @@ def test_the_guard_lets_nobody_in_without_the_token(monkeypatch: pytest.MonkeyPa
 def test_the_command_line_has_what_a_server_needs() -> None:
     words = vllm_command("folder", {"dtype": "float32", "enforce_eager": True, "seed": None, "x": False})("/socket")
     assert {"--model=folder", "--dtype=float32", "--enforce-eager", "--uds=/socket", "--enable-scale-out"} <= set(words)
+    assert "--enable-prompt-tokens-details" in words
     assert not any(word.startswith(("--seed", "--x")) for word in words)
 
 

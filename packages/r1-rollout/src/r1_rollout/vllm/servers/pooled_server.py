@@ -102,12 +102,13 @@ class PooledServer:
         call: Call,
         arrived: Callable[[int], None],
         finished: Callable[[int, Completion], None],
+        prefilled: Callable[[int], None],
     ) -> list[Completion]:
         """Sample one group.
 
         Args:
             call: cancels the request.
-            arrived, finished: see `read_group`.
+            arrived, finished, prefilled: see `read_group`.
 
         Raises:
             RequestRefused: no server takes the prompt.
@@ -125,13 +126,14 @@ class PooledServer:
         try:
             ends, banned, label, version = self._ends, self._banned, weights.label, weights.version
             options = {"end_token_ids": ends, "banned": banned, "label": label, "version": version}
-            return read_group(events, prompt, params, **options, arrived=noted, finished=finished)  # type: ignore[arg-type]
+            called = {"arrived": noted, "finished": finished, "prefilled": prefilled}
+            return read_group(events, prompt, params, **options, **called)  # type: ignore[arg-type]
         except NotThere as error:  # somebody has restarted it, so it does not know the adapter
             raise ServerFault(f"{self.name}: {error}") from error
         except RequestRefused as error:
             if named and CACHE_MISS in str(error):  # it was restarted, or has no room
                 self._pictures -= named
-                return self.sample(prompt, params, weights, call, arrived, finished)
+                return self.sample(prompt, params, weights, call, arrived, finished, prefilled)
             raise RequestRefused(f"prompt {prompt.id} was refused: {error}") from error
 
     def logprobs_of(
@@ -310,12 +312,17 @@ class PooledServer:
 class ServerSession:
     """One call on one server: a request and a thread for each group."""
 
-    prefilled = None  # servers do not report it
-
     def __init__(self, server: PooledServer, weights: PushedWeights, dispatch: Dispatch) -> None:
         self._server, self._weights, self._dispatch = server, weights, dispatch
         self._lock = threading.Lock()
         self._calls: dict[int, Call] = {}
+        self._prefilled: list[int] = []  # tokens, of the groups of which the server has told
+        self._groups = 0  # that it has sampled
+
+    @property
+    def prefilled(self) -> int | None:
+        with self._lock:
+            return sum(self._prefilled) if len(self._prefilled) == self._groups else None
 
     def submit(self, tasks: Sequence[Task]) -> None:
         for task in tasks:
@@ -341,7 +348,12 @@ class ServerSession:
         try:
             arrived = partial(self._dispatch.arrived, task.index)
             finished = partial(self._dispatch.deliver, task.index) if task.split else lambda number, completion: None
-            outcome = self._server.sample(task.prompt, task.params, self._weights, call, arrived, finished)
+            told: list[int] = []
+            sample = self._server.sample
+            outcome = sample(task.prompt, task.params, self._weights, call, arrived, finished, told.append)
+            with self._lock:
+                self._groups += 1
+                self._prefilled += told
         except BaseException as error:  # a thread's error must reach the consumer
             outcome = error
         with self._lock:

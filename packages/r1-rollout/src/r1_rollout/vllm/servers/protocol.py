@@ -40,6 +40,7 @@ def generate_body(
     """
     return _prompt(prompt, known) | {
         "stream": True,
+        "stream_options": {"include_usage": True},
         "return_token_ids": True,
         "sampling_params": {
             "n": params.n,
@@ -145,6 +146,7 @@ def read_group(
     version: int,
     arrived: Callable[[int], None] = lambda tokens: None,
     finished: Callable[[int, Completion], None] = lambda sample, completion: None,
+    prefilled: Callable[[int], None] = lambda tokens: None,
 ) -> list[Completion]:
     """Assemble a group from a server's events.
 
@@ -153,6 +155,7 @@ def read_group(
         version: of the completions.
         arrived: called with the number of tokens in each event.
         finished: called with each sample's number, when it has finished.
+        prefilled: called with the tokens of the prompt that no cache had, for the first sample, if the server tells.
 
     Raises:
         ServerFault: anything is missing, doubled, or not what was requested.
@@ -165,6 +168,9 @@ def read_group(
                 counts = f"it read {len(seen)} prompt tokens, not these {len(prompt.token_ids)}"
                 _require(seen == list(prompt.token_ids), f"{counts} (are pictures resized by the server?)")
                 prompt_seen = True
+            details = (event.get("usage") or {}).get("prompt_tokens_details") or {}
+            if (cached := details.get("cached_tokens")) is not None:
+                prefilled(len(prompt.token_ids) - cached)
             for choice in event["choices"]:
                 sample = samples[choice["index"]] if choice["index"] >= 0 else None
                 _require(sample is not None and sample.finish_reason is None, "a sample goes on after its end")

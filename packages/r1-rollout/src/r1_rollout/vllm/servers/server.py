@@ -27,6 +27,7 @@ REQUIRED = (
     "--logprobs-mode=processed_logits",
     "--logits-processors=r1_rollout.vllm.plain_logprobs:PlainLogprobs",
 )
+REPORTS_CACHED = "--enable-prompt-tokens-details"  # without it, `GenerationSession.prefilled` is None
 # The first opens the endpoints for weights, the second those for adapters; the guard locks both.
 REQUIRED_ENVIRONMENT = {"VLLM_SERVER_DEV_MODE": "1", "VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"}
 _TAIL = 2000  # characters of the log in an error
@@ -58,6 +59,7 @@ def vllm_command(model: str, options: Mapping[str, Json]) -> Callable[[str], lis
             flag, False and None leave it out, a mapping becomes JSON.
     """
     words = [sys.executable, "-P", "-m", "vllm.entrypoints.launchers.api_server.entry", f"--model={model}", *REQUIRED]
+    words.append(REPORTS_CACHED)
     for name, value in options.items():
         if value is not None and value is not False:
             flag = f"--{name.replace('_', '-')}"
