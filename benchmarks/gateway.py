@@ -1,20 +1,21 @@
-"""Episodes of agents that sample over HTTP, compared with the same turns in a plain session of the engine.
+"""Episodes of agents that sample over HTTP, compared with the same turns without the gateway.
 
 uv run python benchmarks/gateway.py [--prompts 8] [--samples 4] [--turns 4] [--rounds 5]
 
-The model of tool_loop.py writes the same turn of `--thought` + 4 tokens whatever it is asked, so that both sides sample
+The model of tool_loop.py writes the same turn of `--thought` + 4 tokens whatever it is asked, so that all sides sample
 the same tokens:
 
 - `gateway`: each episode is an agent in a process of its own, which sends its conversation with `http.client`, once a
   turn, over one connection; r1 answers with `AgentPlayer`: HTTP, JSON, matching of messages, rendering, sampling;
+- `environment`: an environment in a process gives the answers that the agents give; r1 plays the episodes with
+  `EpisodePlayer`. Turns begin one by one, as the agents' do;
 - `direct`: the prompts of all these turns are known, and a session gets an episode's next one when the turn before is
-  sampled. Nothing is rendered, parsed or sent.
+  sampled. Nothing is rendered, parsed or sent, and the turns of all episodes begin at the same moment, so that the
+  engine fills prompts in fewer batches and decodes more rows at a time.
 
-Both sides take turns in this process, with one thread and float32 on a processor. Reported are seconds, and the
-processor seconds of this process, which other work on the machine changes less; they leave out the agents' own
-processes. `ms a request` is the difference of the sides. It has two parts: what is beside the engine, and what the
-engine needs more because agents do not begin their turns at the same moment, so that it computes fewer of them at a
-time. The last line is one JSON object.
+The sides take turns in this process, with one thread and float32 on a processor. Reported are seconds, and the
+processor seconds of this process, which other work on the machine changes less; they leave out the processes of agents
+and environments. Ratios are of medians. The last line is one JSON object.
 """
 
 import argparse
@@ -25,6 +26,7 @@ import statistics
 import tempfile
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -36,8 +38,9 @@ import torch
 from tool_loop import LONGEST, Task, Timing, timed
 
 from r1_cli.gateway.server import GatewayServer
-from r1_cli.train.episodes.agents import AgentPlayer, RequestQueue
+from r1_cli.train.episodes.agents import AgentPlayer, Player, RequestQueue
 from r1_cli.train.episodes.episode import EpisodeLimits
+from r1_cli.train.episodes.player import EpisodePlayer
 from r1_cli.train.groups.trajectory import Trajectory
 from r1_data import Renderer
 from r1_data.turns import TurnRenderer, probe_template
@@ -68,6 +71,20 @@ def solve(row, base_url, api_key):
 """
 
 
+ENVIRONMENT = """\
+class Talk:
+    def reset(self, row):
+        self.turns = 0
+
+    def step(self, text):
+        self.turns += 1
+        return None if self.turns == TURNS else "Go on."
+
+    def score(self):
+        return 1.0
+"""
+
+
 class CountedEngine(EmbeddedEngine):
     """Counts the processor seconds that pass within its session's `poll`."""
 
@@ -88,12 +105,21 @@ class CountedEngine(EmbeddedEngine):
         return session
 
 
+Work = tuple[int, int, float]  # turns and tokens of the policy, and seconds without a request to the engine
+
+
 class Sides:
     def __init__(self, task: Task, options: argparse.Namespace, folder: str, stack: ExitStack) -> None:
-        agent = Path(folder, "agent.py")
+        agent, environment = Path(folder, "agent.py"), Path(folder, "environment.py")
         agent.write_text(AGENT.replace("TURNS", str(options.turns)))
-        setup = EnvironmentSetup(agent=f"{agent}:solve", episode_timeout=600.0)
-        pool = stack.enter_context(EnvironmentPool(setup, workers=options.workers))
+        environment.write_text(ENVIRONMENT.replace("TURNS", str(options.turns)))
+        agents, talks = (
+            stack.enter_context(EnvironmentPool(setup, workers=options.workers))
+            for setup in (
+                EnvironmentSetup(agent=f"{agent}:solve", episode_timeout=600.0),
+                EnvironmentSetup(environment=f"{environment}:Talk"),
+            )
+        )
         queue = RequestQueue()
         server = GatewayServer(queue.answer, reward=queue.reward)
         stack.callback(server.close)
@@ -101,7 +127,10 @@ class Sides:
         turns = TurnRenderer(renderer, probe_template(renderer, end_token_ids=[task.end]))
         limits = EpisodeLimits(max_tokens=LONGEST, max_turns=options.turns)
         ends = frozenset({task.end})
-        self._player = AgentPlayer(pool, server, queue, turns, task.tokenizer, ends, limits, max_prompt_tokens=LONGEST)
+        self._agents = AgentPlayer(
+            agents, server, queue, turns, task.tokenizer, ends, limits, max_prompt_tokens=LONGEST
+        )
+        self._talks = EpisodePlayer(talks, turns, task.tokenizer, ends, limits)
         examples = [Example(f"row:{n}", question, (), "") for n, question in enumerate(task.questions)]
         self._prompts = [renderer.render(example) for example in examples]
         self._params = SamplingParams(max_tokens=LONGEST, n=task.samples, seed=1)
@@ -109,20 +138,26 @@ class Sides:
         self._weights = LocalWeights(task.model.state_dict().items(), version=1)
         self._episodes: list[list[tuple[Prompt, int]]] = []  # the prompt and the tokens of each turn
 
-    def gateway(self) -> tuple[int, int]:
-        """Play all episodes; return turns and tokens of the policy."""
+    def gateway(self) -> Work:
+        return self._play(self._agents)
+
+    def environment(self) -> Work:
+        return self._play(self._talks)
+
+    def _play(self, player: Player) -> Work:
+        """Play all episodes; return turns and tokens of the policy, and seconds without a request to the engine."""
         with self.engine.active(self._weights):
-            groups = dict(self._player.generate(self.engine, self._prompts, self._params))
+            groups = dict(player.generate(self.engine, self._prompts, self._params))
         self._episodes = [
             turns_of(self._prompts[index], sample, episode)
             for index, group in sorted(groups.items())
             for sample, episode in enumerate(group)
             if isinstance(episode, Trajectory) and not episode.forks and episode.failure is None
         ]
-        return self._work()
+        return (*self._count(), player.use.metrics()["timing_s/tools"])
 
-    def direct(self) -> tuple[int, int]:
-        """Sample the turns of the episodes that `gateway` played last."""
+    def direct(self) -> Work:
+        """Sample the turns of the episodes that were played last."""
         with self.engine.active(self._weights):
             session = self.engine.open_session(self._params)
             waiting = {prompt.id: deque(rest) for (prompt, _), *rest in self._episodes}
@@ -137,11 +172,20 @@ class Sides:
                         waiting[prompt.id] = rest
                         session.submit(prompt.id, prompt, max_tokens=length)
             session.close()
-        return self._work()
+        return (*self._count(), 0.0)
 
-    def _work(self) -> tuple[int, int]:
+    def _count(self) -> tuple[int, int]:
         lengths = [length for episode in self._episodes for _, length in episode]
         return len(lengths), sum(lengths)
+
+    def measure(self) -> dict[str, tuple[Timing, float]]:
+        """Return the timing of each side in one round, and the engine's processor seconds in it."""
+        found: dict[str, tuple[Timing, float]] = {}
+        for name, side in (("gateway", self.gateway), ("environment", self.environment), ("direct", self.direct)):
+            self.engine.seconds = 0.0
+            timing = timed(side)
+            found[name] = timing, self.engine.seconds
+        return found
 
 
 def turns_of(prompt: Prompt, sample: int, episode: Trajectory) -> list[tuple[Prompt, int]]:
@@ -163,35 +207,27 @@ def turns_of(prompt: Prompt, sample: int, episode: Trajectory) -> list[tuple[Pro
 def compare(task: Task, options: argparse.Namespace, folder: str) -> dict[str, Any]:
     with ExitStack() as stack:
         sides = Sides(task, options, folder, stack)
-        pairs, engine = list[tuple[Timing, Timing]](), list[tuple[float, float]]()
-        for number in range(options.rounds + 1):  # the first warms up
-            sides.engine.seconds = 0.0
-            gateway = timed(sides.gateway)
-            between = sides.engine.seconds
-            direct = timed(sides.direct)
-            if number:
-                pairs.append((gateway, direct))
-                engine.append((between, sides.engine.seconds - between))
+        rounds = [sides.measure() for _ in range(options.rounds + 1)][1:]  # the first warms up
     expected = options.prompts * options.samples * options.turns
-    for pair in pairs:
-        if any(side.work != (expected, expected * (options.thought + 4)) for side in pair):
-            raise SystemExit(f"{[side.work for side in pair]} turns and tokens instead of {expected} turns")
-    found: dict[str, Any] = dict(zip(("turns", "tokens"), pairs[0][0].work, strict=True))
-    for name in ("seconds", "processor_seconds"):
-        both = [[getattr(pair[side], name) for pair in pairs] for side in (0, 1)]
-        more = statistics.median(both[0]) - statistics.median(both[1])
+    for one in rounds:
+        if any(figures.work != (expected, expected * (options.thought + 4)) for figures, _ in one.values()):
+            raise SystemExit(f"{[figures.work for figures, _ in one.values()]} turns and tokens instead of {expected}")
+    found: dict[str, Any] = dict(zip(("turns", "tokens"), rounds[0]["direct"][0].work, strict=True))
+    kinds: dict[str, Callable[[tuple[Timing, float]], float]] = {
+        "seconds": lambda one: one[0].seconds,
+        "processor seconds": lambda one: one[0].processor_seconds,
+        "engine's processor seconds": lambda one: one[1],
+        "processor seconds beside the engine": lambda one: one[0].processor_seconds - one[1],
+    }
+    for name, kind in kinds.items():
+        figures = {side: [round(kind(one[side]), 3) for one in rounds] for side in rounds[0]}
+        medians = {side: statistics.median(values) for side, values in figures.items()}
         found[name] = {
-            "gateway": [round(one, 3) for one in both[0]],
-            "direct": [round(one, 3) for one in both[1]],
-            "ratio": round(statistics.median(both[0]) / statistics.median(both[1]), 3),
-            "ms a request": round(1000 * more / expected, 2),
+            **figures,
+            "gateway to environment": round(medians["gateway"] / medians["environment"], 3),
+            "gateway to direct": round(medians["gateway"] / medians["direct"], 3),
+            "ms a request": {side: round(1000 * median / expected, 2) for side, median in medians.items()},
         }
-    shares = [[round(round_[side], 3) for round_ in engine] for side in (0, 1)]
-    beside = statistics.median(
-        pair[0].processor_seconds - spent for pair, (spent, _) in zip(pairs, engine, strict=True)
-    )
-    found["engine's processor seconds"] = {"gateway": shares[0], "direct": shares[1]}
-    found["processor ms a request beside the engine"] = round(1000 * beside / expected, 2)
     return found
 
 

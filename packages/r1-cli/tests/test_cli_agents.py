@@ -286,3 +286,17 @@ def test_a_reward_that_arrives_with_the_end_of_its_agent_counts(toy: Toy, player
     late: Any = {"server": server, "environments": Environments()}
     (episode,) = play(toy, replace(player, **late), "posts")
     assert episode.score == Score(0.75, {"overall": 0.75})
+
+
+def test_agents_of_a_group_that_begin_alike_share_a_rendered_prompt(toy: Toy, player: AgentPlayer) -> None:
+    renderers = Renderers(player.renderer, toy.tokenizer, player.end_token_ids)
+    tool = {"role": "tool", "content": "7", "tool_call_id": "a"}
+
+    def render(name: str, *said: dict[str, Any]) -> Any:
+        return renderers.render(player.renderer, ("", "equal keys"), "row", ({**tool, "name": name}, *said))
+
+    first = render("look")
+    assert render("look") is first
+    assert render("find") is not first  # names are not in keys, but a template may write them
+    again = {"role": "assistant", "content": "5"}
+    assert render("look", again) is not render("look", again)

@@ -16,6 +16,10 @@ def keys(*messages: dict[str, Any]) -> list[str]:
     return [message_key(message) for message in messages]
 
 
+def key_of(request: ChatRequest) -> str:
+    return request_key(request, tools_key(request.tools), keys(*request.messages))
+
+
 def said(text: str) -> dict[str, Any]:
     return {"role": "assistant", "content": text}
 
@@ -166,7 +170,7 @@ def test_other_tools_are_another_conversation() -> None:
 
 def test_a_retry_is_the_same_request_and_another_seed_is_not() -> None:
     request = ChatRequest((SYSTEM, USER), ({"type": "function"},), 16, ("x",))
-    assert request_key(request) == request_key(ChatRequest((dict(SYSTEM), USER), ({"type": "function"},), 16, ("x",)))
+    assert key_of(request) == key_of(ChatRequest((dict(SYSTEM), USER), ({"type": "function"},), 16, ("x",)))
     others = [
         ChatRequest((SYSTEM, USER), (), 16, ("x",)),
         ChatRequest((SYSTEM, USER), ({"type": "function"},), 17, ("x",)),
@@ -174,5 +178,5 @@ def test_a_retry_is_the_same_request_and_another_seed_is_not() -> None:
         ChatRequest((SYSTEM, USER), ({"type": "function"},), 16, ("x",), seed=1),
         ChatRequest((SYSTEM, user("\ud800")), ({"type": "function"},), 16, ("x",)),
     ]
-    assert len({request_key(one) for one in [request, *others]}) == 6
+    assert len({key_of(one) for one in [request, *others]}) == 6
     assert tools_key([{"a": 1, "b": 2}]) == tools_key([{"b": 2, "a": 1}])

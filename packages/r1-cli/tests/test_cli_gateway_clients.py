@@ -9,7 +9,6 @@ from importlib.util import find_spec
 import pytest
 
 pytest.importorskip("uvicorn", reason="r1-cli[gateway] is not installed")
-pytest.importorskip("starlette", reason="r1-cli[gateway] is not installed")
 
 from episode_toys import png
 

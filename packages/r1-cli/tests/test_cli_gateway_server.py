@@ -9,7 +9,6 @@ from concurrent.futures import Future
 import pytest
 
 pytest.importorskip("uvicorn", reason="r1-cli[gateway] is not installed")
-pytest.importorskip("starlette", reason="r1-cli[gateway] is not installed")
 
 import httpx
 from patience import eventually

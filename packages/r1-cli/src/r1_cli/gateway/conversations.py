@@ -82,10 +82,9 @@ class Forest(Generic[State]):
         return [node for node in self.nodes if not node.children]
 
 
-def request_key(request: ChatRequest) -> str:
-    """Return a key that a request shares with its retries."""
-    keys = [message_key(message) for message in request.messages]
-    return _digest([keys, list(request.tools), request.max_tokens, list(request.stop), request.seed])
+def request_key(request: ChatRequest, tools: str, keys: Sequence[str]) -> str:
+    """Return a key that a request shares with its retries; `tools` and `keys` are those of its tools and messages."""
+    return _digest([list(keys), tools, request.max_tokens, list(request.stop), request.seed])
 
 
 def tools_key(tools: Sequence[JsonObject]) -> str:

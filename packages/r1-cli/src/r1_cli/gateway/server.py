@@ -5,6 +5,7 @@ Routes, each behind `/sessions/ID`: `/v1/chat/completions`, `/v1/responses`, `/v
 
 import asyncio
 import hmac
+import json
 import logging
 import math
 import re
@@ -15,7 +16,6 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from r1_cli.gateway.anthropic_messages import ANTHROPIC_MESSAGES
 from r1_cli.gateway.chat_completions import CHAT_COMPLETIONS
@@ -26,18 +26,13 @@ from r1_cli.gateway.responses import RESPONSES, EarlierResponses
 from r1_data.types import JsonObject
 from r1_rewards.services import http_limits
 
-if TYPE_CHECKING:
-    from starlette.applications import Starlette
-    from starlette.requests import Request
-    from starlette.responses import Response
-
 TOKEN_BYTES = 32
 MAX_BODY_BYTES = 64 << 20
 LONG_BODY_BYTES = 1 << 20  # read in another thread, because others wait meanwhile
 IDLE_SECONDS = 600  # after which a connection is closed; agents hold theirs while tools run
 STOP_SECONDS = 1  # for requests that are being answered when the server ends
 MODEL = "policy"
-SESSION_PATH = "/sessions/{name}"
+SESSION_PATH = re.compile("/sessions/([^/]+)(/.+)")  # a session's name in URLs, and a route
 UNREAD = (401, 404, 408, 413)  # statuses after which a part of the body may be left
 IGNORED_HEADER = "x-r1-ignored"
 
@@ -45,6 +40,8 @@ log = logging.getLogger("r1")
 Answer = Callable[[str, ChatRequest], "Future[ChatReply]"]
 Written = tuple[JsonObject | bytes, dict[str, str]]  # JSON or server-sent events, and headers
 Endpoint = Callable[[Dialect, "Session", JsonObject], Awaitable[Written]]
+Send = Callable[[http_limits.Message], Awaitable[None]]
+Reply = tuple[int, bytes, dict[str, str]]  # status, body and headers
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,16 +96,21 @@ class GatewayServer:
             max_body_bytes: of a request.
 
         Raises:
-            ModuleNotFoundError: starlette or uvicorn is missing; the message has the line that installs them.
+            ModuleNotFoundError: uvicorn is missing; the message has the line that installs it.
             OSError: the address cannot be used.
         """
         try:
             import uvicorn
-
-            self._answer, self._reward, self._max_body_bytes = answer, reward, max_body_bytes
-            app = self._build_app()
         except ModuleNotFoundError as error:
             raise ModuleNotFoundError(f"agents need {error.name}: pip install 'r1-cli[gateway]'") from error
+        self._answer, self._reward, self._max_body_bytes = answer, reward, max_body_bytes
+        self._routes: dict[tuple[str, str], tuple[Dialect, Endpoint]] = {
+            ("POST", "/v1/chat/completions"): (CHAT_COMPLETIONS, self._complete),
+            ("POST", "/v1/responses"): (RESPONSES, self._complete),
+            ("POST", "/v1/messages"): (ANTHROPIC_MESSAGES, self._complete),
+            ("GET", "/v1/models"): (CHAT_COMPLETIONS, self._list_models),
+            ("POST", "/reward"): (CHAT_COMPLETIONS, self._take_reward),
+        }
         self._sessions: dict[str, Session] = {}  # by their name in URLs
         self._warned: set[str] = set()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -119,8 +121,11 @@ class GatewayServer:
         self.url = f"http://{shown}:{self._socket.getsockname()[1]}"
         self._server = uvicorn.Server(
             uvicorn.Config(
-                app,
+                self._serve,
                 http=http_limits.header_timeout_protocol(),
+                interface="asgi3",
+                ws="none",
+                proxy_headers=False,
                 lifespan="off",
                 log_config=None,
                 access_log=False,
@@ -154,42 +159,28 @@ class GatewayServer:
         self._thread.join()
         self._socket.close()
 
-    def _build_app(self) -> "Starlette":
-        from starlette.applications import Starlette
-        from starlette.responses import JSONResponse
-        from starlette.routing import Route
+    async def _serve(self, scope: http_limits.Message, receive: http_limits.Receive, send: Send) -> None:
+        """Answer a request; this is an ASGI application: https://asgi.readthedocs.io/en/latest/specs/www.html"""
+        status, body, headers = await self._respond(scope, receive)
+        headers = {"content-type": "application/json", "content-length": str(len(body)), **headers}
+        listed = [(name.encode(), value.encode("latin-1")) for name, value in headers.items()]
+        await send({"type": "http.response.start", "status": status, "headers": listed})
+        await send({"type": "http.response.body", "body": body})
 
-        def route(path: str, dialect: Dialect, endpoint: Endpoint, method: str = "POST") -> Route:
-            async def call(request: "Request") -> "Response":
-                return await self._respond(request, dialect, endpoint)
-
-            return Route(f"{SESSION_PATH}{path}", call, methods=[method])
-
-        async def is_missing(request: "Request", error: Exception) -> "Response":
-            listed = ", ".join(route.path.removeprefix(SESSION_PATH) for route in routes)
-            missing = GatewayError(404, f"there is no {request.method} {request.url.path} here; sessions have {listed}")
-            return JSONResponse(CHAT_COMPLETIONS.write_error(missing), missing.status)
-
-        routes = [
-            route("/v1/chat/completions", CHAT_COMPLETIONS, self._complete),
-            route("/v1/responses", RESPONSES, self._complete),
-            route("/v1/messages", ANTHROPIC_MESSAGES, self._complete),
-            route("/v1/models", CHAT_COMPLETIONS, self._list_models, "GET"),
-            route("/reward", CHAT_COMPLETIONS, self._take_reward),
-        ]
-        return Starlette(routes=routes, exception_handlers={404: is_missing, 405: is_missing})
-
-    async def _respond(self, request: "Request", dialect: Dialect, endpoint: Endpoint) -> "Response":
-        from starlette.responses import JSONResponse, Response
-
+    async def _respond(self, scope: http_limits.Message, receive: http_limits.Receive) -> Reply:
+        dialect, method = CHAT_COMPLETIONS, scope["method"]
         try:
-            session = self._authorize(request)
+            name, (dialect, endpoint) = self._find_route(method, scope["path"])
+            session = self._authorize(name, dict(scope["headers"]))
         except GatewayError as error:
-            await http_limits.drain(request.receive)
+            await http_limits.drain(receive)
             return _refuse(dialect, error)
         try:
-            body = {} if request.method == "GET" else await self._read(request)
+            body = {} if method == "GET" else await self._read(receive)
             content, headers = await endpoint(dialect, session, body)
+            if isinstance(content, bytes):
+                return 200, content, {"content-type": "text/event-stream; charset=utf-8", **headers}
+            return 200, _to_json(content), headers
         except GatewayError as error:
             return _refuse(dialect, error)
         except http_limits.RefusedRequest as error:
@@ -197,23 +188,27 @@ class GatewayServer:
         except Exception as error:
             log.exception("the gateway cannot answer a request")
             return _refuse(dialect, GatewayError(500, f"the gateway failed: {type(error).__name__}"))
-        if isinstance(content, bytes):
-            return Response(content, 200, headers, "text/event-stream")
-        return JSONResponse(content, 200, headers)
 
-    def _authorize(self, request: "Request") -> Session:
-        name = request.path_params["name"]
+    def _find_route(self, method: str, path: str) -> tuple[str, tuple[Dialect, Endpoint]]:
+        """Return the name of the session and what answers."""
+        found = SESSION_PATH.fullmatch(path)
+        route = self._routes.get((method, found[2])) if found else None
+        if found is None or route is None:
+            listed = ", ".join(route for _, route in self._routes)
+            raise GatewayError(404, f"there is no {method} {path} here; sessions have {listed}")
+        return found[1], route
+
+    def _authorize(self, name: str, headers: dict[bytes, bytes]) -> Session:
         session = self._sessions.get(name)
         if session is None:
             raise GatewayError(404, f"there is no session {name!r}, or it is closed")
-        bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
-        given = (bearer, request.headers.get("x-api-key", ""))
-        if not any(hmac.compare_digest(key.encode(), session.api_key.encode()) for key in given):
+        given = (headers.get(b"authorization", b"").removeprefix(b"Bearer "), headers.get(b"x-api-key", b""))
+        if not any(hmac.compare_digest(key, session.api_key.encode()) for key in given):
             raise GatewayError(401, "the API key is not this session's: use OPENAI_API_KEY of the agent's environment")
         return session
 
-    async def _read(self, request: "Request") -> JsonObject:
-        body = await http_limits.read_body(request.receive, self._max_body_bytes)
+    async def _read(self, receive: http_limits.Receive) -> JsonObject:
+        body = await http_limits.read_body(receive, self._max_body_bytes)
         return await asyncio.to_thread(read_body, body) if len(body) > LONG_BODY_BYTES else read_body(body)
 
     async def _complete(self, dialect: Dialect, session: Session, body: JsonObject) -> Written:
@@ -251,14 +246,16 @@ class GatewayServer:
         return {}, {}
 
 
-def _refuse(dialect: Dialect, error: GatewayError) -> "Response":
-    from starlette.responses import JSONResponse
+def _to_json(value: JsonObject) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
 
+
+def _refuse(dialect: Dialect, error: GatewayError) -> Reply:
     # Clients of both vendors send a request again after 408, 409 and 5xx unless a header says not to.
     headers = {"x-should-retry": "true" if error.status == 503 else "false"}
     if error.status in UNREAD:
         headers["connection"] = "close"
-    return JSONResponse(dialect.write_error(error), error.status, headers)
+    return error.status, _to_json(dialect.write_error(error)), headers
 
 
 async def result_of(future: "Future[ChatReply]") -> ChatReply:

@@ -121,6 +121,8 @@ class EnvironmentPool:
 
         Waits up to `timeout` seconds for the first; None waits until there is one, and not at all if nothing was asked.
         """
+        if timeout == 0 and not self._answers and self._fault is None:
+            return []
         with self._arrived:
             self._arrived.wait_for(
                 lambda: self._answers or self._fault or (timeout is None and not self._asked), timeout

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 ANSWERS = ("tool", "user")  # roles of messages that may follow a turn; with others the conversation is rendered whole
 MOST_RENDERERS = 64  # for the tools of different requests
+MOST_OPENINGS = 64  # whose prompts are kept
 
 
 class Renderers:
@@ -32,15 +33,33 @@ class Renderers:
     ) -> None:
         self.turns, self.tokenizer, self.end_token_ids = turns, tokenizer, end_token_ids
         self._by_tools: dict[str, TurnRenderer] = {tools_key(()): turns}
+        self._openings: dict[tuple[str, ...], tuple[Sequence[Message], Prompt]] = {}
 
-    def of(self, tools: Sequence[JsonObject]) -> TurnRenderer:
-        """Raises DataError if the chat template cannot write calls of tools."""
-        key = tools_key(tools)
+    def of(self, key: str, tools: Sequence[JsonObject]) -> TurnRenderer:
+        """Return the renderer for tools with this key.
+
+        Raises DataError if the chat template cannot write calls of tools.
+        """
         if key not in self._by_tools:
             if len(self._by_tools) >= MOST_RENDERERS:
                 self._by_tools = {tools_key(()): self.turns}
             self._by_tools[key] = self.turns.with_tools(tools)
         return self._by_tools[key]
+
+    def render(self, turns: TurnRenderer, key: tuple[str, ...], id_: str, messages: Sequence[Message]) -> Prompt:
+        """Render messages whole. Those with which all agents of a group begin are rendered once.
+
+        `key` is that of the tools, and those of the messages.
+        """
+        if any(message["role"] == "assistant" for message in messages):
+            return turns.render(id_, messages)
+        known, prompt = self._openings.get(key, ((), None))
+        if prompt is None or known != messages:  # keys leave out names and ids, which a template may write
+            if len(self._openings) >= MOST_OPENINGS:
+                self._openings.clear()
+            prompt = turns.render(id_, messages)
+            self._openings[key] = messages, prompt
+        return prompt
 
     def decode(self, token_ids: Sequence[int]) -> str:
         return str(self.tokenizer.decode(list(token_ids), skip_special_tokens=True))
@@ -84,9 +103,10 @@ class AgentEpisode:
 
         Raises GatewayError: the request cannot be rendered, or a limit allows no further turn.
         """
-        key = request_key(request)
+        tools, keys = tools_key(request.tools), [message_key(message) for message in request.messages]
+        key = request_key(request, tools, keys)
         if (known := self._asked.get(key)) is None:
-            known = self._asked[key] = self._begin(request)
+            known = self._asked[key] = self._begin(request, tools, keys)
             known.state.waiting.append(future)
             return known
         if known.state.reply is None:
@@ -174,20 +194,19 @@ class AgentEpisode:
 
     # --- parts --------------------------------------------------------------------------------------------------------
 
-    def _begin(self, request: ChatRequest) -> Turn:
+    def _begin(self, request: ChatRequest, tools: str, keys: Sequence[str]) -> Turn:
         if len(self._forest.nodes) >= self._limits.max_turns:
             raise self._exhaust("max_turns", f"the episode has had its {self._limits.max_turns} turns")
-        tools, keys = tools_key(request.tools), [message_key(message) for message in request.messages]
         parent, covered = self._forest.find(tools, keys)
         if any(message["role"] not in ANSWERS for message in request.messages[covered:]):
             parent, covered = None, 0
         try:
-            turns = self._renderers.of(request.tools)
+            turns = self._renderers.of(tools, request.tools)
             twin = self._forest.find_twin(parent, tools, keys[covered:])
             if twin is not None and twin.state.start is not None:
                 start = twin.state.start
             elif parent is None:
-                start = self._render(turns, request.messages)
+                start = self._start(self._renderers.render(turns, (tools, *keys), self.prompt.id, request.messages))
             else:
                 start = self._go_on(turns, parent, request.messages[covered:])
         except (DataError, MediaError) as error:
@@ -204,17 +223,15 @@ class AgentEpisode:
             self.counts["further"] += 1
             self.counts["forked"] += int(parent is None or bool(parent.children))
 
-    def _render(self, turns: TurnRenderer, messages: Sequence[Message]) -> Episode:
-        prompt = turns.render(self.prompt.id, messages)
+    def _start(self, prompt: Prompt) -> Episode:
         left = self._max_context - len(prompt.token_ids)
         if left < 1:
             message = f"the messages have {len(prompt.token_ids):,} tokens, and a path at most {self._max_context:,}"
             raise self._exhaust("max_tokens", f"{message} (data.max_prompt_length and max_response_length)")
-        prompt = replace(
-            prompt, ground_truth=self.prompt.ground_truth, metadata=self.prompt.metadata, source=self.prompt.source
-        )
+        row = self.prompt
+        prompt = replace(prompt, id=row.id, ground_truth=row.ground_truth, metadata=row.metadata, source=row.source)
         limits = replace(self._limits, max_tokens=min(left, self._limits.max_tokens))
-        return Episode(self.prompt if _is_same(prompt, self.prompt) else prompt, self.sample, limits, self.index)
+        return Episode(row if _is_same(prompt, row) else prompt, self.sample, limits, self.index)
 
     def _go_on(self, turns: TurnRenderer, parent: Turn, messages: Sequence[Message]) -> Episode:
         before, reply = parent.state.episode, parent.state.reply
