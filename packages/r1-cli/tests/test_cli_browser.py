@@ -12,6 +12,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from cli_pages import HOSTILE, LATER, PICTURE, write_episodes, write_log, write_run, write_samples, write_tokenizer
 
@@ -139,7 +141,7 @@ def test_an_episode_is_shown_as_a_conversation(tmp_path: Path, browser: Any, ser
     assert "reward 0.5" in turns.nth(0).inner_text()
     tool = turns.nth(1)
     assert re.search(r'look \{"x0": 0\.5\}\s+0\.25 s', tool.inner_text())
-    assert tool.locator(".bad").inner_text() == "no such part"
+    assert tool.locator(".bad").inner_text() == "exception: no such part"
     assert "Here it is:" in tool.inner_text()
     page.wait_for_function("() => document.querySelector('.turn img').naturalWidth === 64")
     assert LATER in tool.locator("img").get_attribute("src")
@@ -148,6 +150,25 @@ def test_an_episode_is_shown_as_a_conversation(tmp_path: Path, browser: Any, ser
     assert PICTURE in prompt.get_attribute("src")
     assert "nobody reads this" in turns.nth(3).inner_text()
     assert "stopped: done" in article.inner_text()
+    assert not wrong
+
+
+def test_a_fork_shows_its_own_prompt_beside_its_main_path(tmp_path: Path, browser: Any, serve: Any) -> None:
+    run = write_episodes(tmp_path / "one")
+    path = run / "samples/000000001-train.parquet"
+    table = pq.read_table(path, partitioning=None)
+    rows = table.to_pylist()
+    rows[0] |= {"stop_reason": "forked", "prompt": "What is 0 plus 0? Nothing. And now?"}
+    rows[1]["sample"] = 0  # the main path of that fork
+    pq.write_table(pa.Table.from_pylist(rows, table.schema), path)
+    page, wrong = open_page(browser, serve(run) + "#samples")
+    page.locator(".row", has_text="says").first.click()
+    page.locator("article").nth(3).wait_for()
+    assert page.locator("section > .card .text").inner_text() == f"What is 0 plus 0? {HOSTILE}"
+    own = page.locator("article details")
+    assert own.count() == page.locator("article").first.locator("details").count() == 1
+    own.locator("summary").click()
+    assert own.locator(".text").inner_text() == "What is 0 plus 0? Nothing. And now?"
     assert not wrong
 
 
