@@ -190,7 +190,7 @@ def test_a_sample_is_the_same_when_it_is_asked_for_alone(policy: Any, pool: Serv
 def test_turns_of_a_session_go_on_from_the_tokens_before_and_cancelled_ones_never_come(
     policy: Any, pool: ServerPool
 ) -> None:
-    asked, turns = prompts(12), 0
+    asked, turns, read = prompts(12), 0, 0
     with pool.active(LocalWeights(policy.state_dict().items(), 0)):
         session = pool.open_session(SamplingParams(max_tokens=24, seed=3))
         for index, prompt in enumerate(asked):
@@ -202,11 +202,14 @@ def test_turns_of_a_session_go_on_from_the_tokens_before_and_cancelled_ones_neve
             for key, group in finished:
                 turns += 1
                 prompt, (answer,) = asked[int(key)], group
+                read += len(prompt.token_ids)
                 assert gap(policy, asked, {int(key): group}) < 1e-5
                 if len(prompt.token_ids) < 40:
                     prompt.token_ids += [*answer.token_ids.tolist(), 5, 6]
                     prompt.id += "/"
                     session.submit(key, prompt, max_tokens=12)
+        assert session.prefilled is not None
+        assert 0 < session.prefilled <= read
     assert turns > 2 * len(asked)
 
 
