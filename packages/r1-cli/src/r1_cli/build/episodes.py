@@ -52,7 +52,43 @@ def open_player(
     unjudged = sources_without_reward(config)
     if isinstance(environments, EnvironmentPool) and not settings.agent:
         _require_rewards(environments, {sources.get(name, "") for name in unjudged})
-    ends = end_token_ids(models.load_generation_config(model.path, model.config), model.config, model.tokenizer)
+    generation = models.load_generation_config(model.path, model.config)
+    ends = frozenset(end_token_ids(generation, model.config, model.tokenizer))
+    renderers = _open_renderers(config, renderer, ends, environments)
+    if isinstance(environments, EnvironmentPool) and settings.agent:
+        queue = RequestQueue()
+        return AgentPlayer(
+            environments,
+            _open_server(queue, stack),
+            queue,
+            renderers[""],
+            model.tokenizer,
+            ends,
+            _limits(config),
+            max_prompt_tokens=config.data.max_prompt_length,
+            max_concurrent=settings.max_concurrent,
+            needs_score=unjudged,
+        )
+    return EpisodePlayer(
+        environments,
+        renderers.pop(""),
+        model.tokenizer,
+        ends,
+        _limits(config),
+        rounds=settings.scheduling == "rounds",
+        max_concurrent=settings.max_concurrent,
+        answers=record.replay if record else None,
+        sources=sources,
+        renderers=renderers,
+        needs_score={*unjudged},
+    )
+
+
+def _open_renderers(
+    config: RunConfig, renderer: Renderer, ends: frozenset[int], environments: Environments
+) -> dict[str, TurnRenderer]:
+    """Return the renderer of each kind of environment, whose tools differ; "" is the run's own."""
+    settings = config.worker.rollout.multi_turn
     render = partial(
         TurnRenderer,
         renderer,
@@ -61,36 +97,7 @@ def open_player(
         history=settings.history,
         max_parallel_calls=settings.max_parallel_calls,
     )
-    renderers = {name: render(tools=kind.tools) for name, kind in environments.kinds.items()}
-    turns = renderers.pop("")
-    limits = _limits(config)
-    if isinstance(environments, EnvironmentPool) and settings.agent:
-        queue = RequestQueue()
-        return AgentPlayer(
-            environments,
-            _open_server(queue, stack),
-            queue,
-            turns,
-            model.tokenizer,
-            frozenset(ends),
-            limits,
-            max_prompt_tokens=config.data.max_prompt_length,
-            max_concurrent=settings.max_concurrent,
-            needs_score=unjudged,
-        )
-    return EpisodePlayer(
-        environments,
-        turns,
-        model.tokenizer,
-        frozenset(ends),
-        limits,
-        rounds=settings.scheduling == "rounds",
-        max_concurrent=settings.max_concurrent,
-        answers=record.replay if record else None,
-        sources=sources,
-        renderers=renderers,
-        needs_score={*unjudged},
-    )
+    return {name: render(tools=kind.tools) for name, kind in environments.kinds.items()}
 
 
 def _limits(config: RunConfig) -> EpisodeLimits:
