@@ -118,16 +118,17 @@ def counting(folder, *, deterministic=False, **limits):
 @pytest.mark.parametrize(
     ("fault", "cause", "message"),
     [
-        ("score", "exception", "get_reward() failed: RuntimeError: no score (line 23 of environment.py)"),
+        ("score", "exception", "score() failed: RuntimeError: no score (line {line} of environment.py)"),
         ("nan", "non_finite", "'overall' is nan"),
         ("text", "wrong_shape", "'overall' is 'good', not a number"),
     ],
 )
 def test_a_score_that_fails_is_a_failure(tmp_path, fault, cause, message):
+    line = next(number for number, text in enumerate(STATE.splitlines(), 1) if "no score" in text)
     with counting(tmp_path) as pool:
         opened(pool, {"fault": fault})
         pool.finish("e")
-        assert answer(pool) == Failure(cause, message.replace("get_reward()", "score()"))
+        assert answer(pool) == Failure(cause, message.format(line=line))
 
 
 def test_a_reset_that_fails_or_hangs_is_a_failure(tmp_path):
