@@ -295,6 +295,15 @@ def test_results_of_every_form(tmp_path):
         assert pool.poll() == []
 
 
+def test_a_late_answer_of_a_cancelled_episode_ends_no_wait(tools):
+    opened(tools, {"answer": ""}, [PIL.Image.new("RGB", (2, 2))])
+    session = tools._sessions["e"]
+    tools.cancel("e")
+    tools.start("e", {})
+    tools._deliver(session, StepResult())
+    assert answer(tools) == Failure("exception", "the tool 'look' asks for a picture, and the row has none")
+
+
 def test_misuse_of_the_pool_is_named(tools, tmp_path):
     opened(tools, {"answer": ""}, [PIL.Image.new("RGB", (2, 2))])
     with pytest.raises(ValueError, match="'e' is open"):

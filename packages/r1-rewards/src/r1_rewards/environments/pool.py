@@ -190,8 +190,9 @@ class EnvironmentPool:
     def _deliver(self, session: EpisodeSession, answer: Answer) -> None:
         with self._arrived:
             self._asked.discard(session)
-            self._answers.append((session, answer))
-            self._arrived.notify_all()
+            if self._sessions.get(session.key) is session:  # not cancelled: nobody waits for such an answer
+                self._answers.append((session, answer))
+                self._arrived.notify_all()
 
     def _run(self) -> None:
         try:
