@@ -28,7 +28,8 @@ NAMELESS = ("<listcomp>", "<setcomp>", "<dictcomp>", "<genexpr>", "<lambda>")  #
 LEARNER_METHOD = "set_micro_batch_limits"  # of the policy and of the critic; how many places a method takes
 TOKEN_FIELD = "full_kl"  # a number per token that goes from the policy to the loss; how many places a field takes
 TRANSPORT = "Transport"  # the protocol of r1_rollout.transports for what carries weights to an engine
-# Measured on 2026-11-24, with about a tenth of room (docstrings: a twentieth). What has to stay at its figure has the figure.
+# Measured on 2026-11-24, with about a tenth of room (docstrings: a twentieth). What has to stay at its figure
+# has the figure.
 LIMITS: dict[str, float] = {
     "% of files under 30 lines of code, without __init__.py": 11,
     "lines of the longest file": 430,

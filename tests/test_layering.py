@@ -32,9 +32,10 @@ PUBLIC = {
         extract reference_probability
     """,
     "r1_data": """
-        Columns DataError Detected Downloads Example MediaError Mixture Prompt PromptDataset Renderer RowReader Rows
-        Stream Summary Video WeightedStream answers_per_prompt collate compile_format_prompt count_rows detect
-        detect_columns name_source position_ids_of read_rows read_sources to_example
+        Columns Conversation DataError Demonstration Detected Downloads Example MediaError Mixture Prompt PromptDataset
+        Renderer RowReader Rows Stream Summary Turns Video WeightedStream answers_per_prompt collate
+        compile_format_prompt count_rows detect detect_columns name_source position_ids_of read_rows read_sources
+        to_example
     """,
 }
 # Classes that stand in users' server commands by their dotted path, and what a package's command runs.

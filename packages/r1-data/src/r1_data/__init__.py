@@ -13,11 +13,13 @@ from r1_data.sources import count_rows, read_rows, read_sources
 from r1_data.stream import Stream, WeightedStream
 from r1_data.tables.spec import answers_per_prompt, name_source
 from r1_data.tables.table import Rows
-from r1_data.types import DataError, Example, MediaError, Prompt
+from r1_data.types import Conversation, DataError, Demonstration, Example, MediaError, Prompt, Turns
 
 __all__ = [
     "Columns",
+    "Conversation",
     "DataError",
+    "Demonstration",
     "Detected",
     "Downloads",
     "Example",
@@ -30,6 +32,7 @@ __all__ = [
     "Rows",
     "Stream",
     "Summary",
+    "Turns",
     "Video",
     "WeightedStream",
     "answers_per_prompt",

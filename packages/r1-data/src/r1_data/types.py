@@ -1,9 +1,9 @@
-"""`Example` (a dataset row) and `Prompt` (rendered and tokenized), and the errors of rows and media."""
+"""Dataset rows (`Example`, `Conversation`), their renderings (`Prompt`, `Demonstration`), and the errors of rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -14,6 +14,7 @@ Message: TypeAlias = dict[str, Any]  # "role", "content", and other fields that 
 JsonObject: TypeAlias = dict[str, Any]  # e.g. the OpenAI schema of a tool
 PictureReference: TypeAlias = "bytes | Path | Url | Image"
 MediaReference: TypeAlias = "PictureReference | Video"
+Turns = Literal["all", "each", "last"]  # which assistant messages of a conversation are trained
 
 
 class DataError(ValueError):
@@ -135,6 +136,47 @@ class Prompt:
             raise DataError(
                 f"prompt {self.id}: {len(self.token_ids)} tokens but {self.position_ids.shape[-1]} position ids"
             )
+
+
+@dataclass(frozen=True, slots=True)
+class Conversation:
+    """A row for fine-tuning before rendering."""
+
+    id: str  # stable over runs and machines: "file name:row number"
+    # OpenAI style, with media items and at least one assistant message. Further keys of a message are kept:
+    # `tool_calls`, `reasoning_content`, `name`; `weight: 0` or `train: false` excludes an answer from the loss.
+    messages: list[Message]
+    media: tuple[MediaReference, ...] = ()  # one reference per media item, in order
+    tools: tuple[JsonObject, ...] = ()  # OpenAI schemas that the chat template shows
+    metadata: Mapping[str, object] = field(default_factory=dict)  # the row's other columns
+    source: str = ""  # which of several sources the row is from
+    # Of a preference row: the other ending. `messages` is the chosen one; both share the messages before.
+    rejected: list[Message] | None = None
+    label: bool | None = None  # of a KTO row: whether the ending is desired
+    template_kwargs: Mapping[str, object] = field(default_factory=dict)  # of the row, e.g. `enable_thinking`
+
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickle in a third of the time of a dataclass with slots."""
+        fields = (self.id, self.messages, self.media, self.tools, self.metadata, self.source)
+        return Conversation, (*fields, self.rejected, self.label, self.template_kwargs)
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """A rendered conversation for the learner, and which of its tokens are trained."""
+
+    id: str
+    token_ids: list[int]  # [L], placeholders expanded
+    loss_mask: list[bool]  # [L]; false on prompts, on tool results, and on what the generation prompt supplies
+    position_ids: "Tensor"  # int64 [axes, L]; one axis for text models, four for M-RoPE
+    model_inputs: "Mapping[str, Tensor]" = field(default_factory=dict)
+    prompt_length: int = 0  # tokens before the first trained one
+    source: str = ""  # which of several sources the row is from
+
+    def __post_init__(self) -> None:
+        lengths = len(self.token_ids), len(self.loss_mask), self.position_ids.shape[-1]
+        if len(set(lengths)) > 1:
+            raise DataError(f"conversation {self.id}: tokens, loss mask and position ids differ in length: {lengths}")
 
 
 def json_columns(columns: Mapping[str, object]) -> Row:
