@@ -10,6 +10,7 @@ from r1_core.losses.dppo import DPPOKL, DPPOTV
 from r1_core.losses.gmpo import GMPO
 from r1_core.losses.gradient import PolicyGradient
 from r1_core.losses.gspo import GSPO, LUSPO, GSPOToken
+from r1_core.losses.nll import NLL
 from r1_core.losses.policy import AGGREGATIONS, Aggregation, PolicyLoss, aggregate
 from r1_core.losses.ppo import PPOClip
 from r1_core.losses.sapo import SAPO
@@ -32,6 +33,7 @@ __all__ = [
     "GMPO",
     "GSPO",
     "LUSPO",
+    "NLL",
     "POLICY_LOSSES",
     "SAPO",
     "VESPO",
