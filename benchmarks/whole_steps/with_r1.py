@@ -47,8 +47,9 @@ def serve(words: list[str]) -> None:
     gate = Gate()
     from r1_cli.main import main
     from r1_cli.train import loop
+    from r1_cli.train import run as around
 
-    take, finish = loop.take_step, loop.finish_step
+    take, finish = loop.take_step, around.finish_step
 
     def take_step(*args: Any) -> Any:
         gate.open()
@@ -64,7 +65,7 @@ def serve(words: list[str]) -> None:
         found = {name: value for name, value in record.items() if name.startswith("val/")}
         gate.passed(phases=phases, plain=not (validates or saves), step=at.step, found=found, **facts)
 
-    loop.take_step, loop.finish_step = take_step, finish_step
+    loop.take_step, around.finish_step = take_step, finish_step
     main(["train", *words], standalone_mode=False)
 
 

@@ -1,133 +1,56 @@
 """The training loop: sample groups, score them, compare within each group, update the policy, repeat."""
 
-import logging
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
-from functools import partial
-from pathlib import Path
+from dataclasses import dataclass, replace
 
-from r1_cli.checkpoint.folders import CheckpointStore
-from r1_cli.checkpoint.saving import Saver
-from r1_cli.checkpoint.stop import Stopped, StopRequest
-from r1_cli.hardware import free_memory
-from r1_cli.runs.track import Generation, Tracker
-from r1_cli.runs.track.timing import Stopwatch, Timeline
-from r1_cli.train.groups.advantages import AdvantageError
+from r1_cli.runs.track import Generation
+from r1_cli.runs.track.timing import Stopwatch
 from r1_cli.train.groups.group import to_samples
-from r1_cli.train.groups.stream_position import save_groups
 from r1_cli.train.metrics.step import (
     count_idle,
     divergence,
     mean_of,
     penalty_metrics,
     performance,
-    require_rewards,
-    require_signal,
     step_metrics,
 )
 from r1_cli.train.metrics.validate import Validation
-from r1_cli.train.recorder import Recorder, to_generations
-from r1_cli.train.sampling.async_sampler import AsyncSampler, save_pending_steps
+from r1_cli.train.recorder import to_generations
+from r1_cli.train.run import LOST, Measured, TrainingRun, finish_step, flush, train
 from r1_cli.train.sampling.collect import DynamicSampling
 from r1_cli.train.sampling.weight_check import canary_metrics
-from r1_cli.train.types import (
-    Collected,
-    ModelSnapshot,
-    Policy,
-    Position,
-    Schedule,
-    Trainable,
-    Update,
-    ValueModel,
-    weights_of,
-)
+from r1_cli.train.types import Collected, Position, Schedule, Update, ValueModel, weights_of
 from r1_core.needs import OF_POLICY, OF_REFERENCE
 from r1_core.objective import Objective
 from r1_core.own import OwnCodeError
 from r1_core.types import Sample
-from r1_rewards.types import RewardFailure
-from r1_rollout.errors import RolloutError
 from r1_rollout.types import Generator
 
-# Errors that end a run between two steps, after its last step is saved.
-FAILED = (RewardFailure, RolloutError, AdvantageError, OwnCodeError)
-
-LOST = "run the same command again to resume from the last checkpoint, as the last step is lost"
-
-log = logging.getLogger("r1")
+__all__ = ["BrokenStepError", "Run", "finish_step", "flush", "minibatches", "take_step", "train", "validate"]
 
 
 class BrokenStepError(Exception):
     """A step failed after some of its updates, so it cannot be saved."""
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    learner: Policy
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run(TrainingRun):
     engine: Generator
     collector: DynamicSampling
     update: Update
-    schedule: Schedule
     validation: Validation | None
-    store: CheckpointStore
-    saver: Saver
-    tracker: Tracker
-    recorder: Recorder  # records every response
-    stop: StopRequest
-    assets: Callable[[], Mapping[str, bytes]]  # other files of a checkpoint, by path
-    critic: ValueModel | None = None
-    async_sampler: AsyncSampler | None = None  # samples later steps while the learner computes
-    timeline: Timeline = field(default_factory=Timeline)
 
+    def take_step(self, at: Position) -> tuple[Position, dict[str, float], list[Generation]]:
+        return take_step(self, at)
 
-def train(run: Run, at: Position) -> Position:
-    """Train to the end of the schedule; return the position after the last whole step.
+    @property
+    def validates(self) -> bool:
+        return self.validation is not None
 
-    A checkpoint holds the models and the position. If a signal, a reward, an engine or an estimator ends the run, the
-    last whole step is saved first.
-    """
-    try:
-        if run.validation and run.schedule.val_before_train and not run.tracker.has(at.step):
-            with run.stop.interruptible():
-                run.tracker.log(at.step, *validate(run, run.validation, at.step))
-        while at.step < run.schedule.last_step:
-            with run.timeline.step(at.step + 1):
-                at, record, generations = take_step(run, at)
-                finish_step(run, at, record, generations)
-            require_signal(at.idle, run.schedule.max_idle_steps)
-            run.saver.check()
-            run.stop.check()
-        flush(run)
-        run.saver.finish()
-        require_rewards(at.failed, at.step, run.schedule.max_idle_steps)
-    except (Stopped, *FAILED) as reason:
-        stop_early(run, at, reason)
-        if not isinstance(reason, Stopped):
-            raise
-    except Exception:
-        run.saver.finish_or_warn()  # earlier checkpoints stay
-        raise
-    return at
-
-
-def stop_early(run: Run, at: Position, reason: Exception) -> None:
-    """Save the last whole step, unless groups sampled for the next steps are lost."""
-    lost, why = False, f"{reason}: " if isinstance(reason, Stopped) else ""  # the caller reports errors
-    try:
-        if run.async_sampler:
-            run.async_sampler.drain()
-    except FAILED:
-        lost = True
-    run.saver.finish_or_warn()
-    if lost:
-        log.warning("%sstopping after step %d; %s (%s)", why, at.step, LOST, run.store.latest() or "there is none")
-        return
-    log.warning("%sstopping after step %d, which is saved in %s", why, at.step, run.store.path(at.step))
-    if at.step not in run.store.steps():
-        write_checkpoint(run, at, {})
-        run.saver.publish(partial(flush, run))
-        run.saver.finish()
+    def validate(self, step: int) -> Measured:
+        assert self.validation is not None
+        return validate(self, self.validation, step)
 
 
 def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float], list[Generation]]:
@@ -223,70 +146,10 @@ def minibatches(samples: Sequence[Sample], prompts: int, epochs: int) -> Iterato
             yield [s for s in samples if first <= s.group_id < first + prompts]
 
 
-def validate(run: Run, validation: Validation, step: int) -> tuple[dict[str, float], list[Generation]]:
+def validate(run: Run, validation: Validation, step: int) -> Measured:
     if run.async_sampler:
         run.async_sampler.drain()
     with run.engine.active(weights_of(run.learner, step)):
         record, groups = validation.measure()
     run.recorder.record(step, "validation", groups)
     return record, to_generations(groups[: validation.shown], "val")
-
-
-def finish_step(run: Run, at: Position, record: dict[str, float], generations: list[Generation]) -> None:
-    """Validate, save and log. The checkpoint and the record are written while the next step runs.
-
-    A checkpoint is published after the record, so that a resumed run has the records of all its steps.
-    """
-    watch = Stopwatch(run.tracker.console.stage, run.timeline.record)
-    if run.validation and run.schedule.validates(at.step):
-        try:
-            with watch("validation"):
-                scores, responses = validate(run, run.validation, at.step)
-        except FAILED:
-            run.tracker.log(at.step, record, generations)
-            raise
-        record |= scores
-        generations = [*responses, *generations]
-    saves = run.schedule.saves(at.step)
-    if saves:
-        with watch("save_checkpoint"):
-            write_checkpoint(run, at, record)
-    record |= {f"timing_s/{stage}": seconds for stage, seconds in watch.lap().items()}
-    with watch.background("log"):
-        run.tracker.log(at.step, record, generations)
-    if saves:
-        run.saver.publish(partial(flush, run))
-
-
-def flush(run: Run) -> None:
-    """Wait until all metrics and samples are written. Raises CheckpointError if a record could not be written."""
-    run.tracker.flush()
-    run.recorder.flush()
-
-
-def write_checkpoint(run: Run, at: Position, record: dict[str, float]) -> None:
-    """Snapshot the state and write it in the background, or now if there is no memory for a snapshot."""
-    run.saver.finish()
-    model_only = run.schedule.save_model_only
-    models: dict[str, Trainable] = {"actor": run.learner} | ({"critic": run.critic} if run.critic else {})
-    copies: dict[str, ModelSnapshot | None] = {}
-    for name, model in models.items():
-        copies[name] = model.snapshot(model_only=model_only, max_bytes=free_memory() // 2)
-        if run.critic:  # the two are never on the device together
-            model.offload()
-    pending, assets = run.async_sampler.pending() if run.async_sampler else [], run.assets()
-
-    def save(folder: Path) -> None:
-        for name, model in models.items():
-            if (copy := copies[name]) is not None:
-                copy.write(folder / name)
-            else:
-                model.save(folder / name, model_only=model_only)
-                model.offload()
-        for place, content in assets.items():
-            (folder / place).write_bytes(content)
-        save_groups(at.stream.carried_over, folder)
-        save_pending_steps([step.result() for step in pending], folder)
-
-    state = {**at.state(), "val_reward_score": record.get("val/reward_score"), "model_only": model_only}
-    run.saver.write(at.step, save, state, apart=None not in copies.values())

@@ -1,0 +1,171 @@
+"""What a run does around its steps, whatever a step is: validate, save, log, publish, stop."""
+
+import logging
+from abc import abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+from r1_cli.checkpoint.folders import CheckpointStore
+from r1_cli.checkpoint.saving import Saver
+from r1_cli.checkpoint.stop import Stopped, StopRequest
+from r1_cli.hardware import free_memory
+from r1_cli.runs.track import Generation, Tracker
+from r1_cli.runs.track.timing import Stopwatch, Timeline
+from r1_cli.train.groups.advantages import AdvantageError
+from r1_cli.train.groups.stream_position import save_groups
+from r1_cli.train.metrics.step import require_rewards, require_signal
+from r1_cli.train.recorder import Recorder
+from r1_cli.train.sampling.async_sampler import AsyncSampler, save_pending_steps
+from r1_cli.train.types import ModelSnapshot, Policy, Position, Schedule, Trainable, ValueModel
+from r1_core.own import OwnCodeError
+from r1_data.types import DataError
+from r1_rewards.types import RewardFailure
+from r1_rollout.errors import RolloutError
+
+# Errors that end a run between two steps, after its last step is saved.
+FAILED = (RewardFailure, RolloutError, AdvantageError, OwnCodeError, DataError)
+
+LOST = "run the same command again to resume from the last checkpoint, as the last step is lost"
+Measured = tuple[dict[str, float], list[Generation]]  # metrics, and some responses to log
+
+log = logging.getLogger("r1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainingRun:
+    """A run. A subclass says what a step and a validation are."""
+
+    learner: Policy
+    schedule: Schedule
+    store: CheckpointStore
+    saver: Saver
+    tracker: Tracker
+    recorder: Recorder  # records every response
+    stop: StopRequest
+    assets: Callable[[], Mapping[str, bytes]]  # other files of a checkpoint, by path
+    critic: ValueModel | None = None
+    async_sampler: AsyncSampler | None = None  # samples later steps while the learner computes
+    timeline: Timeline = field(default_factory=Timeline)
+
+    @abstractmethod
+    def take_step(self, at: Position) -> tuple[Position, dict[str, float], list[Generation]]:
+        """Take one step; return the new position, the step's metrics, and some responses to log."""
+
+    @property
+    @abstractmethod
+    def validates(self) -> bool: ...
+
+    @abstractmethod
+    def validate(self, step: int) -> Measured:
+        """Measure the current weights. Called only if `validates`."""
+
+
+def train(run: TrainingRun, at: Position) -> Position:
+    """Train to the end of the schedule; return the position after the last whole step.
+
+    A checkpoint holds the models and the position. If a signal, a reward, an engine or an estimator ends the run, the
+    last whole step is saved first.
+    """
+    try:
+        if run.validates and run.schedule.val_before_train and not run.tracker.has(at.step):
+            with run.stop.interruptible():
+                run.tracker.log(at.step, *run.validate(at.step))
+        while at.step < run.schedule.last_step:
+            with run.timeline.step(at.step + 1):
+                at, record, generations = run.take_step(at)
+                finish_step(run, at, record, generations)
+            require_signal(at.idle, run.schedule.max_idle_steps)
+            run.saver.check()
+            run.stop.check()
+        flush(run)
+        run.saver.finish()
+        require_rewards(at.failed, at.step, run.schedule.max_idle_steps)
+    except (Stopped, *FAILED) as reason:
+        stop_early(run, at, reason)
+        if not isinstance(reason, Stopped):
+            raise
+    except Exception:
+        run.saver.finish_or_warn()  # earlier checkpoints stay
+        raise
+    return at
+
+
+def stop_early(run: TrainingRun, at: Position, reason: Exception) -> None:
+    """Save the last whole step, unless groups sampled for the next steps are lost."""
+    lost, why = False, f"{reason}: " if isinstance(reason, Stopped) else ""  # the caller reports errors
+    try:
+        if run.async_sampler:
+            run.async_sampler.drain()
+    except FAILED:
+        lost = True
+    run.saver.finish_or_warn()
+    if lost:
+        log.warning("%sstopping after step %d; %s (%s)", why, at.step, LOST, run.store.latest() or "there is none")
+        return
+    log.warning("%sstopping after step %d, which is saved in %s", why, at.step, run.store.path(at.step))
+    if at.step not in run.store.steps():
+        write_checkpoint(run, at, {})
+        run.saver.publish(partial(flush, run))
+        run.saver.finish()
+
+
+def finish_step(run: TrainingRun, at: Position, record: dict[str, float], generations: list[Generation]) -> None:
+    """Validate, save and log. The checkpoint and the record are written while the next step runs.
+
+    A checkpoint is published after the record, so that a resumed run has the records of all its steps.
+    """
+    watch = Stopwatch(run.tracker.console.stage, run.timeline.record)
+    if run.validates and run.schedule.validates(at.step):
+        try:
+            with watch("validation"):
+                scores, responses = run.validate(at.step)
+        except FAILED:
+            run.tracker.log(at.step, record, generations)
+            raise
+        record |= scores
+        generations = [*responses, *generations]
+    saves = run.schedule.saves(at.step)
+    if saves:
+        with watch("save_checkpoint"):
+            write_checkpoint(run, at, record)
+    record |= {f"timing_s/{stage}": seconds for stage, seconds in watch.lap().items()}
+    with watch.background("log"):
+        run.tracker.log(at.step, record, generations)
+    if saves:
+        run.saver.publish(partial(flush, run))
+
+
+def flush(run: TrainingRun) -> None:
+    """Wait until all metrics and samples are written. Raises CheckpointError if a record could not be written."""
+    run.tracker.flush()
+    run.recorder.flush()
+
+
+def write_checkpoint(run: TrainingRun, at: Position, record: dict[str, float]) -> None:
+    """Snapshot the state and write it in the background, or now if there is no memory for a snapshot."""
+    run.saver.finish()
+    model_only = run.schedule.save_model_only
+    models: dict[str, Trainable] = {"actor": run.learner} | ({"critic": run.critic} if run.critic else {})
+    copies: dict[str, ModelSnapshot | None] = {}
+    for name, model in models.items():
+        copies[name] = model.snapshot(model_only=model_only, max_bytes=free_memory() // 2)
+        if run.critic:  # the two are never on the device together
+            model.offload()
+    pending, assets = run.async_sampler.pending() if run.async_sampler else [], run.assets()
+
+    def save(folder: Path) -> None:
+        for name, model in models.items():
+            if (copy := copies[name]) is not None:
+                copy.write(folder / name)
+            else:
+                model.save(folder / name, model_only=model_only)
+                model.offload()
+        for place, content in assets.items():
+            (folder / place).write_bytes(content)
+        save_groups(at.stream.carried_over, folder)
+        save_pending_steps([step.result() for step in pending], folder)
+
+    state = {**at.state(), "val_reward_score": record.get("val/reward_score"), "model_only": model_only}
+    run.saver.write(at.step, save, state, apart=None not in copies.values())
