@@ -1,7 +1,8 @@
-"""Prompts for language and vision-language models from any dataset."""
+"""Prompts and conversations for language and vision-language models from any dataset."""
 
 from importlib.metadata import version
 
+from r1_data.conversations import ConversationReader
 from r1_data.dataset import Mixture, PromptDataset, Summary
 from r1_data.formats import Columns, Detected, detect, detect_columns
 from r1_data.messages import RowReader, compile_format_prompt, to_example
@@ -18,6 +19,7 @@ from r1_data.types import Conversation, DataError, Demonstration, Example, Media
 __all__ = [
     "Columns",
     "Conversation",
+    "ConversationReader",
     "DataError",
     "Demonstration",
     "Detected",

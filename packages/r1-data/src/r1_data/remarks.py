@@ -5,7 +5,8 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING
 
-from r1_data.messages import RowReader, is_visible
+from r1_data.cells import is_visible
+from r1_data.messages import RowReader
 from r1_data.types import Example
 
 if TYPE_CHECKING:

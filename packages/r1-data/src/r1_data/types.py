@@ -51,6 +51,22 @@ class MarkerMismatch(DataError):
     kind = "markers"
 
 
+class NoAnswer(DataError):
+    """A row without an answer to train on, or with an empty one."""
+
+    kind = "no answer"
+
+
+class RoleOrder(DataError):
+    kind = "roles"
+
+
+class BadPair(DataError):
+    """Two answers that cannot be compared, or a row without the answers that the loss compares."""
+
+    kind = "pair"
+
+
 class MediaError(DataError):
     """A picture or video that cannot be used; the rest of its row may be fine."""
 
