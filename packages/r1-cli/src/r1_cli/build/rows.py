@@ -8,8 +8,10 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
+from r1_cli.config.section import Tree
 from r1_cli.config.sources import Source, count_rows
-from r1_data.formats import Columns, Detected, detect
+from r1_data.conversations import ConversationReader, OtherColumns, Tags, Wanted, require_format
+from r1_data.formats import CONVERSATION_FORMATS, FORMATS, Columns, Detected, detect
 from r1_data.messages import RowReader
 from r1_data.references import Downloads, Video
 from r1_data.sources import read_sources
@@ -25,24 +27,46 @@ class OpenSource:
     rows: Sequence[tuple[str, dict[str, Any]]]
     detected: Detected
 
+    wanted: Wanted | None = None  # of fine-tuning rows: what the loss reads of them
+
     @property
     def reader(self) -> RowReader:
-        _, _, images, videos = self.source.columns
-        template = self.source.format_prompt
-        return RowReader(
-            replace(self.detected.columns, images=images, videos=videos),
-            explicit_columns=True,
-            format_prompt=Path(template).read_text("utf-8") if template else None,
-            format_prompt_name=template or "",
-            system_prompt=self.source.system_prompt,
-            image_dir=self.source.image_dir,
-            downloads=Downloads() if self.source.allow_urls else None,
-            source=self.source.name,
+        return RowReader(self._columns, explicit_columns=True, **self._settings())
+
+    @property
+    def conversation_reader(self) -> ConversationReader:
+        own = self.source.conversation
+        return ConversationReader(
+            self._columns,
+            explicit_columns=self.source.names_conversations,
+            others=OtherColumns(tools=own.tools, **own.others.model_dump()),
+            tags=Tags(**own.tags.model_dump()),
+            wanted=self.wanted or "any",
+            **self._settings(),
         )
 
+    @property
+    def _columns(self) -> Columns:
+        _, _, images, videos = self.source.columns
+        return replace(self.detected.columns, images=images, videos=videos)
 
-def open_sources(sources: Sequence[Source]) -> list[OpenSource]:
+    def _settings(self) -> Tree:
+        template = self.source.format_prompt
+        return {
+            "format_prompt": Path(template).read_text("utf-8") if template else None,
+            "format_prompt_name": template or "",
+            "system_prompt": self.source.system_prompt,
+            "image_dir": self.source.image_dir,
+            "downloads": Downloads() if self.source.allow_urls else None,
+            "source": self.source.name,
+        }
+
+
+def open_sources(sources: Sequence[Source], wanted: Wanted | None = None) -> list[OpenSource]:
     """Open the files, and find each source's row format from its first rows.
+
+    Args:
+        wanted: rows are conversations, and the loss reads this of them; None: rows are prompts.
 
     Raises:
         DataError: names the source: there is no such file, or rows do not have the `row_format` that is set.
@@ -54,26 +78,39 @@ def open_sources(sources: Sequence[Source]) -> list[OpenSource]:
         seen = list(islice(_readable(rows), SEEN))
         keys = {key for row in seen for key in row}
         try:
-            detected = detect(
-                keys,
-                Columns(*source.columns),
-                explicit=source.explicit_columns,
-                row_format=source.row_format if keys else None,
-            )
-            _require_columns(detected.columns, seen, keys)
+            detected = _detect(source, keys, conversations=wanted is not None)
+            if wanted is not None and not source.names_conversations and seen:
+                require_format(seen[0], detected)
+            _require_columns(detected.columns, seen, keys, source)
         except DataError as error:
             raise DataError(f"{source.label}: {error}") from error
-        opened.append(OpenSource(source, rows, detected))
+        opened.append(OpenSource(source, rows, detected, wanted))
         _require_media(opened[-1])
     return opened
 
 
-def _require_columns(columns: Columns, seen: Sequence[Mapping[str, Any]], keys: set[str]) -> None:
+def _detect(source: Source, keys: set[str], *, conversations: bool) -> Detected:
+    columns, explicit, own = Columns(*source.columns), source.explicit_columns, source.conversation
+    if conversations and own.messages is not None:
+        pair = {"chosen", own.others.rejected} <= keys
+        answer = columns.ground_truth if explicit else "chosen" if pair else ""
+        columns, explicit = replace(columns, prompt=own.messages, ground_truth=answer), True
+    return detect(
+        keys,
+        columns,
+        explicit=explicit,
+        row_format=source.row_format if keys else None,
+        formats=CONVERSATION_FORMATS if conversations else FORMATS,
+    )
+
+
+def _require_columns(columns: Columns, seen: Sequence[Mapping[str, Any]], keys: set[str], source: Source) -> None:
     if not seen:
         return
     found = f"columns found: {', '.join(sorted(keys))}"
-    for key, name in (("prompt_key", columns.prompt), ("answer_key", columns.ground_truth)):
-        if not {name, name.partition(".")[0]} & keys:
+    prompt_key = "messages_key" if columns.prompt == source.conversation.messages else "prompt_key"
+    for key, name in ((prompt_key, columns.prompt), ("answer_key", columns.ground_truth)):
+        if name and not {name, name.partition(".")[0]} & keys:
             where = f"data.{key}={name}{near(name, keys)}"
             raise DataError(f"none of the first {len(seen)} rows has the column {where}; {found}")
     prompts = [str(row.get(columns.prompt)) for row in seen]
@@ -101,9 +138,10 @@ def _require_media(opened: OpenSource) -> None:
 
 
 def _media_paths(opened: OpenSource) -> Iterator[Path]:
+    read = opened.reader if opened.wanted is None else opened.conversation_reader
     for index in range(min(len(opened.rows), SEEN)):
         try:
-            media = opened.reader(*opened.rows[index]).media
+            media = read(*opened.rows[index]).media
         except DataError:
             continue
         for reference in media:

@@ -7,13 +7,14 @@ from pydantic import BeforeValidator, Field
 
 from r1_cli.config.files import folder_problems, is_template_text, template_problems
 from r1_cli.config.problems import KeyProblem, nearest_divisors
+from r1_cli.config.rows import ColumnsConfig, TagsConfig
 from r1_cli.config.section import Count, Files, NonNegative, OneOrMore, Positive, Section, Tree, UserPath
-from r1_data.formats import NAMES
+from r1_data.formats import CONVERSATION_NAMES, NAMES
 
 if TYPE_CHECKING:
     RowFormat = str
 else:
-    RowFormat = Literal[NAMES]  # in r1_data/formats.py
+    RowFormat = Literal[tuple(dict.fromkeys(NAMES + CONVERSATION_NAMES))]  # in r1_data/formats.py
 
 
 def _numbers(value: object) -> object:
@@ -32,6 +33,10 @@ class SourceConfig(Section):
     answer_key: str | None = None
     image_key: str | None = None
     video_key: str | None = None
+    messages_key: str | None = None
+    tools_key: str | None = None
+    columns: ColumnsConfig | None = None
+    tags: TagsConfig | None = None
     image_dir: UserPath | None = None
     format_prompt: UserPath | None = None
     system_prompt: str | None = None
@@ -57,6 +62,10 @@ class DataConfig(Section):
     answer_key: str = "answer"  # of the ground truth
     image_key: str = "images"  # of the pictures
     video_key: str = "videos"  # of the videos
+    messages_key: str = "messages"  # of conversations, for r1 sft
+    tools_key: str = "tools"  # of the tools' JSON schemas, for r1 sft
+    columns: ColumnsConfig = ColumnsConfig()
+    tags: TagsConfig = TagsConfig()
     image_dir: UserPath | None = None  # base folder of relative picture paths
     allow_urls: bool = False  # fetch pictures and videos from http and https
     video_fps: Positive = 2.0  # frames used of each second

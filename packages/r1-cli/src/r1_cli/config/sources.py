@@ -11,11 +11,23 @@ from r1_cli.config.files import folder_problems, reward_problems, template_probl
 from r1_cli.config.multi_turn import KEY as MULTI_TURN
 from r1_cli.config.multi_turn import MultiTurnSettings, environment_problems, tool_problems
 from r1_cli.config.problems import KeyProblem, KeyRemark
+from r1_cli.config.rows import ColumnsConfig, TagsConfig
 from r1_cli.config.section import Tree, lookup
 from r1_data.tables.spec import answers_per_prompt, name_source
 from r1_data.types import DataError
 
+MESSAGES = DataConfig.model_fields["messages_key"].default
 COLUMNS = {"prompt_key", "answer_key"}  # who sets one of them wants no detection
+
+
+@dataclass(frozen=True, slots=True)
+class ConversationColumns:
+    """The columns of a source's fine-tuning rows."""
+
+    messages: str | None  # None: detected
+    tools: str
+    others: ColumnsConfig
+    tags: TagsConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +42,7 @@ class Source:
     row_format: str | None
     columns: tuple[str, str, str, str]  # prompt, answer, images, videos
     explicit_columns: bool  # the user named the prompt or answer column
+    conversation: ConversationColumns
     image_dir: str | None
     allow_urls: bool
     format_prompt: str | None
@@ -39,6 +52,11 @@ class Source:
     tools: tuple[str, ...] = ()  # none, and no environment: those of the run
     environment: str | None = None
     environment_kwargs: Tree = field(default_factory=dict)
+
+    @property
+    def names_conversations(self) -> bool:
+        """Whether the user named the columns of fine-tuning rows, so that no format of them is detected."""
+        return self.explicit_columns or self.conversation.messages is not None or self.row_format is not None
 
     @property
     def actor(self) -> tuple[tuple[str, ...], str | None, Tree]:
@@ -134,6 +152,10 @@ def _resolve(data: DataConfig, sections: list[SourceConfig], key: str) -> list[S
                 _own(section, data, "video_key"),
             ),
             explicit_columns=bool(COLUMNS & section.model_fields_set) or _names_columns(data),
+            conversation=ConversationColumns(
+                None if (named := _own(section, data, "messages_key")) == MESSAGES else named,
+                *(_own(section, data, name) for name in ("tools_key", "columns", "tags")),
+            ),
             image_dir=_own(section, data, "image_dir"),
             allow_urls=data.allow_urls,
             format_prompt=_own(section, data, "format_prompt"),

@@ -201,7 +201,8 @@ def render_sources(
 
 def found_format(one: "OpenSource") -> tuple[str, str]:
     columns = one.detected.columns
-    return one.detected.format or "columns as set", escape(f"{columns.prompt}, {columns.ground_truth}")
+    names = filter(None, (columns.prompt, columns.ground_truth))
+    return one.detected.format or "columns as set", escape(", ".join(names))
 
 
 def render_placement(placement: Placement) -> Table:

@@ -66,7 +66,7 @@ class ConversationReader:
     def _read(self, row_id: str, row: Mapping[str, object]) -> Conversation:
         found = detect_once(tuple(row), self.columns, self.explicit_columns, CONVERSATION_FORMATS)
         if not self.explicit_columns:
-            require_answer_column(row, found, self.others.thinking)
+            require_format(row, found, self.others.thinking)
         columns = found.columns
         draft = self._read_prompt(row, columns)
         if columns.ground_truth:
@@ -218,7 +218,7 @@ def naming_column(column: str) -> Iterator[None]:
         raise type(error)(f"column {column!r}: {error}") from error
 
 
-def require_answer_column(row: Mapping[str, object], found: Detected, thinking: str) -> None:
+def require_format(row: Mapping[str, object], found: Detected, thinking: str = "thinking") -> None:
     """Raise an error with what to do if a row has no answer but perhaps a ground truth."""
     columns = found.columns
     missing = [name for name in (columns.prompt, columns.ground_truth) if name and name not in row]
