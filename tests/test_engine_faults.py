@@ -11,7 +11,7 @@ import torch
 from endtoend import QUICKSTART, R1, SMALL, read_log, without_clock
 from torch import Tensor
 
-from r1_cli.jobs import evaluate
+from r1_cli.jobs import inference
 from r1_core.learner import Learner
 from r1_rollout import embedded
 from r1_rollout.embedded import EmbeddedEngine
@@ -122,14 +122,14 @@ def test_weights_that_cannot_be_sampled_from_cost_no_step_whichever_engine_gets_
 def test_an_evaluation_of_a_broken_model_ends_with_a_message(
     r1: R1, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    load = evaluate.load_engine_weights
+    load = inference.load_engine_weights
 
     def broken(*args: Any) -> Any:
         model = load(*args)
         next(iter(model.parameters())).data.fill_(torch.nan)
         return model
 
-    monkeypatch.setattr(evaluate, "load_engine_weights", broken)
+    monkeypatch.setattr(inference, "load_engine_weights", broken)
     ended = r1(
         "eval", "examples/quickstart/model", QUICKSTART, "data.val_files=examples/quickstart/val.parquet[:4]", ok=False
     )

@@ -19,6 +19,7 @@ from safetensors.torch import save_file
 
 from r1_cli.build.learner import build_batching
 from r1_cli.checkpoint.folders import CheckpointStore, find_damage
+from r1_cli.checkpoint.locks import lock_folder, require_free
 from r1_cli.config import ConfigError, Provenance, RunConfig, load_config
 from r1_cli.main import main
 from r1_cli.plan import disk
@@ -26,7 +27,7 @@ from r1_cli.plan.announce import announce, find_oddities, memory_warnings
 from r1_cli.plan.batches import Plan, count, make_plan
 from r1_cli.plan.disk import checkpoint_bytes, checkpoints_kept, require_disk_space, size_text
 from r1_cli.plan.phases import find_phases
-from r1_cli.plan.start import find_start, lock_folder, rename_damaged, require_free, require_same_shape
+from r1_cli.plan.start import find_start, rename_damaged, require_same_shape
 from r1_core.learner.batching import rounds
 from r1_core.learner.pack import SharedPrompts
 from r1_core.types import Sample
@@ -448,7 +449,7 @@ def test_an_index_of_a_missing_file_is_damage(tmp_path: Path) -> None:
 HOLD = """
 import os, sys, time
 from pathlib import Path
-from r1_cli.plan.start import lock_folder
+from r1_cli.checkpoint.locks import lock_folder
 with lock_folder(Path(sys.argv[1])):
     child = os.fork()  # as libraries do; it outlives a run that is killed
     if child:

@@ -1,10 +1,9 @@
-export type Phase = "train" | "validation";
-export interface Run {
+export const PHASES = { train: "training", validation: "validation", sample: "sampling" };
+export type Phase = keyof typeof PHASES;
+export interface Run extends Record<Phase, number[]> {
   name: string;
   state: "waiting" | "live" | "finished" | "stopped" | "silent";
   told: string;
-  train: number[];
-  validation: number[];
 }
 export type Row = Record<string, number | null>;
 export interface Light {

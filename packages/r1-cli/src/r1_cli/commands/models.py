@@ -24,16 +24,12 @@ def evaluate(model: str, settings: tuple[str, ...], json_path: Path | None) -> N
       r1 eval my-model config=run.yaml worker.rollout.val_override_config.n=16 --json result.json
     """
     from r1_cli.config import ConfigError, load_config
-    from r1_cli.config.files import names_folder, where_or_near
     from r1_data.types import DataError
     from r1_rewards.types import RewardSpecError
 
-    if not Path(model).is_dir() and (names_folder(model) or (Path(model).parent.is_dir() and "/" in model)):
-        raise UserError(f"{model}: no such folder{where_or_near(model)}")
+    path = model_path(model)
     with user_errors(ConfigError, DataError, RewardSpecError):
         settings = (*own_configuration(model, settings), *settings)
-        trained = Path(model) / "actor"  # if it is a checkpoint
-        path = trained if trained.is_dir() else model
         config, _ = load_config([*settings, f"worker.actor.model.model_path={path}"], command="eval")
 
         share_processors()
@@ -44,6 +40,16 @@ def evaluate(model: str, settings: tuple[str, ...], json_path: Path | None) -> N
 
         with user_errors(ModelError, RewardSpecError, RewardFailure, RolloutError), writing(json_path):
             evaluate_model(model, config, json_path)
+
+
+def model_path(model: str) -> str:
+    """Return the folder with the model of a checkpoint, or `model` itself. Raises UserError if it is missing."""
+    from r1_cli.config.files import names_folder, where_or_near
+
+    if not Path(model).is_dir() and (names_folder(model) or (Path(model).parent.is_dir() and "/" in model)):
+        raise UserError(f"{model}: no such folder{where_or_near(model)}")
+    trained = Path(model) / "actor"
+    return str(trained) if trained.is_dir() else model
 
 
 def own_configuration(model: str, settings: tuple[str, ...]) -> list[str]:

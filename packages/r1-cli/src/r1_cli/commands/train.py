@@ -68,13 +68,14 @@ def _show(config: "RunConfig", provenance: "Provenance", *, full: bool) -> None:
     from r1_cli.build.rewards.ground_truths import GroundTruthReader, find_unusable_ground_truths
     from r1_cli.build.rows import open_local
     from r1_cli.checkpoint.folders import CheckpointStore
+    from r1_cli.checkpoint.locks import require_free
     from r1_cli.config.sources import training_sources, validation_sources
     from r1_cli.plan import dry_run
     from r1_cli.plan.announce import render_sources
     from r1_cli.plan.batches import count, make_plan
     from r1_cli.plan.check.try_reward import try_own_rewards
     from r1_cli.plan.disk import require_disk_space
-    from r1_cli.plan.start import find_start, require_free
+    from r1_cli.plan.start import find_start
 
     store = CheckpointStore(config.trainer.checkpoint_folder, limit=max(config.trainer.save_limit, 0) or None)
     require_free(store.root)

@@ -22,7 +22,7 @@ from r1_cli.config.sources import (
     validation_sources,
 )
 
-Command = Literal["train", "eval", "data"]
+Command = Literal["train", "eval", "data", "sample"]
 
 
 def find_problems(config: RunConfig, provenance: Provenance, command: Command) -> list[Problem]:

@@ -25,6 +25,7 @@ from r1_cli.build.rewards.ground_truths import GroundTruthReader, find_unusable_
 from r1_cli.build.rows import open_sources
 from r1_cli.build.sampler import build_sampler, build_sampling, open_player, with_record
 from r1_cli.checkpoint.folders import CheckpointStore, read_state
+from r1_cli.checkpoint.locks import lock_folder
 from r1_cli.checkpoint.saving import Saver
 from r1_cli.checkpoint.stop import StopRequest
 from r1_cli.config import Provenance, RunConfig, printable
@@ -45,7 +46,7 @@ from r1_cli.jobs.startup import Data, DataSplit, Devices, Logs, Models, Reports,
 from r1_cli.models.files import open_critic_config, open_model, read_assets
 from r1_cli.plan.announce import announce, describe_player, render_sources, show_lines, show_phases, show_table
 from r1_cli.plan.batches import Plan, make_plan
-from r1_cli.plan.start import find_start, lock_folder, rename_damaged, require_same_shape
+from r1_cli.plan.start import find_start, rename_damaged, require_same_shape
 from r1_cli.runs.manifest import record_start
 from r1_cli.runs.reader import RunReader
 from r1_cli.runs.track import RunInfo, Tracker, libraries

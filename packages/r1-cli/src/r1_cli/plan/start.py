@@ -1,24 +1,15 @@
 """Where a run starts: new, or from the newest checkpoint of its folder with the same model."""
 
-import fcntl
 import json
-import logging
-import os
-import platform
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from r1_cli.checkpoint.folders import CheckpointStore, find_damage, read_state
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.section import Tree
-from r1_cli.runs.manifest import now
 from r1_cli.runs.reader import RunReader
 
-log = logging.getLogger(__name__)
-
-LOCK_FILE = ".lock"  # in the folder of a run
 MODEL = "worker.actor.model.model_path"
 # What tells two architectures apart; of the text part, where there are several.
 SHAPE = ("model_type", "hidden_size", "num_hidden_layers", "intermediate_size", "num_attention_heads", "vocab_size")
@@ -57,61 +48,6 @@ def find_start(config: RunConfig, store: CheckpointStore) -> Path | None:
     if latest:
         _require_same_model(config, latest)
     return latest
-
-
-@contextmanager
-def lock_folder(root: Path) -> Iterator[None]:
-    """Lock a run's folder inside the block.
-
-    The operating system releases the lock of a killed process. A network disk without locks causes a warning.
-
-    Raises:
-        ConfigError: another run has the folder; names its process and machine.
-    """
-    path, file = root / LOCK_FILE, None
-    while file is None or not _is_at(path, file):  # removed by a run that ended meanwhile
-        root.mkdir(parents=True, exist_ok=True)
-        file = path.open("a+", encoding="utf-8")
-        _lock(file, root)
-    os.register_at_fork(after_in_child=file.close)  # a forked process that outlives this one must not keep the lock
-    with file:
-        file.truncate(0)
-        file.write(f"process {os.getpid()} on {platform.node()}, which began at {now()}\n")
-        file.flush()
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)
-            if root.is_dir() and not any(root.iterdir()):  # refused before it wrote anything
-                root.rmdir()
-
-
-def require_free(root: Path) -> None:
-    """Raise ConfigError if a run is using this folder."""
-    path = root / LOCK_FILE
-    if path.is_file():
-        with path.open(encoding="utf-8") as file:
-            _lock(file, root, fcntl.LOCK_SH)
-
-
-def _is_at(path: Path, file: IO[str]) -> bool:
-    """Whether an open file still has this name; a network disk may count a removed file's link."""
-    try:
-        return os.path.samestat(path.stat(), os.fstat(file.fileno()))
-    except FileNotFoundError:
-        return False
-
-
-def _lock(file: IO[str], root: Path, kind: int = fcntl.LOCK_EX) -> None:
-    try:
-        fcntl.flock(file, kind | fcntl.LOCK_NB)
-    except BlockingIOError as error:
-        file.seek(0)
-        holder = file.read().strip() or "an unknown process"
-        message = f"is in use by another run: {holder}. Wait for it, or set trainer.experiment_name"
-        raise ConfigError([Problem("trainer.save_checkpoint_path", message, str(root))]) from error
-    except OSError as error:
-        log.warning("%s cannot be locked (%s): start no second run in it", root, error)
 
 
 def rename_damaged(store: CheckpointStore, start: Path | None) -> list[str]:

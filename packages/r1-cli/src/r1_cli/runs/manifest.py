@@ -14,6 +14,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from r1_cli.checkpoint.folders import write_json
+from r1_cli.checkpoint.locks import exclusive
 from r1_cli.config.root import MASK, SECRET
 from r1_cli.runs.history import JsonObject
 from r1_cli.runs.reader import MANIFEST_FILE, RunReader
@@ -47,13 +48,13 @@ def record_start(
     by name. devices: names of the devices. step: the step it resumes from. numerics: what else decides the last bits of
     the numbers: `threads` of the training process, and the automatic `micro_batches` by key.
     """
-    path = folder / MANIFEST_FILE
     start = {
         "began": now(),
         "ended": None,
         "end": "is running, or was killed",
         "from_step": step,
         "command": hide_secrets(sys.argv),
+        "process": os.getpid(),
         "config": config,
         "rows": dict(rows),
         "numerics": dict(numerics or {}),
@@ -61,8 +62,7 @@ def record_start(
         **_software(),
         "host": _host(devices),
     }
-    starts = [*RunReader(folder).starts(), start]
-    write_json(path, {"starts": starts})
+    write_start(folder, start, new=True)
     start["end"] = "complete"
     try:
         yield start
@@ -72,9 +72,22 @@ def record_start(
     finally:
         start["ended"] = now()
         try:
-            write_json(path, {"starts": starts})
+            write_start(folder, start)
         except OSError as error:
-            log.warning("%s does not say how the run ended: %s", path, error)
+            log.warning("%s does not say how the run ended: %s", folder / MANIFEST_FILE, error)
+
+
+def write_start(folder: Path, start: JsonObject, *, new: bool = False) -> None:
+    """Write a start into the manifest, which shards of `r1 sample` share: another's may have come since."""
+    with exclusive(folder):
+        starts = RunReader(folder).starts()
+        same = [place for place, one in enumerate(starts) if not new and _same_start(one, start)]
+        place = same[-1] if same else len(starts)
+        write_json(folder / MANIFEST_FILE, {"starts": [*starts[:place], start, *starts[place + 1 :]]})
+
+
+def _same_start(one: JsonObject, other: JsonObject) -> bool:
+    return all(one.get(name) == other[name] for name in ("began", "command", "process"))
 
 
 def _software() -> JsonObject:

@@ -1,8 +1,11 @@
 """The columns of the record: one row for each answer, and one for each fork of an episode."""
 
+import os
+from pathlib import Path
 from typing import NamedTuple
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 
 class Column(NamedTuple):
@@ -35,8 +38,8 @@ TURN = pa.struct(
 )
 
 COLUMNS = (
-    Column("step", pa.int32(), "of training; answers of a validation carry the step whose weights were measured"),
-    Column("phase", pa.string(), "`train` or `validation`"),
+    Column("step", pa.int32(), "of training, or of the weights of a validation; the block of rows of `r1 sample`"),
+    Column("phase", pa.string(), "`train`, `validation`, or `sample` of `r1 sample`"),
     Column("group", pa.int32(), "the prompt's place in the step"),
     Column("sample", pa.int32(), "the answer's place in its group"),
     Column("prompt_id", pa.string(), "the row: file and number; the noise of its answers is a function of it"),
@@ -75,3 +78,15 @@ COLUMNS = (
 )
 
 SCHEMA = pa.schema([(column.name, column.type) for column in COLUMNS])
+
+# Columns of few values, or of values that come once an answer of a group; tokens compress better as they are.
+REPEATED = ["phase", "prompt_id", "source", "prompt", "ground_truth", "finish_reason", "key"]
+
+
+def write_table(table: pa.Table, path: Path) -> None:
+    """Write a file of the record beside `path`, and rename it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".draft_{path.name}")
+    repeated = [name for name in REPEATED if name in table.column_names]
+    pq.write_table(table, draft, compression="zstd", use_dictionary=repeated)
+    os.replace(draft, path)

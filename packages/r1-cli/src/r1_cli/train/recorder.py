@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from r1_cli.checkpoint.background import Background
 from r1_cli.runs.reader import ANSWERS, FORKED, MEDIA, SAMPLES, Phase, sample_file
-from r1_cli.runs.schema import COLUMNS, SCHEMA
+from r1_cli.runs.schema import COLUMNS, SCHEMA, write_table
 from r1_cli.runs.track import Generation
 from r1_cli.runs.track.timing import Record
 from r1_cli.train.groups.group import Group, Response, as_episode, paths_of
@@ -37,8 +37,6 @@ log = logging.getLogger("r1")
 
 ROOM = 2  # steps that may wait in memory to be written
 OF_THE_LEARNER = ("old_logprobs", "entropies", "ref_logprobs", "advantages")
-# Columns of few values, or of values that come once an answer of a group; tokens compress better as they are.
-REPEATED = ["phase", "prompt_id", "source", "prompt", "ground_truth", "finish_reason"]
 
 
 FRAMES = 16  # of a video that are kept, evenly spread
@@ -85,11 +83,7 @@ class Recorder:
         begin = time.perf_counter()
         try:
             table, path = to_table(), self._folder / folder / name
-            path.parent.mkdir(parents=True, exist_ok=True)
-            draft = path.with_name(f".draft_{path.name}")
-            repeated = [column for column in REPEATED if column in table.column_names]
-            pq.write_table(table, draft, compression="zstd", use_dictionary=repeated)
-            os.replace(draft, path)
+            write_table(table, path)
             if self._count(path) > self._most:
                 self._make_room(path)
         except Exception as error:
@@ -315,7 +309,7 @@ class MediaFolder:
         path = self.folder / name
         if not path.exists():
             self.folder.mkdir(parents=True, exist_ok=True)
-            draft, content = self.folder / f".draft_{name}", encode()
+            draft, content = self.folder / f".draft_{os.getpid()}_{name}", encode()
             draft.write_bytes(content)
             self.written += len(content)
             os.replace(draft, path)

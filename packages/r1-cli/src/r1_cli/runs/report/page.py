@@ -9,7 +9,7 @@ from r1_cli.runs.conversation import write_turns
 from r1_cli.runs.diagnose.answers import diagnose_run
 from r1_cli.runs.history import History, JsonObject
 from r1_cli.runs.html import render_page, table
-from r1_cli.runs.reader import Row, RunReader
+from r1_cli.runs.reader import Phase, Row, RunReader
 from r1_cli.runs.report.chart import draw, number
 from r1_cli.runs.report.validation import Measured, measure
 
@@ -172,8 +172,9 @@ def answer_of(row: Row) -> str:
 
 def choose(run: RunReader) -> tuple[int | None, dict[str, list[Row]]]:
     """Return the last recorded step and its best, median and worst answers, one per prompt."""
-    for step in reversed(run.recorded_steps()):
-        if rows := run.readable_samples(step, "train", COLUMNS):
+    phase: Phase = "train" if run.recorded_steps() else "sample"
+    for step in reversed(run.recorded_steps(phase)):
+        if rows := run.readable_samples(step, phase, COLUMNS):
             break
     else:
         return None, {}

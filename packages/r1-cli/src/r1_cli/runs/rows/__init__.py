@@ -1,0 +1,1 @@
+"""Sampled answers on disk, and the rows that are chosen from them."""
