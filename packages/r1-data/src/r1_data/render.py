@@ -7,8 +7,18 @@ from typing import TYPE_CHECKING
 from r1_data.media_cache import MediaCache
 from r1_data.positions import PositionIds, count_tokens, find_rule
 from r1_data.references import Video
-from r1_data.tokens import count_beyond, encode_all
-from r1_data.types import DataError, Example, JsonObject, MediaError, Message, Overlong, Prompt
+from r1_data.tokens import check_length, encode_all
+from r1_data.types import (
+    Conversation,
+    DataError,
+    Example,
+    JsonObject,
+    MediaError,
+    MediaReference,
+    Message,
+    Overlong,
+    Prompt,
+)
 from r1_data.videos import FrameRules
 from r1_data.vision import Pixels, Vision, unsupported_reason
 
@@ -92,7 +102,10 @@ class Renderer:
         found: list[str | DataError] = []
         for example in examples:
             try:
-                found.append(self._bounded(example, self._write(example), limit))
+                found.append(written := self._write(example))
+                check_length(self.tokenizer, written, limit, f"{example.id}: the prompt", "max_prompt_length")
+            except Overlong as error:
+                found[-1] = error
             except DataError as error:
                 found.append(error)
         texts = [text for text in found if isinstance(text, str)]
@@ -111,16 +124,6 @@ class Renderer:
                 lengths.append(error)
         return lengths
 
-    def _bounded(self, example: Example, text: str, limit: int | None) -> str:
-        try:
-            least = None if limit is None else count_beyond(self.tokenizer, text, limit)
-        except (TypeError, ValueError, OverflowError):  # raised when all of it is tokenized
-            return text
-        if least is not None:
-            found = f"{len(text):,} characters and at least {least:,} tokens"
-            raise Overlong(f"{example.id}: the prompt has {found}, max_prompt_length is {limit}")
-        return text
-
     def _length(self, example: Example, text: str, token_ids: list[int]) -> int:
         if self._vision is None or not example.media:
             return len(token_ids)
@@ -137,7 +140,7 @@ class Renderer:
             token_ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
         return len(token_ids) + added
 
-    def count_values(self, example: Example) -> int:
+    def count_values(self, example: Example | Conversation) -> int:
         """Return the number of values in the model inputs, from media headers. Raises MediaError that names the row."""
         try:
             return self._vision.count_values(example.media) if self._vision is not None else 0
@@ -154,7 +157,7 @@ class Renderer:
         parts.append(tokenizer.backend_tokenizer.to_str() if tokenizer.is_fast else repr(tokenizer))
         return hashlib.blake2b("\0".join(parts).encode(), digest_size=16).hexdigest()
 
-    def load(self, example: Example) -> Pixels:
+    def load(self, example: Example | Conversation) -> Pixels:
         """Decode and resize the media of an example, the only step that untrusted data can break. Raises MediaError."""
         if self._vision is None:
             return Pixels([], [], [])
@@ -192,19 +195,15 @@ class Renderer:
         text = self._write(example)
         engine_token_ids = self._tokenize(example, text)
         pixels = self.load(example) if pixels is None else pixels
-        inputs = self._process(example, text, engine_token_ids, pixels)
+        inputs = self.process(example.id, text, engine_token_ids, pixels)
         token_ids = inputs["input_ids"][0].tolist() if inputs else list(engine_token_ids)
-        find_positions = self.position_ids
-        try:
-            position_ids = find_positions(torch.tensor(token_ids), inputs)
-        except (ValueError, RuntimeError, StopIteration) as error:
-            raise DataError(f"{example.id}: no position ids for this prompt ({error})") from error
+        position_ids = self.find_positions(example.id, torch.tensor(token_ids), inputs)
         return Prompt(
             id=example.id,
             text=text,
             token_ids=token_ids,
             engine_token_ids=engine_token_ids,
-            position_ids=position_ids.long(),
+            position_ids=position_ids,
             ground_truth=example.ground_truth,
             images=tuple(map(to_pil, pixels.images)),
             videos=tuple(pixels.videos),
@@ -214,19 +213,34 @@ class Renderer:
             source=example.source,
         )
 
+    def template_for(self, tools: Sequence[JsonObject] = ()) -> str:
+        """Return the Jinja text that renders chats, which may differ for chats with tools."""
+        return str(self.tokenizer.get_chat_template(self._template, list(tools) or None))
+
     def write_chat(
-        self, messages: Sequence[Message], *, tools: Sequence[JsonObject] = (), generation_prompt: bool = True
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[JsonObject] = (),
+        generation_prompt: bool = True,
+        template: str | None = None,
+        template_kwargs: Mapping[str, object] | None = None,
     ) -> str:
         """Render messages to text with the chat template. Raises DataError if the template refuses them.
 
-        `tools` are OpenAI schemas, passed to the template. With `generation_prompt`, the text ends where the model is
-        to begin its turn.
+        Args:
+            tools: OpenAI schemas, passed to the template.
+            generation_prompt: whether the text ends where the model is to begin its turn.
+            template: replaces the chat template.
+            template_kwargs: of this chat, beside those of the constructor.
         """
-        arguments = {**self._template_kwargs, "tools": list(tools)} if tools else self._template_kwargs
+        arguments = {**self._template_kwargs, **(template_kwargs or {})}
+        if tools:
+            arguments["tools"] = list(tools)
         try:
             text: str = self.tokenizer.apply_chat_template(
                 list(messages),
-                chat_template=self._template,
+                chat_template=template or self._template,
                 tokenize=False,
                 add_generation_prompt=generation_prompt,
                 **arguments,
@@ -235,10 +249,14 @@ class Renderer:
             raise DataError(f"the chat template refuses these messages ({error})") from error
         return text
 
+    def check_media(self, media: Sequence[MediaReference]) -> None:
+        """Raise DataError if there are media but the model's cannot be used."""
+        if media and self._refusal:
+            raise DataError(self._refusal)
+
     def _write(self, example: Example) -> str:
-        if example.media and self._refusal:
-            raise DataError(f"{example.id}: {self._refusal}")
         try:
+            self.check_media(example.media)
             return self.write_chat(example.messages, tools=example.tools)
         except DataError as error:
             raise DataError(f"{example.id}: {error}") from error
@@ -254,23 +272,31 @@ class Renderer:
     def _checked(self, example: Example, token_ids: list[int]) -> list[int]:
         if not token_ids:
             raise DataError(f"{example.id}: the prompt is empty")
-        if self._vision is not None:
-            self._check_placeholders(example, token_ids)
+        try:
+            self.check_placeholders(example.media, token_ids)
+        except DataError as error:
+            raise DataError(f"{example.id}: {error}") from error
         return token_ids
 
-    def _check_placeholders(self, example: Example, token_ids: list[int]) -> None:
-        assert self._vision is not None
-        videos = sum(isinstance(reference, Video) for reference in example.media)
-        expected = {"picture": len(example.media) - videos, "video": videos}
+    def check_placeholders(self, media: Sequence[MediaReference], token_ids: list[int]) -> None:
+        """Raise DataError unless every picture and video has one placeholder in a rendered chat."""
+        if self._vision is None:
+            return
+        videos = sum(isinstance(reference, Video) for reference in media)
+        expected = {"picture": len(media) - videos, "video": videos}
         for kind, (token, token_id) in self._vision.tokens.items():
             found = token_ids.count(token_id)
             if found != expected[kind]:
                 raise DataError(
-                    f"{example.id}: {found} {kind} placeholders in the prompt for {expected[kind]} {kind}s; the text "
-                    f"must not spell {token}, and the chat template must place each {kind} once"
+                    f"{found} {kind} placeholders in the prompt for {expected[kind]} {kind}s; the text must not spell "
+                    f"{token}, and the chat template must place each {kind} once"
                 )
 
-    def _process(self, example: Example, text: str, engine_token_ids: list[int], pixels: Pixels) -> "dict[str, Tensor]":
+    def process(self, row: str, text: str, engine_token_ids: list[int], pixels: Pixels) -> "dict[str, Tensor]":
+        """Return the processor's output for a rendered chat and its media; empty for a text model.
+
+        Raises DataError that names the row: another number of placeholders than features.
+        """
         if self._vision is None:
             return {}
         try:
@@ -278,14 +304,22 @@ class Renderer:
             if inputs is None:
                 inputs = self._vision.process(text, pixels)
         except ValueError as error:
-            raise MediaError(f"{example.id}: {error}") from error
+            raise MediaError(f"{row}: {error}") from error
         features = self._vision.count_features(inputs)
         for kind, (_, token_id) in self._vision.tokens.items():
             placeholders = int((inputs["input_ids"] == token_id).sum())
             if placeholders != features[kind]:
                 found = f"{placeholders} {kind} placeholders but {features[kind]} {kind} features"
-                raise DataError(f"{example.id}: {found}")
+                raise DataError(f"{row}: {found}")
         return inputs
+
+    def find_positions(self, row: str, token_ids: "Tensor", inputs: "Mapping[str, Tensor]") -> "Tensor":
+        """Return the position ids, int64 [axes, L], of token ids [L]. Raises DataError that names the row."""
+        find_positions = self.position_ids
+        try:
+            return find_positions(token_ids, inputs).long()
+        except (ValueError, RuntimeError, StopIteration) as error:
+            raise DataError(f"{row}: no position ids for this prompt ({error})") from error
 
 
 def to_pil(pixels: "Tensor") -> "Image":

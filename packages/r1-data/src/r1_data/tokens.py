@@ -1,7 +1,11 @@
-"""Tokenize many texts at once, without masks and offsets."""
+"""Tokenize many texts at once, without masks and offsets, or one with offsets."""
 
-from collections.abc import Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import TYPE_CHECKING
+
+from r1_data.types import Overlong
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -27,6 +31,41 @@ def encode_all(tokenizer: "PreTrainedTokenizerBase", texts: Sequence[str]) -> li
     return [encoding.ids for encoding in backend.encode_batch_fast(list(texts), add_special_tokens=False)]
 
 
+def encode_pieces(
+    tokenizer: "PreTrainedTokenizerBase", text: str, cuts: Iterable[int]
+) -> tuple[list[int], list[tuple[int, int]]]:
+    """Tokenize a text so that no token extends over a cut, with the characters of each token.
+
+    The text is tokenized whole unless a token extends over a cut; then the pieces between the cuts are tokenized apart.
+
+    Args:
+        cuts: characters of the text, in order.
+
+    Raises:
+        TypeError, ValueError, OverflowError: the text cannot be tokenized.
+    """
+    cuts = [cut for cut in cuts if 0 < cut < len(text)]
+    if tokenizer.is_fast:
+        found = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
+        token_ids, offsets = list(found["input_ids"]), list(found["offset_mapping"])
+        if not any(start < cut < stop for cut, (start, stop) in _pair(cuts, offsets)):
+            return token_ids, offsets
+    token_ids, offsets = [], []
+    for start, stop in pairwise([0, *cuts, len(text)]):
+        piece = list(tokenizer(text[start:stop], add_special_tokens=False)["input_ids"])
+        token_ids += piece
+        offsets += [(start, stop)] * len(piece)
+    return token_ids, offsets
+
+
+def _pair(cuts: Sequence[int], offsets: Sequence[tuple[int, int]]) -> Iterator[tuple[int, tuple[int, int]]]:
+    """Yield each cut with the first token that ends behind it."""
+    ends = [stop for _, stop in offsets]
+    for cut in cuts:
+        if (place := bisect_right(ends, cut)) < len(offsets):
+            yield cut, offsets[place]
+
+
 def count_beyond(tokenizer: "PreTrainedTokenizerBase", text: str, limit: int) -> int | None:
     """Return a number of tokens above `limit` that a long text certainly has; None if all of it must be tokenized.
 
@@ -40,6 +79,16 @@ def count_beyond(tokenizer: "PreTrainedTokenizerBase", text: str, limit: int) ->
             return len(token_ids) - _CUT
         size *= 4
     return None
+
+
+def check_length(tokenizer: "PreTrainedTokenizerBase", text: str, limit: int | None, what: str, name: str) -> None:
+    """Raise Overlong if a long text certainly exceeds `limit` tokens, which is the limit called `name`."""
+    try:
+        least = None if limit is None else count_beyond(tokenizer, text, limit)
+    except (TypeError, ValueError, OverflowError):  # raised when all of it is tokenized
+        return
+    if least is not None:
+        raise Overlong(f"{what} has {len(text):,} characters and at least {least:,} tokens, {name} is {limit}")
 
 
 def is_plain(tokenizer: "PreTrainedTokenizerBase") -> bool:

@@ -1,7 +1,7 @@
 """Dataset rows (`Example`, `Conversation`), their renderings (`Prompt`, `Demonstration`), and the errors of rows."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
@@ -115,6 +115,11 @@ class Example:
     source: str = ""  # which of several sources the row is from
     tools: tuple[JsonObject, ...] = ()  # OpenAI schemas that the chat template shows
 
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What tells the row from others, beside its media."""
+        return self.id, self.messages, self.ground_truth
+
     def as_asked(self) -> "Example":
         """Return the example with its messages, media and tools only, which are all that the model gets."""
         return Example(self.id, self.messages, self.media, "", tools=self.tools)
@@ -166,15 +171,28 @@ class Conversation:
     tools: tuple[JsonObject, ...] = ()  # OpenAI schemas that the chat template shows
     metadata: Mapping[str, object] = field(default_factory=dict)  # the row's other columns
     source: str = ""  # which of several sources the row is from
-    # Of a preference row: the other ending. `messages` is the chosen one; both share the messages before.
+    # Of a preference row: the messages of the worse answer. Those of the better one end `messages`; the messages before
+    # are the prompt of both.
     rejected: list[Message] | None = None
     label: bool | None = None  # of a KTO row: whether the ending is desired
     template_kwargs: Mapping[str, object] = field(default_factory=dict)  # of the row, e.g. `enable_thinking`
+    # How many messages stand before the better answer; None: those up to the last that is a user's or a system's.
+    prompt_messages: int | None = None
+
+    @property
+    def identity(self) -> tuple[object, ...]:
+        """What tells the row from others, beside its media."""
+        rest = (self.tools, self.rejected, self.label, sorted(self.template_kwargs.items()), self.prompt_messages)
+        return (self.id, self.messages, *rest)
+
+    def as_asked(self) -> "Conversation":
+        """Return the conversation without its metadata, which are not rendered."""
+        return replace(self, metadata={}, source="")
 
     def __reduce__(self) -> tuple[object, ...]:
         """Pickle in a third of the time of a dataclass with slots."""
         fields = (self.id, self.messages, self.media, self.tools, self.metadata, self.source)
-        return Conversation, (*fields, self.rejected, self.label, self.template_kwargs)
+        return Conversation, (*fields, self.rejected, self.label, self.template_kwargs, self.prompt_messages)
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,6 +206,7 @@ class Demonstration:
     model_inputs: "Mapping[str, Tensor]" = field(default_factory=dict)
     prompt_length: int = 0  # tokens before the first trained one
     source: str = ""  # which of several sources the row is from
+    label: bool | None = None  # of a preference row: whether this is the better answer; of a KTO row: its label
 
     def __post_init__(self) -> None:
         lengths = len(self.token_ids), len(self.loss_mask), self.position_ids.shape[-1]

@@ -1,7 +1,8 @@
 """Write conversations with a chat template: contents in the form that it reads, and what it puts behind a turn."""
 
+import contextlib
 import secrets
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from r1_data.types import DataError, JsonObject, Message
@@ -25,12 +26,24 @@ class Writer:
         self.renderer, self.content_parts = renderer, content_parts
 
     def write(
-        self, messages: Sequence[Message], *, tools: Sequence[JsonObject] = (), generation_prompt: bool = True
+        self,
+        messages: Sequence[Message],
+        *,
+        tools: Sequence[JsonObject] = (),
+        generation_prompt: bool = True,
+        template: str | None = None,
+        template_kwargs: Mapping[str, object] | None = None,
     ) -> str:
-        """Raises DataError if the template refuses the messages."""
+        """Call `Renderer.write_chat`. Raises DataError if the template refuses the messages."""
         if self.content_parts:
             messages = [_with_parts(message) for message in messages]
-        return self.renderer.write_chat(messages, tools=tools, generation_prompt=generation_prompt)
+        return self.renderer.write_chat(
+            messages,
+            tools=tools,
+            generation_prompt=generation_prompt,
+            template=template,
+            template_kwargs=template_kwargs,
+        )
 
     def behind_turn(
         self,
@@ -78,6 +91,16 @@ class Writer:
         if not whole.startswith(called):
             raise DataError("the chat template changes a call when its result follows")
         return whole[len(called) :]
+
+
+def needs_parts(renderer: "Renderer") -> bool:
+    """Whether the template shows a text only if it is given as a part."""
+    for content_parts in (False, True):
+        writer = Writer(renderer, content_parts=content_parts)
+        with contextlib.suppress(DataError):
+            if SENTINEL in writer.write([{"role": "user", "content": SENTINEL}]):
+                return content_parts
+    return False
 
 
 def make_call(name: str, arguments: "JsonObject | str", id_: str) -> JsonObject:

@@ -38,8 +38,8 @@ class SafeEncoder:
         # The tokenizer splits special tokens (`split_special_tokens`); others are cut behind their first character.
         tags = {token.content for token in tokens.values() if not token.special} | {RESPONSE, RESPONSE_END}
         spelled = {token.content for token in tokens.values()} | tags | {NONCE}
-        self._spelled, self._tags = _any_of(spelled), _any_of(tags)
-        self._special = _any_of({token.content for token in tokens.values() if token.special})
+        self._spelled, self._tags = any_of(spelled), any_of(tags)
+        self._special = any_of({token.content for token in tokens.values() if token.special})
         self._splitting: Tokenizer | None = None
         self._shapes: dict[object, int] = {}
 
@@ -151,8 +151,10 @@ def _to_mark(text: str) -> str:
     return _START if text.strip() else text
 
 
-def _any_of(texts: "set[str]") -> "re.Pattern[str]":
+def any_of(texts: "set[str]") -> "re.Pattern[str]":
     """Match any of some texts, longer ones first; grouped by their first two letters, as there may be thousands."""
+    if not texts:
+        return re.compile("(?!)")  # matches nothing
     groups: dict[str, list[str]] = {}
     for text in sorted(texts, key=len, reverse=True):
         groups.setdefault(text[:2], []).append(re.escape(text[2:]))
