@@ -150,6 +150,30 @@ def with_siblings(samples: list[Sample]) -> list[Sample]:
     return [*told, *siblings]
 
 
+def loud(model: nn.Module, factor: float = 3.0) -> nn.Module:
+    """The model with its matrices times a factor, so that it has opinions."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim > 1:
+                parameter.mul_(factor)
+    return model
+
+
+def preference_samples() -> list[Sample]:
+    """Three pairs of answers of unequal lengths, each pair with a prompt in common."""
+    generator = torch.Generator().manual_seed(3)
+    samples = []
+    for pair in range(3):
+        prompt = torch.randint(0, 50, (4 + 3 * pair,), generator=generator)
+        for side in range(2):
+            answer = torch.randint(0, 50, (3 + 4 * side + pair,), generator=generator)
+            token_ids = torch.cat([prompt, answer])
+            mask = torch.arange(len(token_ids)) >= len(prompt)
+            positions = torch.arange(len(token_ids))[None]
+            samples.append(Sample(token_ids, mask, positions, pair, 0.0, prompt_length=len(prompt)))
+    return samples
+
+
 class Fetched(UserDict[str, Tensor]):
     """Model inputs that are elsewhere until one is read; remembers which were."""
 
