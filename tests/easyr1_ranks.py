@@ -31,7 +31,7 @@ HARDWARE = Hardware("cpu")
 def take_step(name: str, path: str) -> list[dict[str, float]]:
     """What a command's learner, here or in this rank of it, says of each update of a step of drawn answers."""
     config, _ = load_config(words_of(name, path, Path("unused")))
-    schedule, model = build_schedule(config, make_plan(config, [64], 8)), open_model(config)
+    schedule, model = build_schedule(config, make_plan(config, [64], 8).total_steps or 0), open_model(config)
     actor = config.worker.actor
     parallel = Parallel()
     if dist.is_initialized():

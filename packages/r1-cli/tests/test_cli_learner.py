@@ -29,7 +29,7 @@ BASE = [
 )
 def test_a_warm_up_is_as_many_training_steps_long_as_it_says(word: str, updates: int) -> None:
     config = load_config([*BASE, f"worker.actor.optim.{word}"])[0]
-    schedule = build_schedule(config, make_plan(config, [80], None))
+    schedule = build_schedule(config, make_plan(config, [80], None).total_steps or 0)
     assert schedule.updates_per_step == 4
     scale = build_learning_rate(config.worker.actor.optim, schedule.total_steps, schedule.updates_per_step)
     expected = [min(1, (update + 1) / max(updates, 1)) for update in range(40)]
@@ -85,7 +85,7 @@ def test_weights_are_kept_in_one_precision_and_computed_with_in_another(
     monkeypatch.setattr(assembly, "load_weights", load)
     more = [f"worker.actor.fsdp.{word}" for word in words] + ["worker.actor.model.enable_gradient_checkpointing=false"]
     config = load_config([*BASE, *more])[0]
-    schedule = build_schedule(config, make_plan(config, [80], None))
+    schedule = build_schedule(config, make_plan(config, [80], None).total_steps or 0)
     learner = build_learner(config, hardware, cast(Any, None), schedule, one_rank)
     # The reference, which nobody trains, needs no more digits than it computes with.
     assert loaded == [kept, computing]

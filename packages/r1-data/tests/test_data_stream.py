@@ -51,3 +51,16 @@ def test_batches_that_cannot_be_filled_are_refused(size, batch_size, message):
 def test_negative_batch_index_is_refused():
     with pytest.raises(DataError, match="at least 0"):
         Stream(3, 1, seed=0, shuffle=True).batch(-1)
+
+
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_without_dropping_an_epoch_is_every_row_once_and_its_last_batch_is_smaller(shuffle: bool) -> None:
+    stream = Stream(10, 4, seed=3, shuffle=shuffle, drop_last=False)
+    batches = [stream.batch(index) for index in range(6)]
+    assert [len(batch) for batch in batches] == [4, 4, 2, 4, 4, 2]
+    for epoch in (batches[:3], batches[3:]):
+        assert sorted(row for batch in epoch for row in batch) == list(range(10))
+    assert (batches[:3] == batches[3:]) is not shuffle
+    assert Stream(2, 4, seed=3, shuffle=shuffle, drop_last=False).batches_per_epoch == 1
+    with pytest.raises(DataError, match="no rows"):
+        Stream(0, 4, seed=3, shuffle=shuffle, drop_last=False)

@@ -13,6 +13,7 @@ from r1_cli.commands.replay import replay
 from r1_cli.commands.rewards import reward, score_a
 from r1_cli.commands.runs import diagnose, diff, report, view
 from r1_cli.commands.sample import sample
+from r1_cli.commands.sft import sft
 from r1_cli.commands.train import train
 
 SHELLS = ("bash", "zsh", "fish")
@@ -41,6 +42,7 @@ def completion(context: click.Context, shell: str) -> None:
 
 
 main.add_command(train)
+main.add_command(sft)
 main.add_command(evaluate)
 main.add_command(sample)
 main.add_command(check)

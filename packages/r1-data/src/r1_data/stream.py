@@ -26,23 +26,27 @@ class Stream:
 
     An epoch sorts the rows by a hash of (seed, epoch, row), the same on every machine and version of every library, and
     drops the last partial batch. Without shuffling, an epoch continues where the previous one ended, so that every row
-    is read.
+    is read. With `drop_last=False` the last batch of an epoch may be smaller, and an epoch is exactly all rows.
     """
 
-    def __init__(self, size: int, batch_size: int, *, seed: int, shuffle: bool) -> None:
-        """Raises DataError if `size` rows do not fill one batch."""
+    def __init__(self, size: int, batch_size: int, *, seed: int, shuffle: bool, drop_last: bool = True) -> None:
+        """Raises DataError if `size` rows do not fill one batch, or without rows."""
         if batch_size < 1:
             raise DataError(f"batch_size must be at least 1, got {batch_size}")
-        if batch_size > size:
+        if not drop_last:
+            if size < 1:
+                raise DataError("there are no rows")
+        elif batch_size > size:
             raise DataError(f"a batch of {batch_size} prompts cannot be filled from {size} rows; lower the batch size")
         self.size, self.batch_size, self.seed, self.shuffle = size, batch_size, seed, shuffle
-        self.batches_per_epoch = size // batch_size
+        self._drop_last = drop_last
+        self.batches_per_epoch = size // batch_size if drop_last else -(-size // batch_size)
         self._order: tuple[int, list[int]] | None = None  # (epoch, its order): cached to sort once per epoch
 
     def batch(self, index: int, rank: int = 0, world: int = 1) -> list[int]:
         """Return the row indices of batch `index`, counted from 0 over all epochs: [batch_size], or a rank's shard."""
         epoch, position = divmod(require_index(index), self.batches_per_epoch)
-        if self.shuffle:
+        if self.shuffle or not self._drop_last:
             start = position * self.batch_size
             rows = self._epoch_order(epoch)[start : start + self.batch_size]
         else:
@@ -52,7 +56,8 @@ class Stream:
 
     def _epoch_order(self, epoch: int) -> list[int]:
         if self._order is None or self._order[0] != epoch:
-            self._order = (epoch, shuffled(self.size, f"{self.seed}:{epoch}"))
+            rows = shuffled(self.size, f"{self.seed}:{epoch}") if self.shuffle else list(range(self.size))
+            self._order = (epoch, rows)
         return self._order[1]
 
 

@@ -13,12 +13,15 @@ from r1_cli.train.types import Position, Update
 from r1_core import advantages, losses
 from r1_core.filtering import EMAStd, GroupFilter, KeepAll, MeanRange, NonzeroVariance
 from r1_core.kl_control import AdaptiveKL, FixedKL, KLController
-from r1_core.losses import Correction, Rejection
+from r1_core.losses import Correction, PolicyLoss, Rejection
 from r1_core.losses.correction import Measure, Span
+from r1_core.losses.nll import NLL
 from r1_core.needs import OF_POLICY
 from r1_core.objective import Objective
 from r1_core.own import as_estimator, as_loss, try_own_estimator, try_own_loss
 from r1_core.reward_shaping import RewardNormalizer
+
+FINE_TUNING: dict[str, PolicyLoss] = {"nll": NLL(), "dft": NLL(dynamic=True)}  # see `config.fine_tuning.as_training`
 
 
 def build_update(config: RunConfig, *, updates_per_step: int) -> Update:
@@ -51,8 +54,9 @@ def try_algorithm(config: RunConfig) -> None:
 def build_objective(config: RunConfig) -> Objective:
     actor, algorithm = config.worker.actor, config.algorithm
     off_policy = algorithm.off_policy_mask_threshold
-    settings = settings_of(actor, LOSS_OPTIONS, actor.loss_type)
-    loss = build_by_name(losses.POLICY_LOSSES, actor.loss_type, settings, as_loss)
+    if (loss := FINE_TUNING.get(actor.loss_type)) is None:
+        settings = settings_of(actor, LOSS_OPTIONS, actor.loss_type)
+        loss = build_by_name(losses.POLICY_LOSSES, actor.loss_type, settings, as_loss)
     return Objective(
         loss,
         aggregation=actor.loss_avg_mode or loss.aggregation,

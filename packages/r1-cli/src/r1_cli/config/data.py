@@ -74,6 +74,9 @@ class DataConfig(Section):
     video_max_pixels: Count | None = None  # null: max_pixels, at most 768 tokens a pair of frames and 115,200 in all
     max_prompt_length: Count = 2048
     max_response_length: Count = 2048
+    max_length: Count = 4096  # of a conversation, for r1 sft
+    # a conversation over max_length, for r1 sft: an error, left out, or cut on the right
+    truncation: Literal["error", "drop", "right"] = "error"
     rollout_batch_size: Count = 512  # prompts per training step
     mini_rollout_batch_size: Count | None = None  # prompts sampled at a time to fill that batch
     val_batch_size: int = 1024  # -1: all at once

@@ -45,12 +45,13 @@ BATCH_SIZES = (
 MODEL = ("model_path", "override_config", "trust_remote_code")
 
 
-def load_config(words: Sequence[str], *, command: Command = "train") -> tuple[RunConfig, Provenance]:
+def load_config(words: Sequence[str], *, command: Command | None = "train") -> tuple[RunConfig, Provenance]:
     """Read `config=FILE` (or a bare FILE) and `key=value` words; later words win, and words win over the file.
 
     Args:
         words: as typed after the command, e.g. `["config=run.yaml", "trainer.max_steps=3"]`.
-        command: an evaluation needs neither training rows nor matching batch sizes.
+        command: an evaluation needs neither training rows nor matching batch sizes. None: `sft` if that section is
+            set, else `train`.
 
     Raises:
         ConfigError: lists all problems.
@@ -68,6 +69,7 @@ def load_config(words: Sequence[str], *, command: Command = "train") -> tuple[Ru
     problems += wrong
     if config is not None:
         config = follow_actor(config, provenance)
+        command = command or ("sft" if provenance.is_set("sft") else "train")
         problems += find_problems(config, provenance, command)
     if problems or config is None:
         raise ConfigError(problems)

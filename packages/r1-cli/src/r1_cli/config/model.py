@@ -43,8 +43,14 @@ class ModelConfig(Section):
             if path and names_folder(path) and not Path(path).is_dir():
                 yield f"{key}.{name}", f"no such folder{where_or_near(path)}"
 
-    def position_problems(self, key: str, max_response_length: int) -> Iterator[KeyProblem]:
-        """Check that a local model's `config.json` is readable and has positions for a response."""
+    def position_problems(
+        self, key: str, max_response_length: int, max_length: int | None = None
+    ) -> Iterator[KeyProblem]:
+        """Check that a local model's `config.json` is readable and has positions for a response.
+
+        Args:
+            max_length: of whole conversations, which are read instead.
+        """
         folder = Path(self.model_path or "")
         if not self.model_path or not folder.is_dir():
             return
@@ -60,7 +66,12 @@ class ModelConfig(Section):
         text = found.get("text_config") or {}
         positions = found.get("max_position_embeddings", text.get("max_position_embeddings"))
         scaled = _scales_positions(found) or _scales_positions(text)
-        if isinstance(positions, int) and not scaled and max_response_length >= positions:
+        if not isinstance(positions, int) or scaled:
+            return
+        if max_length is not None:
+            if max_length > positions:
+                yield "data.max_length", f"is more than the model's {positions} positions: set at most {positions}"
+        elif max_response_length >= positions:
             yield "data.max_response_length", f"has no room: the model has {positions} positions, the prompt's included"
 
     def read_config(self) -> Tree:

@@ -14,6 +14,7 @@ from r1_cli.config.problems import ConfigError, KeyRemark, Problem
 from r1_cli.config.reward import RewardConfig
 from r1_cli.config.rollout import RolloutConfig, engine_module
 from r1_cli.config.section import Section, Tree, lookup
+from r1_cli.config.sft import SftConfig
 from r1_cli.config.trainer import OWN_DEVICES, STALENESS, TrainerConfig
 from r1_core import registry
 
@@ -41,6 +42,7 @@ class RunConfig(Section):
     algorithm: AlgorithmConfig = AlgorithmConfig()
     worker: WorkerConfig = WorkerConfig()
     trainer: TrainerConfig = TrainerConfig()
+    sft: SftConfig = SftConfig()
 
     @property
     def on_cluster(self) -> bool:

@@ -21,7 +21,7 @@ class TagsConfig(Section):
     role_tag: str = "from"  # key of the role
     content_tag: str = "value"  # key of the text
     user_tag: str = "human"  # role of the user
-    assistant_tag: str = "gpt"
+    assistant_tag: str = "gpt"  # role of the assistant
     observation_tag: str = "observation"  # role of a tool's result
     function_tag: str = "function_call"  # role of the assistant's calls, written as JSON
-    system_tag: str = "system"
+    system_tag: str = "system"  # role of the system prompt

@@ -8,6 +8,7 @@ from typing import Literal
 
 from r1_cli.config.actor import UpdateConfig
 from r1_cli.config.files import function_problems
+from r1_cli.config.fine_tuning import fine_tuning_problems
 from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, range_problems
 from r1_cli.config.problems import KeyProblem, Problem, Provenance
 from r1_cli.config.root import RunConfig, masked, masked_keys
@@ -22,7 +23,7 @@ from r1_cli.config.sources import (
     validation_sources,
 )
 
-Command = Literal["train", "eval", "data", "sample"]
+Command = Literal["train", "sft", "eval", "data", "sample"]
 
 
 def find_problems(config: RunConfig, provenance: Provenance, command: Command) -> list[Problem]:
@@ -30,6 +31,8 @@ def find_problems(config: RunConfig, provenance: Provenance, command: Command) -
     found = [*_input_problems(config, command)]
     if command == "train":
         found += _training_problems(config, provenance)
+    if command == "sft":
+        found += fine_tuning_problems(config)
     secrets = _secrets(config) if command != "data" else []
     return [_problem(config, provenance, key, message) for key, message in found] + [*secrets]
 
@@ -39,7 +42,8 @@ def _input_problems(config: RunConfig, command: Command) -> Iterator[KeyProblem]
     yield from row_problems(data, command)
     if not model.model_path:
         yield "worker.actor.model.model_path", "is missing: name a Hugging Face folder or hub model"
-    if command != "data" and not reward.reward_function and not rollout.multi_turn.has_environment:
+    scores = command != "data" and (command != "sft" or config.sft.val_generations)
+    if scores and not reward.reward_function and not rollout.multi_turn.has_environment:
         yield from source_reward_problems(data, command)
     yield from source_problems(data)
     yield from rollout.sampling_problems(data.max_response_length)
@@ -59,8 +63,9 @@ def _input_problems(config: RunConfig, command: Command) -> Iterator[KeyProblem]
     for source in sources:
         yield from source.file_problems(data)
     yield from model.file_problems("worker.actor.model")
-    yield from config.trainer.file_problems(saves=command == "train")
-    yield from model.position_problems("worker.actor.model", data.max_response_length)
+    yield from config.trainer.file_problems(saves=command in ("train", "sft"))
+    whole = data.max_length if command == "sft" else None
+    yield from model.position_problems("worker.actor.model", data.max_response_length, whole)
     yield from reward.file_problems()
     yield from function_problems("algorithm.adv_estimator", config.algorithm.adv_estimator)
     yield from function_problems("worker.actor.loss_type", config.worker.actor.loss_type)

@@ -27,6 +27,12 @@ def lookup(section: BaseModel, key: str) -> Any:
     return value
 
 
+def with_value(section: Any, key: str, value: Any) -> Any:
+    """Return the section with another value of a dotted key, unchecked."""
+    name, _, rest = key.partition(".")
+    return section.model_copy(update={name: with_value(lookup(section, name), rest, value) if rest else value})
+
+
 def flatten(tree: Mapping[str, Any], separator: str = ".", prefix: str = "") -> Iterator[tuple[str, Any]]:
     """Yield joined key and value of each leaf; lists and empty mappings are leaves."""
     for name, value in tree.items():

@@ -190,13 +190,15 @@ def row_problems(data: DataConfig, command: str) -> Iterator[KeyProblem]:
 
 def rows_of(data: DataConfig, command: str) -> list[Source]:
     train, validation = training_sources(data), validation_sources(data)
-    return validation if command == "eval" else train if command in ("train", "sample") else train + validation
+    if command == "eval":
+        return validation
+    return train if command in ("train", "sft", "sample") else train + validation
 
 
 def source_reward_problems(data: DataConfig, command: str) -> Iterator[KeyProblem]:
     """Yield a missing reward, if the run has no reward of its own."""
     train, validation = training_sources(data), validation_sources(data)
-    scored = validation if command == "eval" else train if command == "sample" else train + validation
+    scored = train if command == "sample" else validation if command in ("eval", "sft") else train + validation
     judged = source_actors(data)  # by their environments
     named = {source.name for source in scored if source.reward_function}
     named |= {name for name, source in judged.items() if source.environment}

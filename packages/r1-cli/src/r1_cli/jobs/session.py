@@ -5,7 +5,7 @@ nothing trains before rows, rewards and layouts are checked.
 """
 
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import cache, partial
@@ -42,7 +42,19 @@ from r1_cli.jobs.engines import (
 from r1_cli.jobs.learner import open_placement, prepare_learner, rank_hardware, resolve_devices, start_ranks
 from r1_cli.jobs.media import open_media, require_store_for_batch, start_media
 from r1_cli.jobs.resume import find_previous_sizes, load_start, record_rows, report_changes
-from r1_cli.jobs.startup import Data, DataSplit, Devices, Logs, Models, Reports, RunFolder, Sampling
+from r1_cli.jobs.startup import (
+    Data,
+    DataSplit,
+    Devices,
+    Logs,
+    Models,
+    PromptData,
+    Reports,
+    RunFolder,
+    Sampling,
+    Saving,
+    Trained,
+)
 from r1_cli.models.files import open_critic_config, open_model, read_assets
 from r1_cli.plan.announce import announce, describe_player, render_sources, show_lines, show_phases, show_table
 from r1_cli.plan.batches import Plan, make_plan
@@ -59,9 +71,9 @@ from r1_cli.train.recorder import Recorder
 from r1_cli.train.sampling.async_sampler import AsyncSampler, load_pending_steps
 from r1_cli.train.sampling.collect import DynamicSampling
 from r1_cli.train.sampling.weight_check import add_weight_check
-from r1_cli.train.types import Position, Progress, PromptStream, Sampler, Schedule, Update
+from r1_cli.train.types import Policy, Position, Progress, PromptStream, Sampler, Schedule, Update, ValueModel
 from r1_data.dataset import Mixture
-from r1_rollout.types import SamplingParams
+from r1_rollout.types import Generator, SamplingParams
 
 log = logging.getLogger("r1")
 
@@ -116,7 +128,9 @@ class TrainingSession:
         self.stack.callback(timeline.close)
         return Reports(console, timeline)
 
-    def open_data(self, config: RunConfig, devices: Devices, reports: Reports, answers: Path | None = None) -> Data:
+    def open_data(
+        self, config: RunConfig, devices: Devices, reports: Reports, answers: Path | None = None
+    ) -> PromptData:
         """Open rewards and sources, and check every row. Raises DataError or RewardSpecError if one is unusable.
 
         `answers` is a run's folder, whose record answers the policy in place of tools and environments.
@@ -133,9 +147,9 @@ class TrainingSession:
             DataSplit(names, rows, build_prompts(config, rows, rendering, reports.console.counter))
             for names, rows in ((sources, opened), (val_sources, val_opened))
         )
-        return Data(training, validation, verifier, renderer, media, player)
+        return PromptData(training, validation, renderer, verifier, media, player)
 
-    def show_plan(self, config: RunConfig, devices: Devices, data: Data) -> Plan:
+    def show_plan(self, config: RunConfig, devices: Devices, data: PromptData) -> Plan:
         """Print the plan. Raises ConfigError if rows do not fill a batch, or a node cannot hold one."""
         training, validation = data.training.prompts, data.validation.prompts
         plan = make_plan(config, [len(part) for part in training.parts], len(validation) if validation.parts else None)
@@ -162,22 +176,44 @@ class TrainingSession:
 
     def load_models(self, config: RunConfig, devices: Devices, schedule: Schedule) -> Models:
         """Load learner, critic and engine. Raises ModelError or ClusterError."""
-        model, hardware, placement = devices.model, devices.hardware, devices.placement
-        load_learner = prepare_learner(config, hardware, model, schedule, placement.ranks, devices.ranks, self.stack)
-        if config.shares_base(on_gpu=hardware.on_gpu):
+        load_learner = self.prepare_learner(config, devices, schedule)
+        if config.shares_base(on_gpu=devices.hardware.on_gpu):
             learner, critic = load_learner()
-            return Models(learner, critic, open_engine_on_base(learner, config, hardware, model, self.stack))
+            return Models(learner, critic, self.open_engine(config, devices, learner))
         # Before the learner's weights are on the devices: vLLM claims a share of what is free.
-        if devices.engine_process is not None:
-            engine = open_engine_in_process(config, hardware, devices.engine_process)
-        else:
-            engine = open_engine(config, hardware, model, placement.engines, devices.engines, self.stack)
+        engine = self.open_engine(config, devices, None)
         return Models(*load_learner(), engine)
 
+    def prepare_learner(
+        self, config: RunConfig, devices: Devices, schedule: Schedule
+    ) -> Callable[[], tuple[Policy, ValueModel | None]]:
+        placement = devices.placement
+        return prepare_learner(
+            config, devices.hardware, devices.model, schedule, placement.ranks, devices.ranks, self.stack
+        )
+
+    def open_engine(self, config: RunConfig, devices: Devices, learner: Policy | None) -> Generator:
+        """`learner` gives the base of an adapter if the engine shares it."""
+        model, hardware = devices.model, devices.hardware
+        if config.shares_base(on_gpu=hardware.on_gpu):
+            return open_engine_on_base(learner, config, hardware, model, self.stack)
+        if devices.engine_process is not None:
+            return open_engine_in_process(config, hardware, devices.engine_process)
+        return open_engine(config, hardware, model, devices.placement.engines, devices.engines, self.stack)
+
     def check_models(
-        self, config: RunConfig, folder: RunFolder, devices: Devices, data: Data, models: Models
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        devices: Devices,
+        data: Data,
+        models: Trained,
+        recorded: RunConfig | None = None,
     ) -> tuple[RunConfig, dict[str, int]]:
         """Choose correct batch layouts and micro-batch sizes that fit; return the configuration and the sizes by key.
+
+        Args:
+            recorded: the configuration as `open_logs` records it, if it is another.
 
         Raises:
             ConfigError: a setting needs a wrong layout, or a size does not fit into memory.
@@ -187,14 +223,14 @@ class TrainingSession:
         if start:
             chosen = read_state(start).get("micro_batches", {})
         else:
-            chosen = find_previous_sizes(RunReader(folder.path).starts(), config, devices.names)
+            chosen = find_previous_sizes(RunReader(folder.path).starts(), recorded or config, devices.names)
         pictures = any(part.has_media for part in data.training.prompts.parts)
         return choose_micro_batches(
             config, hardware, model, data.renderer, models.learner, models.critic, chosen, pictures=pictures
         )
 
     def resume(
-        self, config: RunConfig, folder: RunFolder, data: Data, models: Models, micro_batches: Mapping[str, int]
+        self, config: RunConfig, folder: RunFolder, data: Data, models: Trained, micro_batches: Mapping[str, int]
     ) -> Position:
         """Load the checkpoint, if any, and return the position. Raises CheckpointError if it does not fit."""
         begin = algorithm.build_start(config)
@@ -227,7 +263,7 @@ class TrainingSession:
         config: RunConfig,
         folder: RunFolder,
         devices: Devices,
-        data: Data,
+        data: PromptData,
         models: Models,
         reports: Reports,
         logs: Logs,
@@ -261,17 +297,16 @@ class TrainingSession:
         self,
         config: RunConfig,
         folder: RunFolder,
-        data: Data,
+        data: PromptData,
         reports: Reports,
         schedule: Schedule,
         stream: PromptStream,
         sampler: Sampler,
         at: Position,
     ) -> Sampling:
-        training, validation = build_sampling(config)
+        training, _ = build_sampling(config)
         trainer, progress = config.trainer, reports.console.progress
-        sets = build_validation(data.validation.prompts, data.validation.sources, validation)
-        validator = Validation(sampler, sets, config.data.val_batch_size, trainer.val_generations_to_log, progress)
+        validation = self.open_validation(config, data, reports, sampler)
         update = algorithm.build_update(config, updates_per_step=schedule.updates_per_step)
         collector = build_collector(config, data.training.prompts, stream, training, sampler, update, progress)
         async_sampler = None
@@ -285,7 +320,23 @@ class TrainingSession:
                 ended=reports.timeline.record,
             )
             self.stack.callback(async_sampler.close)
-        return Sampling(sampler.generator, collector, async_sampler, validator if sets else None, update)
+        return Sampling(sampler.generator, collector, async_sampler, validation, update)
+
+    def open_validation(
+        self, config: RunConfig, data: PromptData, reports: Reports, sampler: Sampler
+    ) -> Validation | None:
+        _, sampling = build_sampling(config)
+        sets = build_validation(data.validation.prompts, data.validation.sources, sampling)
+        shown, progress = config.trainer.val_generations_to_log, reports.console.progress
+        return Validation(sampler, sets, config.data.val_batch_size, shown, progress) if sets else None
+
+    def open_saving(self, config: RunConfig, folder: RunFolder, devices: Devices, reports: Reports) -> Saving:
+        assets = cache(partial(read_assets, devices.model, devices.critic_config))
+        if config.trainer.save_freq > 0:
+            assets()  # now, while no step waits for it
+        saver = Saver(folder.store, reports.timeline.record)
+        self.stack.callback(saver.close)
+        return Saving(folder.store, saver, self.stack.enter_context(StopRequest().listening()), assets)
 
     def open_run(
         self,
@@ -298,11 +349,7 @@ class TrainingSession:
         schedule: Schedule,
         sampling: Sampling,
     ) -> loop.Run:
-        assets = cache(partial(read_assets, devices.model, devices.critic_config))
-        if config.trainer.save_freq > 0:
-            assets()  # now, while no step waits for it
-        saver = Saver(folder.store, reports.timeline.record)
-        self.stack.callback(saver.close)
+        saving = self.open_saving(config, folder, devices, reports)
         return loop.Run(
             learner=models.learner,
             engine=sampling.engine,
@@ -311,12 +358,12 @@ class TrainingSession:
             update=sampling.update,
             schedule=schedule,
             validation=sampling.validation,
-            store=folder.store,
-            saver=saver,
+            store=saving.store,
+            saver=saving.saver,
             tracker=logs.tracker,
             recorder=logs.recorder,
-            stop=self.stack.enter_context(StopRequest().listening()),
-            assets=assets,
+            stop=saving.stop,
+            assets=saving.assets,
             critic=models.critic,
             timeline=reports.timeline,
         )
@@ -349,10 +396,10 @@ def build_collector(
     )
 
 
-def build_schedule(config: RunConfig, plan: Plan, until: int | None = None) -> Schedule:
+def build_schedule(config: RunConfig, total_steps: int, until: int | None = None) -> Schedule:
     trainer, actor, critic = config.trainer, config.worker.actor, config.worker.critic
     return Schedule(
-        total_steps=plan.total_steps or 0,
+        total_steps=total_steps,
         rollout_batch_size=config.data.rollout_batch_size,
         global_batch_size=actor.global_batch_size,
         ppo_epochs=actor.ppo_epochs,

@@ -1,6 +1,6 @@
 """What the phases of a run's start return."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,6 +10,8 @@ from transformers import PretrainedConfig
 from r1_cli.build.rewards.dispatch import DispatchingVerifier
 from r1_cli.build.rows import OpenSource
 from r1_cli.checkpoint.folders import CheckpointStore
+from r1_cli.checkpoint.saving import Saver
+from r1_cli.checkpoint.stop import StopRequest
 from r1_cli.cluster.own_process import OwnProcess
 from r1_cli.cluster.placement import Placement
 from r1_cli.cluster.remote_rendering import RenderPool
@@ -85,10 +87,7 @@ class DataSplit:
 class Data:
     training: DataSplit
     validation: DataSplit  # empty without validation rows
-    verifier: DispatchingVerifier
     renderer: Renderer
-    media: RenderPool | None  # renders rows with media on the nodes of a cluster
-    player: "Player | None"  # of a multi-turn run
 
     @property
     def sources(self) -> list[Source]:
@@ -104,9 +103,22 @@ class Data:
 
 
 @dataclass(frozen=True, slots=True)
-class Models:
+class PromptData(Data):
+    """Prompts, and what scores the answers to them."""
+
+    verifier: DispatchingVerifier
+    media: RenderPool | None  # renders rows with media on the nodes of a cluster
+    player: "Player | None"  # of a multi-turn run
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
     learner: Policy
     critic: ValueModel | None
+
+
+@dataclass(frozen=True, slots=True)
+class Models(Trained):
     engine: Generator
 
 
@@ -115,6 +127,14 @@ class Logs:
     tracker: Tracker
     recorder: Recorder
     manifest_entry: dict[str, Any]  # of this start; its `end` says how the run ended
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    store: CheckpointStore
+    saver: Saver
+    stop: StopRequest
+    assets: Callable[[], Mapping[str, bytes]]  # other files of a checkpoint, by path
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,7 +40,8 @@ def train(config: RunConfig, provenance: Provenance, *, until: int | None = None
         config, devices = session.reserve_devices(config, folder)
         reports = session.open_reports(config, folder)
         data = session.open_data(config, devices, reports, answers)
-        schedule = build_schedule(config, session.show_plan(config, devices, data), until)
+        plan = session.show_plan(config, devices, data)
+        schedule = build_schedule(config, plan.total_steps or 0, until)
         stream = session.open_stream(config, folder, data)
         models = session.load_models(config, devices, schedule)
         config, micro_batches = session.check_models(config, folder, devices, data, models)
@@ -64,6 +65,6 @@ def validate_only(run: loop.Run, at: Position) -> int:
     """Log the validation of the current weights; return the exit code."""
     if run.validation is None:
         raise ValueError("there is nothing to validate on: data.val_files is null")
-    run.tracker.log(at.step, *loop.validate(run, run.validation, at.step))
+    run.tracker.log(at.step, *run.validate(at.step))
     loop.flush(run)
     return 0

@@ -160,7 +160,7 @@ def render(plan: Plan) -> Table:
         ("accumulations", _passes(plan, plan.accumulations), "÷ …_for_update"),
         ("tokens per micro-batch", _at_most(plan.tokens_per_micro_batch), "micro batch × longest"),
         None,
-        *_memory_rows(plan.memory),
+        *memory_rows(plan.memory),
     ]
     headings = iter(("per step", "per optimizer step", "memory per device"))
     for row in rows:
@@ -221,9 +221,10 @@ def _critic_rows(plan: Plan) -> list[tuple[str, str, str]]:
     return [("the critic's", _number(steps), "÷ critic.global × its epochs")] if steps else []
 
 
-def _memory_rows(memory: Memory | None) -> list[tuple[str, str, str]]:
+def memory_rows(memory: Memory | None, *, engine: bool = True) -> list[tuple[str, str, str]]:
     if memory is None:
         return [("model states", "unknown (hub model)", "model_path")]
+    sampling = "weights for sampling", size_text(memory.engine), "rollout.dtype; none apart, factors of a shared base"
     weights = f"{memory.parameters:,} parameters"
     if memory.trained < memory.parameters:
         weights += f", {memory.trained:,} trained"
@@ -232,11 +233,7 @@ def _memory_rows(memory: Memory | None) -> list[tuple[str, str, str]]:
         ("gradients", size_text(memory.gradients), "one per trained weight"),
         ("optimizer states", size_text(memory.optimizer), "optim.strategy"),
         ("reference", size_text(memory.reference), "none with disable_kl or lora"),
-        (
-            "weights for sampling",
-            size_text(memory.engine),
-            "rollout.dtype; none apart, factors of a shared base",
-        ),
+        *([sampling] if engine else []),
         *([("critic", size_text(memory.critic.total), "weights, gradients, optimizer")] if memory.critic else []),
         ("model states", size_text(memory.total), "beside activations"),
     ]

@@ -9,7 +9,7 @@ from r1_cli.config import RunConfig
 from r1_cli.config.model import ModelConfig
 from r1_cli.config.rollout import engine_module
 from r1_cli.config.root import Owner
-from r1_cli.config.section import lookup
+from r1_cli.config.section import lookup, with_value
 from r1_cli.plan.batches import count_micro_batch_tokens
 from r1_cli.plan.memory import Memory, compute_bytes, estimate
 from r1_cli.plan.model_sizes import BYTES, Models, ModelSizes, TowerSizes, read_models
@@ -240,11 +240,6 @@ def find_peak(config: RunConfig, card: int | None, *, models: Models | None = No
     """Return the bytes of the largest phase; None if the model's sizes are unknown."""
     memory = estimate(config, models)
     return None if memory is None else max(phase.total for phase in find_phases(config, memory, card, on_gpu=on_gpu))
-
-
-def with_value(section: Any, key: str, value: Any) -> Any:
-    name, _, rest = key.partition(".")
-    return section.model_copy(update={name: with_value(lookup(section, name), rest, value) if rest else value})
 
 
 def _word(value: object) -> str:

@@ -27,7 +27,7 @@ __all__ = [
     "sample_file",
 ]
 
-Phase = Literal["train", "validation", "sample"]
+Phase = Literal["train", "validation", "sample", "sft"]
 Row = dict[str, Any]  # of the record, by column: see `schema.COLUMNS`
 
 MANIFEST_FILE = "manifest.json"

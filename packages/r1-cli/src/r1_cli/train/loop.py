@@ -13,11 +13,13 @@ from r1_cli.train.metrics.step import (
     mean_of,
     penalty_metrics,
     performance,
+    require_rewards,
+    require_signal,
     step_metrics,
 )
 from r1_cli.train.metrics.validate import Validation
 from r1_cli.train.recorder import to_generations
-from r1_cli.train.run import LOST, Measured, TrainingRun, finish_step, flush, train
+from r1_cli.train.run import LOST, Measured, TrainingRun, finish_step, flush, sample_validation, train
 from r1_cli.train.sampling.collect import DynamicSampling
 from r1_cli.train.sampling.weight_check import canary_metrics
 from r1_cli.train.types import Collected, Position, Schedule, Update, ValueModel, weights_of
@@ -27,7 +29,7 @@ from r1_core.own import OwnCodeError
 from r1_core.types import Sample
 from r1_rollout.types import Generator
 
-__all__ = ["BrokenStepError", "Run", "finish_step", "flush", "minibatches", "take_step", "train", "validate"]
+__all__ = ["BrokenStepError", "Run", "finish_step", "flush", "minibatches", "take_step", "train"]
 
 
 class BrokenStepError(Exception):
@@ -50,7 +52,13 @@ class Run(TrainingRun):
 
     def validate(self, step: int) -> Measured:
         assert self.validation is not None
-        return validate(self, self.validation, step)
+        return sample_validation(self, self.validation, step)
+
+    def require_progress(self, at: Position) -> None:
+        require_signal(at.idle, self.schedule.max_idle_steps)
+
+    def require_rewards(self, at: Position) -> None:
+        require_rewards(at.failed, at.step, self.schedule.max_idle_steps)
 
 
 def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float], list[Generation]]:
@@ -144,12 +152,3 @@ def minibatches(samples: Sequence[Sample], prompts: int, epochs: int) -> Iterato
     for _ in range(epochs):
         for first in range(0, groups, prompts):
             yield [s for s in samples if first <= s.group_id < first + prompts]
-
-
-def validate(run: Run, validation: Validation, step: int) -> Measured:
-    if run.async_sampler:
-        run.async_sampler.drain()
-    with run.engine.active(weights_of(run.learner, step)):
-        record, groups = validation.measure()
-    run.recorder.record(step, "validation", groups)
-    return record, to_generations(groups[: validation.shown], "val")

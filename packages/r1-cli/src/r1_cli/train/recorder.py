@@ -60,9 +60,12 @@ class Recorder:
 
     def record(self, step: int, phase: Phase, groups: Sequence[Group], samples: Sequence[Sample] = ()) -> None:
         """Write a step's responses in the background. Blocks only while earlier steps wait."""
+        self.record_table(step, phase, partial(to_table, step, phase, groups, samples, self._media.save))
+
+    def record_table(self, step: int, phase: Phase, to_table: "Callable[[], pa.Table]") -> None:
+        """Write a table with the columns of `runs.schema` in the background."""
         if self._on:
-            table = partial(to_table, step, phase, groups, samples, self._media.save)
-            self._thread.do(partial(self._write, SAMPLES, sample_file(step, phase), table))
+            self._thread.do(partial(self._write, SAMPLES, sample_file(step, phase), to_table))
 
     def record_answers(self, name: str, to_table: "Callable[[Callable[[bytes], str]], pa.Table]") -> None:
         """Write what environments answered in a sampling call. `to_table` gets what saves a PNG file."""
@@ -187,9 +190,9 @@ def to_table(
         "answer": [clean(one.text) for one in answers],
         "ground_truth": [clean(prompt.ground_truth) for prompt in prompts],
         "media": [files[id(prompt)] for prompt in prompts],
-        "prompt_tokens": _lists([np.asarray(prompt.token_ids, np.int32) for prompt in prompts], np.int32),
-        "tokens": _lists([one.path.token_ids for one in answers], np.int32),
-        "rollout_logprobs": _lists([one.path.logprobs for one in answers], np.float32),
+        "prompt_tokens": list_column([np.asarray(prompt.token_ids, np.int32) for prompt in prompts], np.int32),
+        "tokens": list_column([one.path.token_ids for one in answers], np.int32),
+        "rollout_logprobs": list_column([one.path.logprobs for one in answers], np.float32),
         "finish_reason": [one.path.finish_reason for one in answers],
         "weight_version": [one.path.weight_version for one in answers],
         **_score_columns(answers),
@@ -198,7 +201,7 @@ def to_table(
     marks = [episode.sampled if (episode := as_episode(one.path)) else None for one in answers]
     lengths = [len(one.path.token_ids) for one in answers]
     for name in OF_THE_LEARNER:
-        columns[name] = _of_samples(samples, name, lengths, marks)
+        columns[name] = token_column(samples, name, lengths, marks)
     arrays = [
         columns[column.name]
         if isinstance(columns[column.name], pa.Array)
@@ -247,7 +250,7 @@ def _episode_columns(
     return columns
 
 
-def _of_samples(
+def token_column(
     samples: Sequence[Sample], name: str, lengths: Sequence[int], marks: "Sequence[NDArray[np.bool_] | None]"
 ) -> pa.Array:
     """Return a field of the trained tokens as one list per sample; null if samples lack it.
@@ -265,7 +268,7 @@ def _of_samples(
     return _cut(values, lengths)
 
 
-def _lists(values: Sequence[Any], dtype: Any) -> pa.Array:
+def list_column(values: Sequence[Any], dtype: Any) -> pa.Array:
     """Return arrays as one column, without Python objects for numbers."""
     flat = np.concatenate([np.empty(0, dtype), *values]).astype(dtype, copy=False)
     return _cut(flat, [*map(len, values)])

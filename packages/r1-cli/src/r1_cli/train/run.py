@@ -15,10 +15,10 @@ from r1_cli.runs.track import Generation, Tracker
 from r1_cli.runs.track.timing import Stopwatch, Timeline
 from r1_cli.train.groups.advantages import AdvantageError
 from r1_cli.train.groups.stream_position import save_groups
-from r1_cli.train.metrics.step import require_rewards, require_signal
-from r1_cli.train.recorder import Recorder
+from r1_cli.train.metrics.validate import Validation
+from r1_cli.train.recorder import Recorder, to_generations
 from r1_cli.train.sampling.async_sampler import AsyncSampler, save_pending_steps
-from r1_cli.train.types import ModelSnapshot, Policy, Position, Schedule, Trainable, ValueModel
+from r1_cli.train.types import ModelSnapshot, Policy, Position, Schedule, Trainable, ValueModel, weights_of
 from r1_core.own import OwnCodeError
 from r1_data.types import DataError
 from r1_rewards.types import RewardFailure
@@ -61,6 +61,13 @@ class TrainingRun:
     def validate(self, step: int) -> Measured:
         """Measure the current weights. Called only if `validates`."""
 
+    @abstractmethod
+    def require_progress(self, at: Position) -> None:
+        """Raise NothingToLearn if the latest steps changed nothing."""
+
+    def require_rewards(self, at: Position) -> None:
+        """Raise NothingToLearn at the end if no step had a reward."""
+
 
 def train(run: TrainingRun, at: Position) -> Position:
     """Train to the end of the schedule; return the position after the last whole step.
@@ -76,12 +83,12 @@ def train(run: TrainingRun, at: Position) -> Position:
             with run.timeline.step(at.step + 1):
                 at, record, generations = run.take_step(at)
                 finish_step(run, at, record, generations)
-            require_signal(at.idle, run.schedule.max_idle_steps)
+            run.require_progress(at)
             run.saver.check()
             run.stop.check()
         flush(run)
         run.saver.finish()
-        require_rewards(at.failed, at.step, run.schedule.max_idle_steps)
+        run.require_rewards(at)
     except (Stopped, *FAILED) as reason:
         stop_early(run, at, reason)
         if not isinstance(reason, Stopped):
@@ -109,6 +116,16 @@ def stop_early(run: TrainingRun, at: Position, reason: Exception) -> None:
         write_checkpoint(run, at, {})
         run.saver.publish(partial(flush, run))
         run.saver.finish()
+
+
+def sample_validation(run: TrainingRun, validation: Validation, step: int) -> Measured:
+    """Sample answers to the validation prompts with the current weights, and score them."""
+    if run.async_sampler:
+        run.async_sampler.drain()
+    with validation.sampler.generator.active(weights_of(run.learner, step)):
+        record, groups = validation.measure()
+    run.recorder.record(step, "validation", groups)
+    return record, to_generations(groups[: validation.shown], "val")
 
 
 def finish_step(run: TrainingRun, at: Position, record: dict[str, float], generations: list[Generation]) -> None:

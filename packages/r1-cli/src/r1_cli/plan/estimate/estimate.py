@@ -6,12 +6,12 @@ from functools import reduce
 
 from r1_cli.config import RunConfig
 from r1_cli.config.rollout import AUTO
-from r1_cli.config.section import Tree
+from r1_cli.config.section import Tree, with_value
 from r1_cli.plan.estimate.cards import Cards
 from r1_cli.plan.estimate.times import TO_HOST, Assumptions, find_times
 from r1_cli.plan.memory import Memory, estimate
 from r1_cli.plan.model_sizes import Models
-from r1_cli.plan.phases import REMEDIES, Phase, Remedy, find_peak, find_phases, find_remedies, with_value
+from r1_cli.plan.phases import REMEDIES, Phase, Remedy, find_peak, find_phases, find_remedies
 
 CPU_REMEDIES = tuple(setting for setting in REMEDIES if "offload" not in setting[0] and "memory_util" not in setting[0])
 

@@ -19,6 +19,7 @@ Item = TypeVar("Item")
 # What a step's line shows, in this order; where a terminal is too narrow, those of the highest number go first.
 STEP_COLUMNS = (
     ("reward/overall", "reward", 0),
+    ("sft/nll", "nll", 0),
     ("reward/failures", "failed", 0),
     ("response_length/mean", "length", 2),
     ("actor/kl_loss", "kl", 3),
@@ -105,7 +106,7 @@ class ConsoleReporter:
         reward = record.get("reward/overall")
         if self._view:
             self._view.update(step, record, self._answers)
-        if reward is not None and self._step_lines:
+        if (reward is not None or "sft/nll" in record) and self._step_lines:
             width = self.console.width if self.console.is_terminal else None
             self._print(step_line(step, self._total_steps, record, width))
         if "val/reward_score" in record:
@@ -113,6 +114,9 @@ class ConsoleReporter:
             self._print(f"validation at step {step}: reward {record['val/reward_score']:.3f}  " + "  ".join(parts))
             for line in self._response:
                 self._print(line)
+
+        elif "val/nll" in record:
+            self._print(f"validation at step {step}: nll {record['val/nll']:.4f}")
 
     def log_generations(self, step: int, rows: list[JsonObject]) -> None:
         row = rows[0]

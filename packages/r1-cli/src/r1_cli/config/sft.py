@@ -1,0 +1,38 @@
+"""Configuration section `sft`: what `r1 sft` trains on a row, and by which loss."""
+
+from typing import Literal
+
+from r1_cli.config.section import Count, NonNegative, Positive, Section
+
+Loss = Literal["nll", "dft", "dpo", "cdpo", "ipo", "simpo", "kto"]
+PREFERENCE = ("dpo", "cdpo", "ipo", "simpo", "kto")  # compare endings
+WITH_REFERENCE = ("dpo", "cdpo", "ipo", "kto")
+
+
+class SftConfig(Section):
+    """Only `r1 sft` reads it. A step is one optimizer step on worker.actor.global_batch_size rows."""
+
+    # nll: cross entropy; dft: weighted by the token's own probability; dpo, cdpo, ipo, simpo: chosen against rejected;
+    # kto: desired against undesired
+    loss: Loss = "nll"
+    epochs: Count = 3  # passes over the training rows; trainer.max_steps wins
+    turns: Literal["all", "each", "last"] = "all"  # trained answers; each: one sample per answer, as sampling sees it
+    train_on_prompt: bool = False  # also train on what is before an answer
+    aggregation: Literal["token", "sequence"] = "token"  # mean over tokens, or over sequences of their means; nll, dft
+    beta: Positive = 0.1  # strength of a preference loss
+    label_smoothing: NonNegative = 0.1  # of cdpo: the share of pairs whose label is wrong
+    margin: NonNegative = 0.5  # of simpo: target margin over beta
+    val_generations: bool = False  # validation also samples answers and scores them, as in r1 train
+
+    @property
+    def compares(self) -> bool:
+        return self.loss in PREFERENCE
+
+    @property
+    def has_pairs(self) -> bool:
+        """Whether a row has two endings."""
+        return self.compares and self.loss != "kto"
+
+    @property
+    def needs_reference(self) -> bool:
+        return self.loss in WITH_REFERENCE

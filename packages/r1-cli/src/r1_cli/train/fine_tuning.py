@@ -1,0 +1,105 @@
+"""The loop of fine-tuning: render the next rows, descend −log π of their trained tokens, repeat."""
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from r1_cli.runs.track import Generation
+from r1_cli.runs.track.timing import Stopwatch
+from r1_cli.train.demonstrations import (
+    DemonstrationReader,
+    batch_metrics,
+    find_not_finite,
+    nll_metrics,
+    sum_nll,
+    to_table,
+)
+from r1_cli.train.metrics.step import NothingToLearn, mean_of, performance
+from r1_cli.train.metrics.validate import Validation
+from r1_cli.train.run import Measured, TrainingRun, sample_validation
+from r1_cli.train.types import Position, PromptStream
+from r1_core.needs import OF_POLICY
+from r1_core.objective import Objective
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+log = logging.getLogger("r1")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FineTuning(TrainingRun):
+    reader: DemonstrationReader
+    stream: PromptStream
+    steps_per_epoch: int
+    objective: Objective
+    tokenizer: "PreTrainedTokenizerBase"
+    val_readers: Sequence[DemonstrationReader]
+    val_batch_size: int  # rows at once; -1: all of a source
+    open_generation: (
+        Callable[[], Validation | None] | None
+    )  # opens an engine when first called; None: validates by loss only
+
+    def take_step(self, at: Position) -> tuple[Position, dict[str, float], list[Generation]]:
+        return take_step(self, at)
+
+    @property
+    def validates(self) -> bool:
+        return bool(self.val_readers) or self.open_generation is not None
+
+    def validate(self, step: int) -> Measured:
+        record = validate_loss(self)
+        validation = self.open_generation() if self.open_generation else None
+        if validation is None:
+            return record, []
+        sampled, generations = sample_validation(self, validation, step)
+        return record | sampled, generations
+
+    def require_progress(self, at: Position) -> None:
+        if 0 < self.schedule.max_idle_steps <= at.idle:
+            message = f"the loss of {at.idle} steps in a row was not finite, so no weight changed: see the rows above, "
+            raise NothingToLearn(f"{message}lower worker.actor.optim.lr, or look at the model's weights")
+
+
+def take_step(run: FineTuning, at: Position) -> tuple[Position, dict[str, float], list[Generation]]:
+    """Take one optimizer step on the next rows; return the new position and the step's metrics."""
+    watch = Stopwatch(run.tracker.console.stage, run.timeline.record)
+    with watch("step"):
+        with watch("render"), run.stop.interruptible():
+            batch = run.reader.read(run.stream.batch(at.step), run.stream.batch(at.step + 1))
+        updates, skipped = list[dict[str, float]](), list[str]()
+        if batch.samples:
+            with watch("update_actor"):  # descend −w · log π, w = 1 on every trained token
+                samples, metrics = run.learner.forward_backward_on_policy(batch.samples, run.objective)
+                batch, updates = replace(batch, samples=samples), [metrics | run.learner.optim_step()]
+            skipped = find_not_finite(batch)
+    record = {
+        "sft/epoch": (at.step + 1) / run.steps_per_epoch,
+        "sft/skipped": float(bool(skipped)),
+        "sft/left_out": batch.left_out,
+    }
+    record |= batch_metrics(batch) | mean_of(updates, "actor/")
+    if skipped:
+        log.warning("step %d is skipped: the loss of %s is not finite", at.step + 1, ", ".join(skipped[:3]))
+    if batch.samples:
+        record |= performance(batch.samples, watch.lap(), run.learner.describe(), 1)
+        run.recorder.record_table(at.step + 1, "sft", partial(to_table, at.step + 1, batch, run.tokenizer))
+    stream = replace(at.stream, cursor=at.step + 1)
+    return replace(at, step=at.step + 1, stream=stream, idle=at.idle + 1 if skipped else 0), record, []
+
+
+def validate_loss(run: FineTuning) -> dict[str, float]:
+    """Return `val/nll` over the trained tokens of all validation rows, and that of each source if there are several."""
+    sums: dict[str, tuple[float, int]] = {}
+    for reader in run.val_readers:
+        rows = range(len(reader.rows))
+        size = run.val_batch_size if run.val_batch_size > 0 else len(rows)
+        for first in range(0, len(rows), size):
+            batch = reader.read(rows[first : first + size], rows[first + size : first + 2 * size])
+            batch = replace(batch, samples=run.learner.add_logprobs(batch.samples, OF_POLICY & {"old_logprobs"}))
+            for source, (nll, count) in sum_nll(batch).items():
+                before = sums.get(source, (0.0, 0))
+                sums[source] = before[0] + nll, before[1] + count
+    return nll_metrics(sums, "val/") if sums else {}

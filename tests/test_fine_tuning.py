@@ -1,0 +1,160 @@
+"""`r1 sft` trains on the answers of conversations, exactly as many epochs as set, and resumes to the bit."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from endtoend import R1, ROOT, read_log, without_clock
+from patience import eventually
+from safetensors.torch import load_file
+
+from r1_cli.checkpoint.folders import CheckpointStore
+from r1_cli.runs.reader import RunReader
+
+NUMBERS = ("one", "two", "three", "four")
+
+
+def conversation(number: int, turns: int = 1) -> list[dict[str, str]]:
+    draw = random.Random(number)
+    messages = []
+    for _ in range(turns):
+        count = draw.randrange(4)
+        messages.append({"role": "user", "content": f"How many shapes are there? {draw.randrange(10)}"})
+        messages.append({"role": "assistant", "content": f"There are {count + 1} shapes."})
+    return messages
+
+
+def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+def write_settings(folder: Path, rows: int = 20, turns: int = 1) -> Path:
+    """Write rows and the configuration of a short run on them; return its file."""
+    file = write_rows(folder / "rows.jsonl", [{"messages": conversation(n, turns)} for n in range(rows)])
+    settings = {
+        "data": {"train_files": str(file), "max_length": 128, "filter_overlong_prompts_workers": 1},
+        "sft": {"epochs": 2},
+        "worker": {
+            "actor": {
+                "global_batch_size": 8,
+                "micro_batch_size_per_device_for_update": 4,
+                "micro_batch_size_per_device_for_experience": 4,
+                "model": {"model_path": "examples/quickstart/model", "enable_gradient_checkpointing": False},
+                "optim": {"lr": 1e-3, "lr_scheduler_type": "linear"},
+                "fsdp": {"mp_param_dtype": "fp32"},
+            }
+        },
+        "trainer": {
+            "logger": ["file"], "n_gpus_per_node": 1, "save_freq": 2, "val_freq": 3,
+            "save_checkpoint_path": str(folder / "run"),
+        },
+    }  # fmt: skip
+    path = folder / "sft.yaml"
+    path.write_text(yaml.safe_dump(settings))
+    return path
+
+
+def weights(run: Path) -> dict[str, Any]:
+    latest = CheckpointStore(run).latest()
+    assert latest is not None
+    return {**load_file(latest / "actor/model.safetensors"), **load_file(latest / "actor/optimizer.safetensors")}
+
+
+def assert_same_weights(one: Path, other: Path) -> None:
+    ours, theirs = weights(one), weights(other)
+    assert ours.keys() == theirs.keys()
+    assert all(tensor.equal(theirs[name]) for name, tensor in ours.items())
+
+
+def test_a_run_takes_exact_epochs_and_records_them(r1: R1, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    said = r1("sft", write_settings(tmp_path), "trainer.save_freq=-1").output
+    assert "the last of 4 rows" in said
+    assert "step 6/6: the run is complete" in said
+    steps = read_log(run)
+    assert [step["sft/samples"] for step in steps] == [8, 8, 4, 8, 8, 4]
+    assert steps[-1]["sft/epoch"] == 2
+    assert steps[-1]["sft/nll"] < 0.7 * steps[0]["sft/nll"]
+    reader = RunReader(run)
+    ids = [[row["prompt_id"] for row in reader.samples(step, "sft")] for step in reader.recorded_steps("sft")]
+    one, other = ([name for step in steps for name in step] for steps in (ids[:3], ids[3:]))
+    assert len(set(one)) == 20
+    assert sorted(one) == sorted(other)
+    assert ids[:3] != ids[3:], "epochs are shuffled anew"
+    row = reader.samples(1, "sft")[0]
+    assert row["answer"].startswith("There are")
+    assert row["prompt"].endswith("assistant\n")
+    assert len(row["old_logprobs"]) == len(row["tokens"])
+    assert max(row["old_logprobs"]) <= 0
+
+
+@pytest.mark.slow
+def test_a_finished_run_is_validated_and_read_by_the_other_commands(r1: R1, tmp_path: Path) -> None:
+    run, words = tmp_path / "run", ["sft", write_settings(tmp_path), f"data.val_files={tmp_path / 'rows.jsonl'}[:6]"]
+    r1(*words)
+    first, *_, last = read_log(run)
+    assert last["val/nll"] < 0.7 * first["val/nll"]
+    assert "step 6/6: the run is complete" in r1(*words).output
+    assert len(read_log(run)) == 7
+    for command in ("report", "diagnose"):
+        r1(command, run)
+    r1("diff", run, run)
+    r1("merge", run / "global_step_6", "--output", tmp_path / "merged")
+
+
+def wait_for_growth(log: Path, process: "subprocess.Popen[bytes]") -> None:
+    before = log.stat().st_size if log.is_file() else 0
+    eventually(lambda: process.poll() is not None or (log.is_file() and log.stat().st_size > before))
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_anywhere_ends_as_one_that_is_not(tmp_path: Path) -> None:
+    moments = random.Random(os.environ.get("R1_KILL_SEED", "3"))
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    runs = []
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+        runs.append(
+            [sys.executable, "-m", "r1_cli.main", "sft", str(write_settings(tmp_path / name, 200)), "sft.epochs=1"]
+        )
+    processes = [subprocess.Popen(words, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL) for words in runs]
+    whole, killed = processes
+    log = tmp_path / "killed/run/experiment_log.jsonl"
+    for _ in range(3):
+        wait_for_growth(log, killed)
+        time.sleep(moments.uniform(0, 0.2))
+        killed.send_signal(signal.SIGKILL)
+        killed.wait()
+        killed = subprocess.Popen(runs[1], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+    assert [killed.wait(), whole.wait()] == [0, 0]
+    one, other = (without_clock(read_log(tmp_path / name / "run")) for name in ("whole", "killed"))
+    assert one == other
+    assert len(one) == 25
+    assert_same_weights(tmp_path / "whole/run", tmp_path / "killed/run")
+    starts = RunReader(tmp_path / "killed/run").starts()
+    assert len(starts) > 1, "every start was killed before its first step"
+
+
+@pytest.mark.slow
+def test_turns_apart_are_trained_as_rows_of_their_own(r1: R1, tmp_path: Path) -> None:
+    apart, rows = tmp_path / "apart", tmp_path / "rows"
+    for folder in (apart, rows):
+        folder.mkdir()
+    words = ["data.shuffle=false", "trainer.max_steps=1", "trainer.save_freq=1"]
+    r1("sft", write_settings(apart, 4, turns=2), *words, "sft.turns=each", "worker.actor.global_batch_size=4")
+    settings = write_settings(rows)
+    whole = [conversation(number, 2) for number in range(4)]
+    write_rows(rows / "rows.jsonl", [{"messages": part} for one in whole for part in (one[:2], one)])
+    r1("sft", settings, *words, "sft.turns=last", "worker.actor.global_batch_size=8")
+    ours, theirs = weights(apart / "run"), weights(rows / "run")
+    assert all(tensor.allclose(theirs[name], atol=1e-5) for name, tensor in ours.items())
+    assert read_log(apart / "run")[0]["sft/tokens"] == read_log(rows / "run")[0]["sft/tokens"]
