@@ -7,6 +7,7 @@ k1 or k3 and the gradient of k2. In the reward nothing is differentiated, and k1
 exact KL of the two distributions at a token, from both models' logits (`token_model`).
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -65,6 +66,19 @@ def full(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     return (torch.where(possible, logprobs, 0.0).exp() * gap).sum(-1)
 
 
+def forward(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """KL(pi_ref, pi), exactly, from log-distributions [..., V] to [...]: the policy covers all that pi_ref does."""
+    return full(ref_logprobs, logprobs)
+
+
+def jensen_shannon(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
+    """(KL(pi, m) + KL(pi_ref, m)) / 2 with m the mean of both, at most log 2: [..., V] to [...] (arXiv 2306.13649)."""
+    # Where both are −inf, the gradient of `logaddexp` would be NaN.
+    possible = torch.maximum(logprobs, ref_logprobs) > -torch.inf
+    mean = torch.logaddexp(*(torch.where(possible, each, 0.0) for each in (logprobs, ref_logprobs))) - math.log(2)
+    return 0.5 * (full(logprobs, mean) + full(ref_logprobs, mean))
+
+
 def reward_penalties(name: str, logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, coef: float) -> Tensor:
     """Return coef · KL of each trained token, detached [N, R], 0 outside the mask: the KL penalty in the reward.
 
@@ -111,6 +125,10 @@ KL_ESTIMATORS: Registry[Callable[[Tensor, Tensor], Tensor]] = Registry(
         "k1+": k1_plus,
         "k3+": k3_plus,
     },
+)
+# Of two log-distributions [..., V].
+DIVERGENCES: Registry[Callable[[Tensor, Tensor], Tensor]] = Registry(
+    "divergence", {"reverse_kl": full, "forward_kl": forward, "jsd": jensen_shannon}
 )
 register = KL_ESTIMATORS.register
 get = KL_ESTIMATORS.get

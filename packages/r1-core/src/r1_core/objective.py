@@ -16,12 +16,16 @@ from r1_core.types import LossInputs, LossOutput, Sample, check_tensors, known, 
 
 @dataclass(frozen=True, slots=True)
 class Objective:
-    """loss = policy loss + kl_coef · KL(policy, reference) − entropy_coef · entropy, all averaged in the same way.
+    """The loss of a policy: terms that are all averaged in the same way.
 
-    arXiv 2402.03300 (with the KL term); arXiv 1602.01783 (the entropy bonus).
+    loss = policy loss + kl_coef · KL(policy, reference) − entropy_coef · entropy
+    + distillation_coef · divergence(policy, teacher)
 
-    Metrics: `pg_loss`; `kl_loss` and `kl_coef` with a KL term; `entropy_loss` (the mean entropy in nats) if the entropy
-    was computed; those of the policy loss, averaged over tokens; and those of the correction.
+    arXiv 2402.03300 (with the KL term); arXiv 1602.01783 (the entropy bonus); arXiv 2306.13649 (distillation).
+
+    Metrics: `pg_loss`; `kl_loss` and `kl_coef` with a KL term; `distillation_loss` with a divergence; `entropy_loss`
+    (the mean entropy in nats) if the entropy was computed; those of the policy loss, averaged over tokens; and those of
+    the correction.
     """
 
     policy_loss: PolicyLoss = field(default_factory=PPOClip)
@@ -32,14 +36,26 @@ class Objective:
     length: int | None = None  # what a fixed-length average divides by; None: `totals.length`
     off_policy_threshold: float = math.inf  # see `off_policy_weights`
     correction: Correction | None = None  # of the gap between rollout and learner
+    divergence: str | None = None  # a name of `kl.DIVERGENCES`, of policy and teacher; None: no such term
+    distillation_coef: float = 1.0
 
     def __post_init__(self) -> None:
         if not hasattr(self.policy_loss, "token_wise"):
             raise TypeError(f"policy_loss is {self.policy_loss!r}; make a loss of a function by r1_core.own.as_loss")
         AGGREGATIONS.get(self.aggregation)
         check_not_negative(
-            kl_coef=self.kl_coef, entropy_coef=self.entropy_coef, off_policy_threshold=self.off_policy_threshold
+            kl_coef=self.kl_coef,
+            entropy_coef=self.entropy_coef,
+            off_policy_threshold=self.off_policy_threshold,
+            distillation_coef=self.distillation_coef,
         )
+        if self.divergence is not None:
+            kl.DIVERGENCES.get(self.divergence)
+            if self.full_kl:
+                raise ValueError(
+                    "the loss compares the policy over the vocabulary with its teacher, so it cannot have the full KL "
+                    "from a reference, too; choose another kl_penalty and a policy loss that needs no full_kl"
+                )
         if self.length is not None and self.length < 1:
             raise ValueError(f"length is {self.length}; a fixed-length average needs at least 1")
         if self.kl_penalty is not None and self.kl_penalty != kl.FULL:
@@ -105,6 +121,11 @@ class Objective:
             # Metrics of micro-batches are added up, so a constant is split in proportion to their tokens.
             share = mask.sum().double() / max(totals.tokens, 1)
             metrics |= {"kl_loss": kl_loss.detach(), "kl_coef": self.kl_coef * share}
+        if self.divergence is not None:
+            if inputs.teacher_divergence is None:
+                raise ValueError("the objective has a divergence from a teacher: give the learner a teacher model")
+            distance = aggregate(inputs.teacher_divergence, mask, self.aggregation, totals)
+            loss, metrics["distillation_loss"] = loss + self.distillation_coef * distance, distance.detach()
         if self.entropy_coef:
             if inputs.entropy is None:
                 raise ValueError(f"entropy_coef is {self.entropy_coef} but no entropy was measured")

@@ -76,6 +76,7 @@ class Sample:
     old_logprobs: Tensor | None = None  # float32 [L], the policy's before the first update
     entropies: Tensor | None = None  # float32 [L], nats, of the policy before the first update
     ref_logprobs: Tensor | None = None  # float32 [L], the frozen reference's
+    teacher_logprobs: Tensor | None = None  # float32 [L], of a teacher to distil from; NaN: it gave none
     squared_probs: Tensor | None = None  # float32 [L], Σ p² of the policy before the first update
     full_kl: Tensor | None = None  # float32 [L], nats, KL(policy, reference) over the vocabulary, before it
     values: Tensor | None = None  # float32 [L], the critic's prediction before each token, before its first update
@@ -169,6 +170,7 @@ class LossInputs:
     rollout_logprobs: Tensor | None = None  # [B, R], as the engine sampled, for losses that need them
     entropy: Tensor | None = None  # [B, R], nats, of the policy's distribution
     full_kl: Tensor | None = None  # [B, R], nats, KL(policy, reference) over the vocabulary
+    teacher_divergence: Tensor | None = None  # [B, R], nats, of policy and teacher over the vocabulary
     weights: Tensor | None = None  # [B, R], multiply the policy loss
     selected: Tensor | None = None  # bool [B, R], tokens that the policy loss treats differently
 

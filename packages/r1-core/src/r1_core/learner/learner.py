@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from r1_core import kl
 from r1_core.learner.batching import MicroLimit, count
 from r1_core.learner.checkpoint import Adaptation
 from r1_core.learner.logprobs import compute_eager_logprobs
@@ -17,9 +18,9 @@ from r1_core.learner.microbatch import MicroBatch, collate
 from r1_core.learner.parallel import full_tensor, named_state, place_like, reshard
 from r1_core.learner.passes import invalidate_if_not_finite
 from r1_core.learner.profiling import PassProfile
-from r1_core.learner.token_model import LazyLogits, TokenModel, TokenStats
+from r1_core.learner.token_model import Comparison, TokenModel, TokenStats
 from r1_core.learner.trainable import LearnerInfo, TrainableModel, TrainingOptions, describe
-from r1_core.needs import OF_POLICY, OF_REFERENCE, Needs
+from r1_core.needs import OF_POLICY, OF_REFERENCE, OF_TEACHER, Needs
 from r1_core.types import LOSS_FIELDS, LossInputs, LossOutput, Sample, TokenTable, Totals, with_tokens
 
 logger = logging.getLogger(__name__)
@@ -74,6 +75,11 @@ class Loss(Protocol):
         """Whether the loss contains the KL from the reference over the whole vocabulary."""
         return False
 
+    @property
+    def divergence(self) -> str | None:
+        """A name of `kl.DIVERGENCES`, if the loss contains that of policy and teacher over the vocabulary."""
+        return None
+
     def prepare(self, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, float]]:
         """Prepare the samples of a whole optimizer step before its first gradient; return them with metrics."""
         return list(samples), {}
@@ -90,6 +96,7 @@ class Learner(TrainableModel):
 
     Args:
         reference: the frozen reference; `model` itself means the model without its adapter.
+        teacher: a frozen model to distil from, likewise.
         temperature: at which the answers were sampled.
     """
 
@@ -111,18 +118,21 @@ class Learner(TrainableModel):
         learning_rate: Callable[[int], float],
         *,
         reference: nn.Module | None = None,
+        teacher: nn.Module | None = None,
         temperature: float = 1.0,
         adaptation: Adaptation | None = None,
         **options: Unpack[TrainingOptions],
     ) -> None:
-        separate = None if reference is model else reference
-        super().__init__(model, optimizer, learning_rate, reference=separate, adaptation=adaptation, **options)
+        frozen = [one for one in (reference, teacher) if one is not None and one is not model]
+        super().__init__(model, optimizer, learning_rate, frozen=frozen, adaptation=adaptation, **options)
         self.reference = reference
         self.temperature = temperature
         self._zeroed: dict[str, Tensor] | None = None  # copies of what `zero_weights` zeroed
         self._policy_tokens = TokenModel(model)
-        inside = adaptation.off if adaptation is not None and reference is model else nullcontext
-        self._reference_tokens = None if reference is None else TokenModel(reference, inside)
+        self._reference_tokens, self._teacher_tokens = (
+            None if one is None else TokenModel(one, adaptation.off if adaptation and one is model else nullcontext)
+            for one in (reference, teacher)
+        )
 
     # --- log-probs -------------------------------------------------------------------------------------------------
 
@@ -130,7 +140,7 @@ class Learner(TrainableModel):
         """Add to samples the fields of `needs` that a forward pass computes, each float32 [L].
 
         The policy gives `old_logprobs` and `entropies`, and if needed `squared_probs` and `full_kl`; the reference
-        gives `ref_logprobs`. Without a reference, `full_kl` and `ref_logprobs` are left out.
+        gives `ref_logprobs`, the teacher `teacher_logprobs`. Without a reference or a teacher, its fields are left out.
 
         Old log-probs equal those of `forward_backward` bit for bit with equal weights and micro-batches, unless only
         one of the calls needs the full KL or the model computes otherwise in training mode.
@@ -148,21 +158,23 @@ class Learner(TrainableModel):
             found |= self._compute(self._policy_tokens, samples, fields)
         if OF_REFERENCE & set(needs) and self._reference_tokens is not None:
             found |= self._compute(self._reference_tokens, samples, {"ref_logprobs": "logprobs"})
+        if OF_TEACHER & set(needs) and self._teacher_tokens is not None:
+            found |= self._compute(self._teacher_tokens, samples, {"teacher_logprobs": "logprobs"})
         return found
 
     def _compute(
         self, token_model: TokenModel, samples: Sequence[Sample], fields: Mapping[str, str]
     ) -> dict[str, Tensor]:
         def stats_of(batch: MicroBatch) -> Tensor:
-            reference = self._reference_logits(batch) if "full_kl" in fields else None
-            stats = token_model(batch, self.temperature, squared_probs="squared_probs" in fields, reference=reference)
+            other = self._comparison(self._reference_tokens, batch) if "full_kl" in fields else None
+            stats = token_model(batch, self.temperature, squared_probs="squared_probs" in fields, other=other)
             return torch.stack([stats._asdict()[name] for name in fields.values()], dim=-1)
 
         self._offloads.load(token_model.model)
         token_model.model.eval()
         found = self._passes.compute(samples, tuple(fields), stats_of)
         reshard(token_model.model)
-        self._offloads.offload(self._frozen)
+        self._offloads.offload(*self._frozen)
         return found
 
     @torch.no_grad()
@@ -240,10 +252,11 @@ class Learner(TrainableModel):
             stats = self._token_stats(batch, objective, totals)
             if table is not None:
                 table.put(indices, torch.stack([stats.logprobs.detach(), stats.entropy.detach()], dim=-1))
-            return objective(batch.loss_inputs(stats.logprobs, stats.entropy, totals, full_kl=stats.full_kl))
+            measured = "full_kl" if objective.divergence is None else "teacher_divergence"
+            return objective(batch.loss_inputs(stats.logprobs, stats.entropy, totals, **{measured: stats.full_kl}))
 
         metrics = self._passes.add_gradients(self.model, samples, evaluate)
-        self._offloads.offload(self._frozen)
+        self._offloads.offload(*self._frozen)
         return metrics | prepared
 
     def _token_stats(self, batch: MicroBatch, objective: Loss, totals: Totals) -> TokenStats:
@@ -259,12 +272,22 @@ class Learner(TrainableModel):
             self.temperature,
             entropy_gradient=objective.entropy_gradient,
             loss_gradient=loss_gradient if objective.token_wise else None,
-            reference=self._reference_logits(batch) if objective.full_kl else None,
+            other=self._other(batch, objective),
         )
 
-    def _reference_logits(self, batch: MicroBatch) -> LazyLogits | None:
-        self._offloads.load(self._frozen)
-        return None if self._reference_tokens is None else self._reference_tokens.lazy_logits(batch)
+    def _other(self, batch: MicroBatch, objective: Loss) -> Comparison | None:
+        """Return the model whose distributions the objective compares with the policy's, if there is one."""
+        if objective.divergence is not None:
+            return self._comparison(self._teacher_tokens, batch, objective.divergence)
+        return self._comparison(self._reference_tokens, batch) if objective.full_kl else None
+
+    def _comparison(
+        self, tokens: TokenModel | None, batch: MicroBatch, divergence: str = "reverse_kl"
+    ) -> Comparison | None:
+        if tokens is None:
+            return None
+        self._offloads.load(tokens.model)
+        return Comparison(tokens.lazy_logits(batch), kl.DIVERGENCES.get(divergence))
 
     def profile_pass(self, samples: Sequence[Sample], objective: Loss | None, limit: MicroLimit) -> PassProfile:
         """Run the samples in micro-batches of `limit`; return time and peak memory. No state changes.

@@ -34,9 +34,9 @@ class MicroBatch:
         return own if self.shard is None else self.shard.gather(own)
 
     def loss_inputs(
-        self, logprobs: Tensor, entropy: Tensor | None, totals: Totals, *, full_kl: Tensor | None = None
+        self, logprobs: Tensor, entropy: Tensor | None, totals: Totals, **measured: Tensor | None
     ) -> LossInputs:
-        """Return the loss inputs, given log-probs, entropy and full KL of the trained tokens, each [T].
+        """Return the loss inputs, given log-probs, entropy and divergences of the trained tokens, each [T].
 
         Samples without old log-probs count as sampled by the current policy.
         """
@@ -46,7 +46,7 @@ class MicroBatch:
             loss_mask=self.loss_mask,
             totals=totals,
             entropy=None if entropy is None else self.rows(entropy),
-            full_kl=None if full_kl is None else self.rows(full_kl),
+            **{name: self.rows(flat) for name, flat in measured.items() if flat is not None},
             **{"old_logprobs": current.detach(), **self.values},
         )
 

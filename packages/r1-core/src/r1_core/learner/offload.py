@@ -1,7 +1,8 @@
 """Move weights and optimizer states to host memory while they are not needed."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, UntypedStorage, nn
@@ -16,7 +17,7 @@ class Offload:
 
     weights: bool = False
     optimizer: bool = False
-    reference: bool = False
+    reference: bool = False  # and the teacher
 
 
 class OffloadableTensors:
@@ -62,16 +63,16 @@ class OffloadableTensors:
 
 
 class OffloadManager:
-    """Tracks which states of a learner are offloaded, by owner: policy, reference, optimizer."""
+    """Tracks which states of a learner are offloaded, by owner: policy, frozen models, optimizer."""
 
-    def __init__(self, offload: Offload, policy: nn.Module, reference: nn.Module | None, optimizer: Optimizer) -> None:
+    def __init__(self, offload: Offload, policy: nn.Module, frozen: Sequence[nn.Module], optimizer: Optimizer) -> None:
         self._movable: dict[int, OffloadableTensors] = {}
         if offload.weights:
             self._movable[id(policy)] = OffloadableTensors(lambda: tensors_of(policy))
         if offload.optimizer:
             self._movable[id(optimizer)] = OffloadableTensors(lambda: states_of(optimizer))
-        if offload.reference and reference is not None:
-            self._movable[id(reference)] = OffloadableTensors(lambda: tensors_of(reference))
+        if offload.reference:
+            self._movable |= {id(model): OffloadableTensors(partial(tensors_of, model)) for model in frozen}
 
     def manages(self, owner: nn.Module | Optimizer) -> bool:
         return id(owner) in self._movable

@@ -30,7 +30,7 @@ class TokenStats(NamedTuple):
     logprobs: Tensor
     entropy: Tensor  # nats; with a gradient only if asked for
     squared_probs: Tensor  # Σ over the vocabulary of p², without a gradient; 0 unless asked for
-    full_kl: Tensor | None  # KL(model, reference) over the vocabulary, nats; with a gradient; None without a reference
+    full_kl: Tensor | None  # divergence from another model over the vocabulary, nats; with a gradient; None without
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +39,25 @@ class LazyLogits:
 
     hidden: Tensor  # [T, H]
     head: Callable[[Tensor], Tensor]  # from [C, H] to [C, V]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Another model's distributions of T tokens, and how to compare with them."""
+
+    logits: LazyLogits
+    divergence: Callable[[Tensor, Tensor], Tensor] = kl.full  # of log-distributions [C, V], the other's second
+
+    def measure(self, logits: Tensor, rows: Tensor, temperature: float) -> Tensor:
+        """Return the divergence [C] of `logits` [C, V] and the other's, whose hidden states are `rows` [C, H].
+
+        If one vocabulary is larger, its last entries are for no token (padded embeddings), and both leave them out.
+        """
+        with torch.no_grad():
+            others = self.logits.head(rows)
+        size = min(logits.shape[-1], others.shape[-1])
+        both = (each[..., :size].to(logits.dtype) / temperature for each in (logits, others))
+        return self.divergence(*(each.log_softmax(-1) for each in both))
 
 
 class TokenModel:
@@ -65,7 +84,7 @@ class TokenModel:
         entropy_gradient: bool = False,
         squared_probs: bool = False,
         loss_gradient: LossGradient | None = None,
-        reference: LazyLogits | None = None,
+        other: Comparison | None = None,
     ) -> TokenStats:
         """Compute the statistics of the batch's trained tokens; ranks that share a row receive those of all.
 
@@ -74,23 +93,23 @@ class TokenModel:
 
         Args:
             loss_gradient: for a token-wise loss (see `linear_head`); called with this rank's tokens.
-            reference: another model's `lazy_logits` of the same tokens, for the KL from it.
+            other: another model's distributions of the same tokens, to compare with.
         """
         if not temperature > 0:
             raise ValueError(f"temperature is {temperature}; log-probs need one above 0")
         settings = Settings(torch.float32, temperature, entropy_gradient, squared_probs)
         head, stats = self._head(), None
         if head is not None:
-            if reference is None and _is_linear(head):
+            if other is None and _is_linear(head):
                 # The first pass may have to be repeated, so it must leave no gradient behind.
                 foreseen = loss_gradient if self._head_is_last else None
                 compute = partial(_linear, head, targets=batch.targets, settings=settings, loss_gradient=foreseen)
             else:
-                compute = partial(_chunked, head.forward, targets=batch.targets, settings=settings, reference=reference)
+                compute = partial(_chunked, head.forward, targets=batch.targets, settings=settings, other=other)
             stats = self._from_head(head, batch, compute)
         if stats is None:
-            ref_logits = None if reference is None else reference.head(reference.hidden)
-            stats = _stats_of(self._logits(batch), batch.targets, settings, ref_logits)
+            others = None if other is None else other.logits.hidden
+            stats = _stats_of(self._logits(batch), batch.targets, settings, other, others)
         logprobs, entropy, squares, *full_kl = batch.gather(stats).unbind(-1)
         entropy = entropy if entropy_gradient else entropy.detach()
         return TokenStats(logprobs, entropy, squares.detach(), full_kl[0] if full_kl else None)
@@ -204,27 +223,29 @@ def _chunked(
     hidden: Tensor,
     targets: Tensor,
     settings: Settings,
-    reference: LazyLogits | None = None,
+    other: Comparison | None = None,
 ) -> Tensor:
-    """Statistics [T, 3] under any head, or [T, 4] with a reference; holds one chunk's logits at a time."""
+    """Statistics [T, 3] under any head, or [T, 4] with another model; holds one chunk's logits at a time."""
 
-    def measure(rows: Tensor, chosen: Tensor, ref_rows: Tensor | None = None) -> Tensor:
-        ref_logits = None
-        if reference is not None and ref_rows is not None:
-            with torch.no_grad():
-                ref_logits = reference.head(ref_rows)
-        return _stats_of(head(rows), chosen, settings, ref_logits)
+    def measure(rows: Tensor, chosen: Tensor, other_rows: Tensor | None = None) -> Tensor:
+        return _stats_of(head(rows), chosen, settings, other, other_rows)
 
     with torch.no_grad():
         vocabulary = head(hidden[:1]).shape[-1]
-    columns = [hidden, targets] if reference is None else [hidden, targets, reference.hidden]
+    columns = [hidden, targets] if other is None else [hidden, targets, other.logits.hidden]
     size = max(1, linear_head.CHUNK_BYTES // (4 * vocabulary * (len(columns) - 1)))
     chunks = zip(*(column.split(size) for column in columns), strict=True)
     return torch.cat([checkpoint(measure, *chunk, use_reentrant=False) for chunk in chunks])
 
 
-def _stats_of(logits: Tensor, targets: Tensor, settings: Settings, ref_logits: Tensor | None = None) -> Tensor:
-    """Statistics [T, 3] of targets [T] under logits [T, V]; [T, 4] with the reference's logits."""
+def _stats_of(
+    logits: Tensor,
+    targets: Tensor,
+    settings: Settings,
+    other: Comparison | None = None,
+    other_rows: Tensor | None = None,
+) -> Tensor:
+    """Statistics [T, 3] of targets [T] under logits [T, V]; [T, 4] with another model's rows."""
     logprobs, entropy = token_logprobs(
         logits, targets, settings.temperature, with_entropy=True, entropy_gradient=settings.entropy_gradient
     )
@@ -234,9 +255,8 @@ def _stats_of(logits: Tensor, targets: Tensor, settings: Settings, ref_logits: T
             squares = (logits.to(logprobs.dtype) / settings.temperature).softmax(-1).square().sum(-1)
     assert entropy is not None
     stats = [logprobs, entropy, squares]
-    if ref_logits is not None:
-        both = ((each.to(logprobs.dtype) / settings.temperature).log_softmax(-1) for each in (logits, ref_logits))
-        stats.append(kl.full(*both))
+    if other is not None and other_rows is not None:
+        stats.append(other.measure(logits.to(logprobs.dtype), other_rows, settings.temperature))
     return torch.stack(stats, dim=-1)
 
 

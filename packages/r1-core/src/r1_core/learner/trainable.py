@@ -90,7 +90,7 @@ class TrainableModel:
         model: called as `model(input_ids=, position_ids=, use_cache=False, **model_inputs)`, padded with
             `attention_mask=`; returns an object with `.logits`, as in Hugging Face.
         learning_rate: the factor on the optimizer's base learning rate at optimizer step 0, 1, 2, …
-        reference: a separate frozen model.
+        frozen: separate models that are never trained, such as the reference.
         adaptation: the adapter, if only an adapter is trained, synced and saved.
 
     All others are in `TrainingOptions`.
@@ -109,7 +109,7 @@ class TrainableModel:
         optimizer: Optimizer,
         learning_rate: Callable[[int], float],
         *,
-        reference: nn.Module | None = None,
+        frozen: Sequence[nn.Module] = (),
         batching: Batching | None = None,
         max_grad_norm: float = 1.0,
         parallel: Parallel | None = None,
@@ -130,8 +130,8 @@ class TrainableModel:
         self.skipped_steps = 0
         self.device = device or next(model.parameters()).device
         self._base_lrs = [group["lr"] for group in optimizer.param_groups]
-        self._frozen = None if reference is None else reference.requires_grad_(False).eval()
-        self._models = [model] if self._frozen is None else [model, self._frozen]
+        self._frozen = [one.requires_grad_(False).eval() for one in frozen]
+        self._models = [model, *self._frozen]
         self._offloads = OffloadManager(offload or Offload(), model, self._frozen, optimizer)
 
     if not TYPE_CHECKING:  # type checkers know the new names only
@@ -207,7 +207,7 @@ class TrainableModel:
 
     def offload(self) -> None:
         """Offload what is configured to host memory. The next call that needs it loads it back."""
-        self._offloads.offload(self.model, self._frozen, self.optimizer)
+        self._offloads.offload(self.model, *self._frozen, self.optimizer)
 
     def save(self, folder: Path, *, model_only: bool = False, file_bytes: int = FILE_BYTES) -> None:
         """Write weights, optimizer and `learner.json` into `folder`, without pickle; see `checkpoint.save`.

@@ -1,0 +1,210 @@
+"""Distillation: the divergence from a teacher over the vocabulary, and the advantage that estimates its gradient."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from core_heads import LoRAHead, learner_for
+from core_models import VOCAB, in_float64, picture_samples, qwen2, qwen25_vl, text_samples
+from torch.nn import functional as F
+
+from r1_core import kl
+from r1_core.advantages.distillation import Distillation, without_teacher
+from r1_core.learner import linear_head
+from r1_core.losses import PolicyGradient, PPOClip
+from r1_core.objective import Objective
+
+TEMPERATURE = 0.7
+
+
+def reverse_kl(p, q):
+    return (p * (p / q).log()).sum(-1)
+
+
+def forward_kl(p, q):
+    return (q * (q / p).log()).sum(-1)
+
+
+def jsd(p, q):
+    return (reverse_kl(p, (p + q) / 2) + reverse_kl(q, (p + q) / 2)) / 2
+
+
+DENSE = {"reverse_kl": reverse_kl, "forward_kl": forward_kl, "jsd": jsd}
+
+
+def adapted():
+    model = qwen2()
+    torch.manual_seed(7)
+    model.lm_head = LoRAHead(model.lm_head)
+    return model
+
+
+def padded_teacher():
+    """The teacher with 5 more rows in its head than there are tokens."""
+    model = qwen2(1)
+    head = torch.nn.Linear(16, VOCAB + 5, bias=False)
+    with torch.no_grad():
+        head.weight[:VOCAB] = model.lm_head.weight
+    model.lm_head = head
+    return model
+
+
+def probabilities(model, sample):
+    return (model(input_ids=sample.token_ids[None]).logits[0, :-1, :VOCAB] / TEMPERATURE).softmax(-1)
+
+
+def without_advantages(samples):
+    return [replace(sample, advantages=torch.zeros(sample.token_ids.shape)) for sample in samples]
+
+
+def gradients(model):
+    return {name: param.grad.clone() for name, param in model.named_parameters() if param.grad is not None}
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+@pytest.mark.parametrize("build", [qwen2, adapted])
+@pytest.mark.parametrize("build_teacher", [lambda: qwen2(1), padded_teacher])
+@pytest.mark.parametrize("name", DENSE)
+def test_loss_and_gradient_are_those_of_the_dense_formula(name, build_teacher, build, chunk, monkeypatch):
+    monkeypatch.setattr(linear_head, "CHUNK_BYTES", VOCAB * 4 * 2 * chunk)
+    model, teacher = in_float64(build(), monkeypatch), in_float64(build_teacher(), monkeypatch)
+    learner = learner_for(model, padding_free=chunk == 3, teacher=teacher, temperature=TEMPERATURE)
+    samples = without_advantages(learner.add_logprobs(text_samples()))
+    metrics = learner.forward_backward(samples, Objective(divergence=name, distillation_coef=0.3))
+    found = gradients(model)
+    assert all(param.grad is None for param in teacher.parameters())
+
+    model.zero_grad()
+    pairs = [(probabilities(model, one), probabilities(teacher, one).detach(), one) for one in samples]
+    mean = torch.cat([DENSE[name](p, q)[one.loss_mask[1:]] for p, q, one in pairs]).mean()
+    (0.3 * mean).backward()
+    assert metrics["distillation_loss"] == pytest.approx(mean.item(), abs=1e-10)
+    for key, grad in gradients(model).items():
+        torch.testing.assert_close(found[key], grad, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_tokens_that_both_ban_add_nothing(name):
+    banned = torch.tensor([[0.0, 1.0, -torch.inf], [2.0, 0.5, -torch.inf]], dtype=torch.float64)
+    logits = banned[:1].clone().requires_grad_()
+    value = kl.DIVERGENCES.get(name)(logits.log_softmax(-1), banned[1:].log_softmax(-1))
+    p, q = (one[:, :2].softmax(-1) for one in (banned[:1], banned[1:]))
+    torch.testing.assert_close(value.detach(), DENSE[name](p, q))
+    value.sum().backward()
+    assert logits.grad.isfinite().all()
+
+
+@pytest.mark.parametrize("loss", [PolicyGradient(), PPOClip()])
+def test_the_expected_gradient_of_the_advantage_is_that_of_the_reverse_kl(loss, monkeypatch):
+    """Exactly: each token of the vocabulary is one answer, weighted by its probability."""
+    model, teacher = in_float64(qwen2(), monkeypatch), in_float64(qwen2(1), monkeypatch)
+    learner = learner_for(model, teacher=teacher, temperature=TEMPERATURE)
+    prompts = text_samples(((3, 1), (6, 1), (2, 2)))[:2]
+    samples = [
+        replace(one, token_ids=torch.cat([one.token_ids[:-1], torch.tensor([token])]))
+        for one in prompts
+        for token in range(VOCAB)
+    ]
+    samples = learner.add_logprobs(samples, ["old_logprobs", "teacher_logprobs"])
+    weighted = [replace(one, weights=VOCAB * one.old_logprobs.double().exp()) for one in without_advantages(samples)]
+    weighted = Distillation(coef=0.5, clip=100.0).add(weighted, [True] * len(weighted))
+    learner.forward_backward(weighted, Objective(loss))
+    found = gradients(model)
+    model.zero_grad()
+    learner.forward_backward(without_advantages(samples), Objective(divergence="reverse_kl", distillation_coef=0.5))
+    expected = gradients(model)
+    assert max(float(grad.abs().max()) for grad in expected.values()) > 1e-3
+    for key, grad in expected.items():
+        torch.testing.assert_close(found[key], grad, atol=2e-7, rtol=1e-5)  # advantages are float32
+
+
+def three_tokens(old, teacher, advantages=(1.0, 1.0, 1.0)):
+    sample, _ = text_samples(((2, 3), (1, 1)))
+    prompt = [0.0, 0.0]
+    return replace(
+        sample,
+        old_logprobs=torch.tensor([*prompt, *old]),
+        teacher_logprobs=torch.tensor([*prompt, *teacher]),
+        advantages=torch.tensor([*prompt, *advantages]),
+    )
+
+
+OLD, TEACHER = (-1.0, -1.0, -1.0), (-0.5, -torch.inf, torch.nan)
+
+
+@pytest.mark.parametrize(
+    ("task_reward", "taught", "expected"),
+    [(False, True, [1.0, -4.0, 0.0]), (True, True, [2.0, -3.0, 1.0]), (False, False, [2.0, -3.0, 1.0])],
+)
+def test_the_difference_is_clipped_and_tokens_without_a_teacher_have_none(task_reward, taught, expected):
+    distillation = Distillation(coef=2.0, clip=2.0, task_reward=task_reward)
+    samples = [three_tokens(OLD, TEACHER), three_tokens(OLD, (torch.nan,) * 3, (0.0, 0.0, 0.0))]
+    first, second = distillation.add(samples, [taught, True])
+    assert first.advantages.tolist() == [0.0, 0.0, *expected]
+    assert not second.advantages.any()
+    assert distillation.metrics(samples) == {
+        "distillation/kl": pytest.approx((2.0 - 0.5) / 2),
+        "distillation/clipped": 0.5,
+        "distillation/without_teacher": pytest.approx(4 / 6),
+    }
+
+
+def test_without_any_teacher_the_metrics_are_finite():
+    samples = without_teacher([three_tokens(OLD, TEACHER)])
+    assert Distillation().metrics(samples) == {
+        "distillation/kl": 0.0, "distillation/clipped": 0.0, "distillation/without_teacher": 1.0,
+    }  # fmt: skip
+    assert Distillation().metrics(text_samples()) == {}
+
+
+@pytest.mark.parametrize("settings", [{"clip": 0.0}, {"coef": -1.0}])
+def test_settings_out_of_range_are_refused(settings):
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        Distillation(**settings)
+
+
+@pytest.mark.parametrize("padding_free", [True, False])
+def test_a_learner_has_a_reference_and_a_teacher(padding_free):
+    model, reference, teacher = qwen2(), qwen2(1), qwen2(2)
+    learner = learner_for(model, padding_free=padding_free, reference=reference, teacher=teacher)
+    for sample in learner.add_logprobs(text_samples(), ["ref_logprobs", "teacher_logprobs"]):
+        for field, other in (("ref_logprobs", reference), ("teacher_logprobs", teacher)):
+            with torch.no_grad():
+                logits = other(input_ids=sample.token_ids[None]).logits[0, :-1].log_softmax(-1)
+            found = logits.gather(-1, sample.token_ids[1:, None]).squeeze(-1)
+            expected = torch.where(sample.loss_mask, F.pad(found, (1, 0)), 0.0)
+            torch.testing.assert_close(sample.get(field), expected, atol=1e-5, rtol=0)
+    samples = without_advantages(learner.add_logprobs(text_samples()))
+    both = learner.forward_backward(samples, Objective(divergence="jsd", kl_penalty="k3", kl_coef=0.5))
+    assert both["kl_loss"] > 0
+    assert both["distillation_loss"] > 0
+
+
+def test_a_teacher_sees_pictures():
+    models = qwen25_vl().double(), qwen25_vl(1).double()
+    learner = learner_for(models[0], teacher=models[1])
+    samples = without_advantages(learner.add_logprobs(picture_samples(), ["old_logprobs", "teacher_logprobs"]))
+    before = [sample.teacher_logprobs for sample in samples]
+    assert learner.forward_backward(samples, Objective(divergence="forward_kl"))["distillation_loss"] > 0
+    changed = [
+        replace(one, model_inputs={k: v + 1 if v.is_floating_point() else v for k, v in one.model_inputs.items()})
+        for one in samples
+    ]
+    after = [one.teacher_logprobs for one in learner.add_logprobs(changed, ["teacher_logprobs"])]
+    assert [bool(torch.equal(a, b)) for a, b in zip(before, after, strict=True)] == [
+        not one.model_inputs for one in samples
+    ]
+
+
+def test_what_is_missing_or_double_is_named():
+    learner = learner_for(qwen2(), reference=qwen2(1))
+    samples = learner.add_logprobs(text_samples(), ["old_logprobs", "teacher_logprobs"])
+    assert all(sample.teacher_logprobs is None for sample in samples)
+    with pytest.raises(ValueError, match="give the learner a teacher model"):
+        learner.forward_backward(without_advantages(samples), Objective(divergence="jsd"))
+    with pytest.raises(ValueError, match="sample 0 .* has no teacher_logprobs"):
+        Distillation().add(without_advantages(samples), [True] * len(samples))
+    with pytest.raises(ValueError, match="choose another kl_penalty"):
+        Objective(divergence="jsd", kl_penalty="full", kl_coef=0.1)
+    with pytest.raises(ValueError, match="no divergence is called 'reverse'"):
+        Objective(divergence="reverse")
