@@ -26,7 +26,10 @@ FINE_TUNING: dict[str, PolicyLoss] = {"nll": NLL(), "dft": NLL(dynamic=True)}  #
 
 def build_update(config: RunConfig, *, updates_per_step: int) -> Update:
     objective, compute_advantages = build_objective(config), build_advantages(config)
-    return Update(compute_advantages, objective, gather_needs(compute_advantages, objective, updates_per_step))
+    needs = gather_needs(compute_advantages, objective, updates_per_step)
+    if config.worker.teacher.used and objective.divergence is None:  # the teacher is compared with it
+        needs |= {"old_logprobs"}
+    return Update(compute_advantages, objective, needs)
 
 
 def try_algorithm(config: RunConfig) -> None:
@@ -53,7 +56,8 @@ def try_algorithm(config: RunConfig) -> None:
 
 def build_objective(config: RunConfig) -> Objective:
     actor, algorithm = config.worker.actor, config.algorithm
-    off_policy = algorithm.off_policy_mask_threshold
+    off_policy, distillation = algorithm.off_policy_mask_threshold, algorithm.distillation
+    in_loss = config.worker.teacher.used and distillation.form == "loss"
     if (loss := FINE_TUNING.get(actor.loss_type)) is None:
         settings = settings_of(actor, LOSS_OPTIONS, actor.loss_type)
         loss = build_by_name(losses.POLICY_LOSSES, actor.loss_type, settings, as_loss)
@@ -65,6 +69,8 @@ def build_objective(config: RunConfig) -> Objective:
         length=actor.loss_scale_factor or config.data.max_response_length,
         off_policy_threshold=float("inf") if off_policy is None else off_policy,
         correction=build_correction(config),
+        divergence=distillation.divergence if in_loss else None,
+        distillation_coef=distillation.coef if in_loss else 1.0,
     )
 
 
@@ -97,6 +103,10 @@ def build_rejection(rule: str, threshold: float | str) -> Rejection:
 
 def build_advantages(config: RunConfig) -> AdvantageComputer:
     name = config.algorithm.adv_estimator
+    if not config.learns_task:
+        from r1_core.advantages.distillation import NoTask
+
+        return AdvantageComputer(NoTask())
     return AdvantageComputer(
         build_by_name(
             advantages.ESTIMATORS, name, settings_of(config.algorithm, ESTIMATOR_OPTIONS, name), as_estimator

@@ -68,6 +68,7 @@ def build_learner(
     if reference is None and not config.algorithm.disable_kl:
         # Never trained, so its computing precision is enough.
         reference = load_weights(config, model, computing, hardware.device, parallel, reference_shard)
+    teacher = load_teacher(config, hardware, model, parallel, computing) if config.worker.teacher.used else None
     optimizer = build_policy_optimizer(config, policy)
     if parallel.rank == 0:
         log_trained_parameters(policy, optimizer)
@@ -77,6 +78,7 @@ def build_learner(
         optimizer,
         build_learning_rate(actor.optim, steps, schedule.updates_per_step),
         reference=reference,
+        teacher=teacher,
         batching=build_batching(config, actor),
         temperature=config.worker.rollout.temperature,
         max_grad_norm=actor.max_grad_norm,
@@ -87,6 +89,25 @@ def build_learner(
         adaptation=None
         if adapters is None
         else build_adaptation(adapters, policy, model.path, kept, actor.model.quantization),
+    )
+
+
+def load_teacher(
+    config: RunConfig, hardware: Hardware, policy: ModelFiles, parallel: Parallel, dtype: torch.dtype
+) -> torch.nn.Module:
+    """Load the teacher beside the policy, sharded as the reference is. Raises ModelError if it does not fit."""
+    from r1_cli.build.teacher_model import open_teacher
+
+    settings, (_, shard) = config.worker.teacher, build_shards(config, hardware)
+    files = open_teacher(settings, policy)
+    return models.load_model(
+        files.path,
+        config=files.config,
+        dtype=dtype,
+        device=hardware.device,
+        trust_remote_code=settings.model.trust_remote_code,
+        parallel=parallel,
+        shard=replace(shard, offload=settings.offload and hardware.on_gpu),
     )
 
 

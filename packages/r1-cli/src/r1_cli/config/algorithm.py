@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field
 
+from r1_cli.config.distillation import DistillationConfig
 from r1_cli.config.options import ESTIMATOR_OPTIONS, EstimatorName, EstimatorSettings, needs_of, refuse_clashes
 from r1_cli.config.problems import Applies, KeyProblem, KeyRemark
 from r1_cli.config.section import Count, FileFunction, NonNegative, Positive, Ratio, Section, lookup
@@ -126,6 +127,7 @@ class AlgorithmConfig(EstimatorSettings):
     # nats per token: masks answers with a negative advantage beyond this KL
     off_policy_mask_threshold: NonNegative | None = None
     rollout_correction: RolloutCorrectionConfig = RolloutCorrectionConfig()
+    distillation: DistillationConfig = DistillationConfig()
 
     def clip_problems(self) -> Iterator[KeyProblem]:
         clip = self.reward_clip_range
@@ -140,10 +142,10 @@ class AlgorithmConfig(EstimatorSettings):
         if weights is not None and (keys is None or len(keys) != len(weights)):
             yield "algorithm.gdpo_reward_weights", "needs algorithm.gdpo_reward_keys, as many as there are weights"
 
-    def need_problems(self, n: int, loss: str) -> Iterator[KeyProblem]:
-        """Yield unmet needs of the estimator and the loss."""
+    def need_problems(self, n: int, loss: str, *, learns_task: bool = True) -> Iterator[KeyProblem]:
+        """Yield unmet needs of the estimator, if its advantages are used, and of the loss."""
         name = self.adv_estimator
-        needs = needs_of(registry.estimators(), name)
+        needs = needs_of(registry.estimators(), name) if learns_task else ()
         if "groups" in needs and n < 2:
             yield "worker.rollout.n", f"algorithm.adv_estimator={name} compares the answers to one prompt: at least 2"
         if "parts" in needs and not (self.use_kl_loss or self.disable_kl):

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from r1_cli.config.actor import ActorConfig, CriticConfig, RefConfig, UpdateConfig, sharing_problems
 from r1_cli.config.algorithm import AlgorithmConfig
 from r1_cli.config.data import DataConfig
+from r1_cli.config.distillation import TeacherConfig
 from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, needs_of, own_defaults
 from r1_cli.config.problems import ConfigError, KeyRemark, Problem
 from r1_cli.config.reward import RewardConfig
@@ -30,6 +31,7 @@ class WorkerConfig(Section):
     ref: RefConfig = RefConfig()
     rollout: RolloutConfig = RolloutConfig()
     reward: RewardConfig = RewardConfig()
+    teacher: TeacherConfig = TeacherConfig()
 
 
 REMARKS = (KeyRemark("worker.hybrid_engine", "one process both samples and trains"),)
@@ -51,6 +53,11 @@ class RunConfig(Section):
     @property
     def has_critic(self) -> bool:
         return "values" in needs_of(registry.estimators(), self.algorithm.adv_estimator)
+
+    @property
+    def learns_task(self) -> bool:
+        """Whether rewards enter the advantages; a teacher may replace them."""
+        return not self.worker.teacher.used or self.algorithm.distillation.task_reward
 
     def trained(self, owner: Owner) -> UpdateConfig:
         return self.worker.actor if owner == "actor" else self.worker.critic

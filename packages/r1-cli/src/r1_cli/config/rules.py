@@ -43,7 +43,8 @@ def _input_problems(config: RunConfig, command: Command) -> Iterator[KeyProblem]
     if not model.model_path:
         yield "worker.actor.model.model_path", "is missing: name a Hugging Face folder or hub model"
     scores = command != "data" and (command != "sft" or config.sft.val_generations)
-    if scores and not reward.reward_function and not rollout.multi_turn.has_environment:
+    judged = rollout.multi_turn.has_environment or not config.learns_task  # without a reward function
+    if scores and not reward.reward_function and not judged:
         yield from source_reward_problems(data, command)
     yield from source_problems(data)
     yield from rollout.sampling_problems(data.max_response_length)
@@ -67,6 +68,7 @@ def _input_problems(config: RunConfig, command: Command) -> Iterator[KeyProblem]
     whole = data.max_length if command == "sft" else None
     yield from model.position_problems("worker.actor.model", data.max_response_length, whole)
     yield from reward.file_problems()
+    yield from config.worker.teacher.file_problems()
     yield from function_problems("algorithm.adv_estimator", config.algorithm.adv_estimator)
     yield from function_problems("worker.actor.loss_type", config.worker.actor.loss_type)
 
@@ -91,9 +93,10 @@ def _training_problems(config: RunConfig, provenance: Provenance) -> Iterator[Ke
     yield from rollout.training_problems()
     yield from algorithm.problems(samples=prompts * n)
     yield from actor.loss_problems()
-    yield from algorithm.need_problems(n, actor.loss_type)
+    yield from algorithm.need_problems(n, actor.loss_type, learns_task=config.learns_task)
     yield from range_problems(algorithm, ESTIMATOR_OPTIONS, algorithm.adv_estimator)
     yield from range_problems(actor, LOSS_OPTIONS, actor.loss_type)
+    yield from algorithm.distillation.problems(config)
     yield from algorithm.filter_problems(n)
     yield from algorithm.rollout_correction.problems()
     yield from config.worker.reward.overlong_buffer.problems(data.max_response_length)

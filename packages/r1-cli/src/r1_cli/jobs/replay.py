@@ -63,7 +63,8 @@ def _settings_of(run: Path, step: int) -> tuple[dict[str, Any], int | None]:
 # In the order in which a step makes them: the first that differs is where to look.
 IN_ORDER = (
     "prompt_id", "prompt_tokens", "media", "tokens", "rollout_logprobs", "finish_reason", "sampled", "stop_reason",
-    "turns", "score", "parts", "failure", "reward", "old_logprobs", "entropies", "ref_logprobs", "advantages",
+    "turns", "score", "parts", "failure", "reward", "old_logprobs", "entropies", "ref_logprobs",
+    "teacher_logprobs", "advantages",
 )  # fmt: skip
 OF_THE_CLOCK = ("timing_", "perf/", "gen/busy")
 
@@ -174,7 +175,14 @@ def _equal(a: object, b: object, tolerance: float) -> bool:
 
 LONGEST = 2_000  # characters of a text that are shown
 TOKENS = 12  # of an answer that are listed, from its beginning and from its end
-OF_TOKENS = ("rollout_logprobs", "old_logprobs", "entropies", "ref_logprobs", "advantages")
+OF_TOKENS = {  # columns, and what they are called
+    "rollout_logprobs": "engine",
+    "old_logprobs": "learner",
+    "entropies": "entropy",
+    "ref_logprobs": "reference",
+    "teacher_logprobs": "teacher",
+    "advantages": "advantage",
+}
 OF_THE_UPDATE = ("actor/", "critic/vf", "critic/grad", "critic/lr")
 
 
@@ -209,8 +217,9 @@ def show_answer(row: Mapping[str, Any]) -> Iterator[str]:
     )
     yield _indented(_short(row["answer"]))
     none = [None] * len(row["tokens"])
-    table = [*zip(row["tokens"], *(row[name] or none for name in OF_TOKENS), strict=True)]
-    yield f"   {'token':>9} {'engine':>10} {'learner':>10} {'entropy':>10} {'reference':>10} {'advantage':>10}   nats"
+    names = {name: title for name, title in OF_TOKENS.items() if row[name] or name != "teacher_logprobs"}
+    table = [*zip(row["tokens"], *(row[name] or none for name in names), strict=True)]
+    yield f"   {'token':>9} " + " ".join(f"{title:>10}" for title in names.values()) + "   nats"
     shown = table if len(table) <= 2 * TOKENS else [*table[:TOKENS], None, *table[-TOKENS:]]
     for line in shown:
         yield "           …" if line is None else f"   {line[0]:>9} " + " ".join(_number(value) for value in line[1:])

@@ -71,7 +71,17 @@ from r1_cli.train.recorder import Recorder
 from r1_cli.train.sampling.async_sampler import AsyncSampler, load_pending_steps
 from r1_cli.train.sampling.collect import DynamicSampling
 from r1_cli.train.sampling.weight_check import add_weight_check
-from r1_cli.train.types import Policy, Position, Progress, PromptStream, Sampler, Schedule, Update, ValueModel
+from r1_cli.train.types import (
+    Policy,
+    Position,
+    Progress,
+    PromptStream,
+    Sampler,
+    Schedule,
+    Teacher,
+    Update,
+    ValueModel,
+)
 from r1_data.dataset import Mixture
 from r1_rollout.types import Generator, SamplingParams
 
@@ -358,6 +368,7 @@ class TrainingSession:
             update=sampling.update,
             schedule=schedule,
             validation=sampling.validation,
+            teacher=open_teacher(config, models.learner),
             store=saving.store,
             saver=saving.saver,
             tracker=logs.tracker,
@@ -367,6 +378,14 @@ class TrainingSession:
             critic=models.critic,
             timeline=reports.timeline,
         )
+
+
+def open_teacher(config: RunConfig, learner: Policy) -> Teacher | None:
+    if not config.worker.teacher.used:
+        return None
+    from r1_cli.build.teacher import build_teacher
+
+    return build_teacher(config, learner)
 
 
 def build_collector(

@@ -101,11 +101,23 @@ def find_oddities(config: RunConfig, plan: Plan) -> list[str]:
                 f"{kept} checkpoints of about {size_text(size)} come to lie in {folder}, which has {size_text(free)} "
                 "free: lower trainer.save_limit, or set trainer.save_model_only"
             )
+    if config.worker.teacher.used:
+        notes.append(describe_distillation(config))
     if config.trainer.max_staleness or config.keeps_surplus:
         notes.append(_correction_note(config))
     if config.trainer.val_freq > 0 and not validation_sources(config.data):
         notes.append("there is nothing to validate on (data.val_files=null): no checkpoint will be known as the best")
     return notes
+
+
+def describe_distillation(config: RunConfig) -> str:
+    settings = config.algorithm.distillation
+    if settings.form == "loss":
+        term = f"{settings.coef:g} · {settings.divergence} of policy and teacher over the vocabulary, in the loss"
+    else:
+        term = f"{settings.coef:g} · (log teacher − log policy) of each sampled token, in its advantage"
+    rewards = "beside the task's advantages" if config.learns_task else "rewards are shown and not trained on"
+    return f"distillation: {term}; {rewards}"
 
 
 def _correction_note(config: RunConfig) -> str:
@@ -233,6 +245,7 @@ def memory_rows(memory: Memory | None, *, engine: bool = True) -> list[tuple[str
         ("gradients", size_text(memory.gradients), "one per trained weight"),
         ("optimizer states", size_text(memory.optimizer), "optim.strategy"),
         ("reference", size_text(memory.reference), "none with disable_kl or lora"),
+        *([("teacher", size_text(memory.teacher), "worker.teacher.offload: on the host")] if memory.teacher else []),
         *([sampling] if engine else []),
         *([("critic", size_text(memory.critic.total), "weights, gradients, optimizer")] if memory.critic else []),
         ("model states", size_text(memory.total), "beside activations"),

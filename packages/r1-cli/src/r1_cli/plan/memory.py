@@ -1,12 +1,14 @@
 """Bytes of a run's models on one device: weights, gradients, optimizer states."""
 
 from dataclasses import asdict, dataclass, replace
+from math import prod
+from pathlib import Path
 
 from r1_cli.config import RunConfig
 from r1_cli.config.actor import UpdateConfig
 from r1_cli.config.root import Owner
 from r1_cli.config.section import Tree
-from r1_cli.plan.model_sizes import BYTES, Models, read_models
+from r1_cli.plan.model_sizes import BYTES, Models, read_models, read_shapes
 
 OPTIMIZER_STATES = {"adamw": 2, "adamw_bf16": 3}  # values kept per trained weight
 FOUR_BITS = 0.52  # bytes a weight, with its share of a scale for each 64; what stays whole is left out
@@ -36,12 +38,13 @@ class Memory:
     optimizer: int
     reference: int
     engine: int
+    teacher: int = 0
     critic: States | None = None
 
     @property
     def total(self) -> int:
         actor = self.weights + self.gradients + self.optimizer
-        return actor + self.reference + self.engine + (self.critic.total if self.critic else 0)
+        return actor + self.reference + self.teacher + self.engine + (self.critic.total if self.critic else 0)
 
     def as_json(self) -> Tree:
         figures = asdict(replace(self, models={}))
@@ -76,8 +79,15 @@ def estimate(config: RunConfig, models: Models | None = None) -> Memory | None:
         optimizer=trained * kept * OPTIMIZER_STATES[actor.optim.strategy] // shards,
         reference=parameters * frozen // shards if has_reference else 0,
         engine=sampling if config.colocated else 0,
+        teacher=_count_teacher(config, parameters) * frozen // shards,
         critic=_estimate_critic(config, models),
     )
+
+
+def _count_teacher(config: RunConfig, actors: int) -> int:
+    """Return the weights of the teacher that the run loads, without a local folder as many as the actor's."""
+    path = config.worker.teacher.model.model_path
+    return sum(prod(shape) for _, shape in read_shapes(Path(path))) or actors if path else 0
 
 
 def _estimate_critic(config: RunConfig, models: Models) -> States | None:

@@ -58,6 +58,7 @@ COLUMNS = (
     Column("old_logprobs", NUMBERS, "of each token, the learner's before its update; null in validation"),
     Column("entropies", NUMBERS, "of each token's distribution, nats, the learner's before its update; likewise"),
     Column("ref_logprobs", NUMBERS, "of each token, the reference's; null without one"),
+    Column("teacher_logprobs", NUMBERS, "of each token, the teacher's; NaN: it gave none; null without one"),
     Column("advantages", NUMBERS, "of each token; null in validation"),
     Column("score", pa.float64(), "what the reward gave"),
     Column("reward", pa.float64(), "what the estimator saw: the score after shaping"),

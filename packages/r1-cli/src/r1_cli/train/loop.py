@@ -22,7 +22,7 @@ from r1_cli.train.recorder import to_generations
 from r1_cli.train.run import LOST, Measured, TrainingRun, finish_step, flush, sample_validation, train
 from r1_cli.train.sampling.collect import DynamicSampling
 from r1_cli.train.sampling.weight_check import canary_metrics
-from r1_cli.train.types import Collected, Position, Schedule, Update, ValueModel, weights_of
+from r1_cli.train.types import Collected, Position, Schedule, Teacher, Update, ValueModel, weights_of
 from r1_core.needs import OF_POLICY, OF_REFERENCE
 from r1_core.objective import Objective
 from r1_core.own import OwnCodeError
@@ -42,6 +42,7 @@ class Run(TrainingRun):
     collector: DynamicSampling
     update: Update
     validation: Validation | None
+    teacher: Teacher | None = None
 
     def take_step(self, at: Position) -> tuple[Position, dict[str, float], list[Generation]]:
         return take_step(self, at)
@@ -85,6 +86,9 @@ def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float], list[
                 samples = run.critic.add_values(samples)
         with watch("adv"):  # A, for GRPO (r − mean r) / std r over the group
             samples = update.compute_advantages(samples, groups, at.kl.coef)
+        if run.teacher:
+            with watch("teacher"):  # A + log ν − log π_old, of a teacher ν
+                samples = run.teacher.teach(samples, groups)
         kl, updates, forecasts = at.kl, list[dict[str, float]](), list[dict[str, float]]()
         if run.critic:
             with watch("update_critic"):  # descend max((V − G)², (clip(V) − G)²), with G the return
@@ -100,6 +104,9 @@ def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float], list[
         record |= penalty_metrics(samples, update.compute_advantages.kl_penalty, at.kl.coef)
         record |= performance(samples, watch.lap(), run.learner.describe(), run.schedule.ppo_epochs)
         idle, failed = count_idle(at.idle, at.failed, groups, samples)
+        if run.teacher:
+            record |= run.teacher.metrics(samples, updates)
+            idle = 0 if run.teacher.in_loss else idle
         shown = to_generations(groups[: run.schedule.train_generations_to_log], "train")
     run.recorder.record(at.step + 1, "train", groups, samples)
     return replace(after, step=at.step + 1, kl=kl, idle=idle, failed=failed), record, shown

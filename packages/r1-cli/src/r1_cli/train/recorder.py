@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("r1")
 
 ROOM = 2  # steps that may wait in memory to be written
-OF_THE_LEARNER = ("old_logprobs", "entropies", "ref_logprobs", "advantages")
+OF_THE_LEARNER = ("old_logprobs", "entropies", "ref_logprobs", "teacher_logprobs", "advantages")
 
 
 FRAMES = 16  # of a video that are kept, evenly spread

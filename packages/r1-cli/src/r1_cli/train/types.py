@@ -270,6 +270,20 @@ class ValueModel(Trainable, Protocol):
     def profile_pass(self, samples: Samples, limit: MicroLimit, *, gradient: bool) -> PassProfile: ...
 
 
+class Teacher(Protocol):
+    """The model that a run distils from."""
+
+    @property
+    def in_loss(self) -> bool:
+        """Whether the objective compares it with the policy, so that a step without advantages has a signal."""
+
+    def teach(self, samples: Samples, groups: Sequence[Group]) -> list[Sample]:
+        """Add the teacher's term to the advantages. Raises RewardFailure if too many tokens have no log-prob."""
+
+    def metrics(self, samples: Samples, updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+        """Return `distillation/…`; `updates` are the metrics of the step's optimizer steps."""
+
+
 @runtime_checkable
 class Remote(Protocol):
     def source(self, version: int) -> WeightSource:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from r1_core.advantages.inputs import AdvantageInputs, Estimator
 from r1_core.losses.policy import check_not_negative
 from r1_core.types import Sample, known, tokens, with_tokens
 
@@ -59,10 +60,18 @@ class Distillation:
         taught = ~raw.isnan()
         count = max(int(taught.sum()), 1)
         return {
-            "distillation/kl": -float(signal.sum()) / count,
+            "distillation/kl": (0.0 - float(signal.sum())) / count,
             "distillation/clipped": float((raw[taught].abs() > self.clip).sum()) / count,
             "distillation/without_teacher": 1.0 - float(taught.sum()) / max(len(raw), 1),
         }
+
+
+@dataclass(frozen=True, slots=True)
+class NoTask(Estimator):
+    """Advantages of 0, where a teacher's term replaces the task's."""
+
+    def __call__(self, inputs: AdvantageInputs) -> Tensor:
+        return torch.zeros_like(inputs.token_rewards)
 
 
 def without_teacher(samples: Sequence[Sample]) -> list[Sample]:

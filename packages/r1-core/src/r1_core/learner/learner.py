@@ -18,7 +18,7 @@ from r1_core.learner.microbatch import MicroBatch, collate
 from r1_core.learner.parallel import full_tensor, named_state, place_like, reshard
 from r1_core.learner.passes import invalidate_if_not_finite
 from r1_core.learner.profiling import PassProfile
-from r1_core.learner.token_model import Comparison, TokenModel, TokenStats
+from r1_core.learner.token_model import ModelComparison, TokenModel, TokenStats
 from r1_core.learner.trainable import LearnerInfo, TrainableModel, TrainingOptions, describe
 from r1_core.needs import OF_POLICY, OF_REFERENCE, OF_TEACHER, Needs
 from r1_core.types import LOSS_FIELDS, LossInputs, LossOutput, Sample, TokenTable, Totals, with_tokens
@@ -275,7 +275,7 @@ class Learner(TrainableModel):
             other=self._other(batch, objective),
         )
 
-    def _other(self, batch: MicroBatch, objective: Loss) -> Comparison | None:
+    def _other(self, batch: MicroBatch, objective: Loss) -> ModelComparison | None:
         """Return the model whose distributions the objective compares with the policy's, if there is one."""
         if objective.divergence is not None:
             return self._comparison(self._teacher_tokens, batch, objective.divergence)
@@ -283,11 +283,11 @@ class Learner(TrainableModel):
 
     def _comparison(
         self, tokens: TokenModel | None, batch: MicroBatch, divergence: str = "reverse_kl"
-    ) -> Comparison | None:
+    ) -> ModelComparison | None:
         if tokens is None:
             return None
         self._offloads.load(tokens.model)
-        return Comparison(tokens.lazy_logits(batch), kl.DIVERGENCES.get(divergence))
+        return ModelComparison(tokens.lazy_logits(batch), kl.DIVERGENCES.get(divergence))
 
     def profile_pass(self, samples: Sequence[Sample], objective: Loss | None, limit: MicroLimit) -> PassProfile:
         """Run the samples in micro-batches of `limit`; return time and peak memory. No state changes.

@@ -42,7 +42,7 @@ class LazyLogits:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class ModelComparison:
     """Another model's distributions of T tokens, and how to compare with them."""
 
     logits: LazyLogits
@@ -84,7 +84,7 @@ class TokenModel:
         entropy_gradient: bool = False,
         squared_probs: bool = False,
         loss_gradient: LossGradient | None = None,
-        other: Comparison | None = None,
+        other: ModelComparison | None = None,
     ) -> TokenStats:
         """Compute the statistics of the batch's trained tokens; ranks that share a row receive those of all.
 
@@ -223,7 +223,7 @@ def _chunked(
     hidden: Tensor,
     targets: Tensor,
     settings: Settings,
-    other: Comparison | None = None,
+    other: ModelComparison | None = None,
 ) -> Tensor:
     """Statistics [T, 3] under any head, or [T, 4] with another model; holds one chunk's logits at a time."""
 
@@ -242,7 +242,7 @@ def _stats_of(
     logits: Tensor,
     targets: Tensor,
     settings: Settings,
-    other: Comparison | None = None,
+    other: ModelComparison | None = None,
     other_rows: Tensor | None = None,
 ) -> Tensor:
     """Statistics [T, 3] of targets [T] under logits [T, V]; [T, 4] with another model's rows."""

@@ -62,7 +62,7 @@ class DispatchingVerifier:
 
 
 class JudgedByEnvironment(OpenVerifier):
-    """In the place of a reward function if the environment judges episodes, or only rewards turns."""
+    """In the place of a reward function if the environment judges episodes, or nothing but a teacher does."""
 
     @property
     def per_sample(self) -> bool:
@@ -106,6 +106,7 @@ def open_verifier(config: RunConfig, sources: Sequence[Source], stack: ExitStack
     if own and all(source.name in own for source in sources):
         return DispatchingVerifier(None, own, truths, asking)
     judged = config.worker.rollout.multi_turn.has_environment or any(source.environment for source in sources)
+    judged |= not config.learns_task  # answers need no score
     if not reward.reward_function and judged:
         return DispatchingVerifier(JudgedByEnvironment(), own, truths, asking)
     default = open_once(reward.reward_function or "", reward.reward_function_kwargs)

@@ -7,7 +7,7 @@ from math import prod
 
 from r1_cli.config import RunConfig
 from r1_cli.plan.estimate.cards import Cards
-from r1_cli.plan.memory import Memory
+from r1_cli.plan.memory import Memory, compute_bytes
 from r1_cli.plan.model_sizes import BYTES, ModelSizes, in_tower
 from r1_cli.plan.phases import SEQUENCES, most_patches
 
@@ -71,7 +71,7 @@ def find_times(config: RunConfig, memory: Memory, cards: Cards, assumed: Assumpt
     attention = 2 * text.layers * text.hidden * (lengths.prompt + lengths.answer)  # of a token's, going forward
     speed = cards.flops * assumed.learning * cards.nodes * cards.of_node
     forward = _forward_operations(config, work, lengths, attention)
-    passes = dict(_learning(config, work, forward / speed))
+    passes = dict(_learning(config, memory, work, forward / speed))
     served = config.worker.rollout.servers.used
     sampling = {} if served else {"sampling": _sampling(config, memory, work, lengths, cards, assumed)}
     return (
@@ -89,11 +89,14 @@ def _forward_operations(config: RunConfig, work: Work, lengths: Lengths, attenti
     return float(tokens * (2 * work.of_token + attention) + 2 * prompts * copies * lengths.patches * work.of_patch)
 
 
-def _learning(config: RunConfig, work: Work, forward: float) -> Iterator[tuple[str, float]]:
+def _learning(config: RunConfig, memory: Memory, work: Work, forward: float) -> Iterator[tuple[str, float]]:
     actor = config.worker.actor
     yield "log-probs", forward
     if not config.algorithm.disable_kl:
         yield "reference's log-probs", forward
+    if memory.teacher:
+        weights = memory.teacher * config.shard_ranks / compute_bytes(actor)
+        yield "teacher's log-probs", forward * weights / memory.parameters
 
     def gradient(model_trained: float, checkpointed: bool) -> float:
         return forward * (2 + model_trained + checkpointed)
