@@ -100,7 +100,7 @@ def test_the_plan_counts_its_weights_and_says_what_is_learned():
     words += [f"worker.teacher.model.model_path={model}", NONE]
     with_it = estimate(config_of(*words))
     assert without.teacher == 0
-    assert with_it.teacher == 2 * with_it.parameters  # bf16
+    assert with_it.teacher == 2 * with_it.parameters // 8  # bf16, on 8 devices
     assert with_it.total == without.total - without.reference + with_it.teacher
     assert describe_distillation(config_of(*words)) == (
         "distillation: 1 · (log teacher − log policy) of each sampled token, in its advantage; "
