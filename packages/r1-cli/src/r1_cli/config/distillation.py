@@ -2,16 +2,13 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from pydantic import Field
 
 from r1_cli.config.files import names_folder, where_or_near
 from r1_cli.config.problems import KeyProblem, KeyRemark
 from r1_cli.config.section import NonNegative, Positive, Section, UserPath
-
-if TYPE_CHECKING:
-    from r1_cli.config.root import RunConfig
 
 TEACHER = "worker.teacher"
 DISTILLATION = "algorithm.distillation"
@@ -49,34 +46,28 @@ class DistillationConfig(Section):
     task_reward: bool = False  # add it to the task's advantages; false: it replaces them, and rewards are only shown
     clip: Positive = Field(default=10.0)  # nats, of form=advantage
 
-    def problems(self, config: "RunConfig") -> Iterator[KeyProblem]:
-        """Yield what does not go together, if the run has a teacher."""
-        algorithm = config.algorithm
-        if not config.worker.teacher.used:
-            return
+    def problems(self, *, full_kl: bool, kl_in_reward: bool, critic: bool) -> Iterator[KeyProblem]:
+        """Yield what does not go together in a run with a teacher, whose other parts are the arguments."""
         if self.form == "advantage" and self.divergence != "reverse_kl":
             message = "needs algorithm.distillation.form=loss: an advantage of sampled tokens estimates reverse_kl"
             yield f"{DISTILLATION}.divergence", message
-        full = algorithm.kl_penalty == "full" and not algorithm.disable_kl
-        if self.form == "loss" and full:
+        if self.form == "loss" and full_kl:
             message = "compares the policy with a reference over the vocabulary, as algorithm.distillation.form=loss "
             yield "algorithm.kl_penalty", f"{message}does with the teacher; set another, or algorithm.disable_kl=true"
-        if config.learns_task:
+        if self.task_reward:
             return
-        if not (algorithm.use_kl_loss or algorithm.disable_kl):
+        if kl_in_reward:
             message = "distillation without the task's reward has no place for a KL in the reward, set true"
             yield "algorithm.use_kl_loss", message
-        if config.has_critic:
+        if critic:
             message = "trains a critic for the task's reward, which this distillation does not use; set grpo, or "
             yield "algorithm.adv_estimator", f"{message}{DISTILLATION}.task_reward=true"
 
 
-def _advantages(_: object, config: "RunConfig") -> bool:
-    return config.algorithm.distillation.form != "advantage"
-
-
 REMARKS = (
     KeyRemark(DISTILLATION, "there is no worker.teacher", lambda v, c: not c.worker.teacher.used),
-    KeyRemark(f"{DISTILLATION}.clip", "only form=advantage uses it", _advantages),
+    KeyRemark(
+        f"{DISTILLATION}.clip", "only form=advantage uses it", lambda v, c: c.algorithm.distillation.form != "advantage"
+    ),
     KeyRemark("algorithm.adv_estimator", "the teacher's term replaces advantages", lambda v, c: not c.learns_task),
 )

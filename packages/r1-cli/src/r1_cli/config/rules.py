@@ -96,7 +96,12 @@ def _training_problems(config: RunConfig, provenance: Provenance) -> Iterator[Ke
     yield from algorithm.need_problems(n, actor.loss_type, learns_task=config.learns_task)
     yield from range_problems(algorithm, ESTIMATOR_OPTIONS, algorithm.adv_estimator)
     yield from range_problems(actor, LOSS_OPTIONS, actor.loss_type)
-    yield from algorithm.distillation.problems(config)
+    if config.worker.teacher.used:
+        yield from algorithm.distillation.problems(
+            full_kl=algorithm.kl_penalty == "full" and not algorithm.disable_kl,
+            kl_in_reward=not (algorithm.use_kl_loss or algorithm.disable_kl),
+            critic=config.has_critic,
+        )
     yield from algorithm.filter_problems(n)
     yield from algorithm.rollout_correction.problems()
     yield from config.worker.reward.overlong_buffer.problems(data.max_response_length)
