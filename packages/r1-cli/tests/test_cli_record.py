@@ -69,6 +69,7 @@ def test_a_row_holds_what_was_asked_said_scored_and_learned(tmp_path: Path) -> N
         "prompt": "How many?", "answer": "two", "ground_truth": "3", "media": [], "prompt_tokens": [5, 6, 7],
         "tokens": [0, 1, 2], "rollout_logprobs": [-0.5, -1.0, -1.5], "old_logprobs": [-0.25] * 3, "entropies": None,
         "ref_logprobs": None,
+        "teacher_logprobs": None,
         "advantages": [2.0, 3.0, 4.0], "score": 0.5, "reward": 0.25, "parts": {"accuracy": 0.0, "format": 1.0},
         "extracted": "2", "reason": "not the same number", "failure": None, "finish_reason": "stop",
         "weight_version": 7, "sampled": None, "turns": None, "stop_reason": None, "episode": None,
