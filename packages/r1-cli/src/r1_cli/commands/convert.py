@@ -22,6 +22,7 @@ def convert() -> None:
     \b
       r1 convert lmm-r1 "python3 -m openrlhf.cli.train_ppo_ray --pretrain …" > mine.yaml
       r1 train mine.yaml --dry-run
+      r1 convert llamafactory qwen2_5vl_lora_sft.yaml > sft.yaml
 
     Stderr lists what r1 would refuse in the result.
     """
@@ -61,18 +62,45 @@ def verl(file: Path, settings: tuple[str, ...]) -> None:
     _print(lambda: convert_verl(_read(file), list(settings)))
 
 
-@convert.command("trl")
-@click.argument("file", type=Existing(file=True))
+@convert.command("trl", context_settings={"ignore_unknown_options": True})
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="FILE_OR_COMMAND")
 @click.option("--devices", type=click.IntRange(min=1), default=1, show_default=True, help="Processes that trained.")
-def trl(file: Path, devices: int) -> None:
-    """Convert TRL's FILE: a GRPOConfig as YAML or JSON, or the Python script that makes it, which is not executed.
+@click.option(
+    "--trainer", type=click.Choice(["grpo", "sft", "dpo", "kto"]), help="Of a YAML file; default: by its keys."
+)
+def trl(command: tuple[str, ...], devices: int, trainer: str | None) -> None:
+    """Convert a GRPOConfig, SFTConfig, DPOConfig or KTOConfig of TRL.
 
-    A YAML file may also have the keys of the model and the script. Of a script, the literal arguments of GRPOConfig,
-    LoraConfig and GRPOTrainer are read; comments at the top list arguments that are not literal.
+    FILE_OR_COMMAND is YAML or JSON with its keys and those of the model and the script; a Python script, which is not
+    executed, of which the literal arguments of the configuration, LoraConfig and the trainer are read; or a command
+    such as `trl sft --model_name_or_path …`, quoted, or a shell script that contains it.
     """
     from r1_cli.config.convert.trl import convert_trl
 
-    _print(lambda: convert_trl(_read(file), devices))
+    _print(lambda: convert_trl(_words(_found(command)), devices, trainer))
+
+
+@convert.command("llamafactory", context_settings={"ignore_unknown_options": True})
+@click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="FILE_OR_COMMAND")
+@click.option("--devices", type=click.IntRange(min=1), default=1, show_default=True, help="Processes that trained.")
+def llamafactory(command: tuple[str, ...], devices: int) -> None:
+    """Convert a configuration of LLaMA-Factory for the stages sft, dpo and kto.
+
+    FILE_OR_COMMAND is its YAML file, a command such as `llamafactory-cli train sft.yaml`, quoted, or a shell script
+    that contains it. Rows are those of `dataset_info.json` in its dataset_dir.
+    """
+    from r1_cli.config.convert.llamafactory import convert_llamafactory
+
+    command = _found(command)
+    folder = Path(command[0]).parent if len(command) == 1 and len(command[0]) < 4096 else Path()
+    _print(lambda: convert_llamafactory(_words(command), devices, folder))
+
+
+def _found(command: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the command. Raises UsageError if it is the name of no file."""
+    if len(command) == 1 and len(command[0].split()) == 1 and not Path(command[0]).is_file():
+        raise click.UsageError(f"{command[0]}: no such file")
+    return command
 
 
 def _print(make: "Callable[[], Conversion]") -> None:
@@ -85,7 +113,7 @@ def _print(make: "Callable[[], Conversion]") -> None:
         file = Path(folder, "converted.yaml")
         file.write_text(text, "utf-8")
         try:
-            load_config([str(file)])
+            load_config([str(file)], command=None)
         except ConfigError as error:
             click.echo("r1: still to be settled before it runs:", err=True)
             for problem in error.problems:

@@ -72,7 +72,7 @@ def _parse(text: str, tags: Tags) -> object:
 def _to_openai(message: object, tags: Tags, place: int) -> object:
     if not isinstance(message, Mapping):
         return message
-    tagged = "role" not in message and tags.role_tag in message
+    tagged = tags.role_tag in message and ("role" not in message or tags.content_tag in message)
     role_key, content_key = (tags.role_tag, tags.content_tag) if tagged else ("role", "content")
     name = message.get(role_key)
     content = unwrapped(message.get(content_key))

@@ -75,6 +75,12 @@ class Conversion:
             if name in self.given and value not in (None, False, "", [], {}) and value != self.defaults.get(name):
                 self.lost.append(f"{_shown(name, value)}: {why}")
 
+    def skip_defaults(self, defaults: Mapping[str, object]) -> None:
+        """Mark settings as known that have these values, which ask for nothing."""
+        for name, default in defaults.items():
+            if name in self.given and self.given[name] == default:
+                self.read(name)
+
     def unread(self) -> list[str]:
         return [name for name in {**self.given, **self.defaults} if name not in self._read]
 

@@ -11,7 +11,7 @@ from r1_cli.config.root import SECRET
 from r1_cli.config.section import Tree
 from r1_cli.config.settings import Loader
 
-ENDS = re.compile(r"^(?:[;|&]+|\d?>.*|<.*|2>&1)$")  # of a command, within a line of shell
+ENDS = re.compile(r"^(?:[;|&]+|\d?>.*|<.*(?<!>)|2>&1)$")  # of a command, within a line of shell; not `<|im_end|>`
 VARIABLE = re.compile(r"\$(?:\{(\w+)(?::-([^}]*))?\}|(\w+))")
 
 

@@ -1,18 +1,74 @@
-"""Convert a GRPOConfig of TRL, in YAML, JSON or a training script."""
+"""Convert a GRPOConfig of TRL, in YAML, JSON, a training script or a command; find out which trainer is meant."""
 
+import re
 from math import ceil
+from pathlib import Path
+from typing import cast
 
 import yaml
 
 from r1_cli.config.convert.conversion import Conversion, OthersLoader
+from r1_cli.config.convert.shell import command_words, read_flags
+from r1_cli.config.convert.training_arguments import set_adapter, set_optimizer, set_reports, set_schedule
+from r1_cli.config.convert.trl_fine_tuning import Kind, convert_fine_tuning
 from r1_cli.config.convert.trl_keys import DEFAULTS, HARMLESS, KEYS, LOSSES, NO_COUNTERPART, REWARDS, SCALES, SERVED
 from r1_cli.config.convert.trl_script import read_script
 from r1_cli.config.section import Tree
 
+TRAINERS = ("grpo", "sft", "dpo", "kto")
+MARKS = {  # keys that only one trainer has, for files that do not name it
+    "grpo": {"num_generations", "max_completion_length", "reward_funcs", "num_iterations", "epsilon"},
+    "kto": {"desirable_weight", "undesirable_weight"},
+    "dpo": {"beta", "label_smoothing", "precompute_ref_log_probs", "rpo_alpha", "reference_free"},
+    "sft": {
+        "packing", "max_length", "max_seq_length", "assistant_only_loss", "completion_only_loss", "dataset_text_field",
+        "padding_free",
+    },
+}  # fmt: skip
 
-def convert_trl(text: str, devices: int) -> Conversion:
-    """Convert a GRPOConfig for `devices` processes. Raises ValueError if the text has none."""
-    given, unread = read_script(text) or (_read(text), [])
+
+def convert_trl(text: str, devices: int, trainer: str | None = None) -> Conversion:
+    """Convert settings of a trainer of TRL for `devices` processes.
+
+    Args:
+        text: YAML, JSON, a Python script, or a command or shell script that starts one of TRL's scripts.
+        trainer: one of `TRAINERS`; None: by the script, or by the keys.
+
+    Raises:
+        ValueError: the text has none of these, or a loss that r1 does not have.
+    """
+    given, unread, found = _read(text)
+    trainer = trainer or found or _guess_trainer(given)
+    if trainer == "grpo":
+        return _convert_grpo(given, unread, devices)
+    return convert_fine_tuning(cast(Kind, trainer), given, unread, devices)
+
+
+def _read(text: str) -> tuple[Tree, list[str], str | None]:
+    """Return settings, arguments of a script that are no literals, and the trainer that the script names."""
+    if (script := read_script(text)) is not None:
+        return script
+    for trainer in TRAINERS:
+        program = rf"(\S*/)?(trl\s+{trainer}|\w*{trainer}\w*\.py)"
+        if re.search(rf"(?m)^[^#\n]*(?<!\S){program}(?!\S)", text):
+            words = command_words(
+                re.sub(r"\btrl\s+(?=\w)", "trl-", text), rf"(.*/)?(trl-{trainer}|\w*{trainer}\w*\.py)"
+            )
+            return _read_command(words), [], trainer
+    return _read_yaml(text), [], None
+
+
+def _read_command(words: list[str]) -> Tree:
+    flags = read_flags(words)
+    file = flags.pop("config", None)
+    return (_read_yaml(Path(str(file)).read_text("utf-8")) if file else {}) | flags
+
+
+def _guess_trainer(given: Tree) -> str:
+    return next((trainer for trainer, marks in MARKS.items() if marks & given.keys()), "grpo")
+
+
+def _convert_grpo(given: Tree, unread: list[str], devices: int) -> Conversion:
     made = Conversion("TRL's GRPOConfig", given, DEFAULTS)
     made.remarks += [f"not a literal in the script, set it by hand: {code}" for code in unread]
     made.rename(KEYS)
@@ -24,29 +80,27 @@ def convert_trl(text: str, devices: int) -> Conversion:
     _batches(made, devices)
     _loss(made)
     _advantages(made)
-    _optimizer(made)
-    _adapter(made)
+    set_optimizer(made)
+    set_adapter(made)
     _sampling(made)
     _reward(made)
     _turns(made)
-    _reports(made)
+    set_reports(made)
     made.report_lost(NO_COUNTERPART)
-    for name, default in HARMLESS.items():
-        if name in given and given[name] == default:
-            made.read(name)
+    made.skip_defaults(HARMLESS)
     return made
 
 
-def _read(text: str) -> Tree:
+def _read_yaml(text: str) -> Tree:
     try:
         given = yaml.load(text, OthersLoader)
     except yaml.YAMLError as error:
         raise ValueError(
-            "the file is not YAML or JSON, and no Python that calls GRPOConfig or GRPOTrainer: "
-            + " ".join(str(error).split())
+            "the file is not YAML or JSON, no Python that calls GRPOConfig or GRPOTrainer, or those of SFT, DPO or "
+            "KTO, and no command of TRL: " + " ".join(str(error).split())
         ) from error
     if not isinstance(given, dict):
-        raise ValueError("the file must hold the keys of a GRPOConfig, such as num_generations")
+        raise ValueError("the file must hold the keys of a GRPOConfig, such as num_generations, or of an SFTConfig")
     return {name: "no" if name.endswith("_strategy") and value is False else value for name, value in given.items()}
 
 
@@ -78,34 +132,9 @@ def _batches(made: Conversion, devices: int) -> None:
     made.read("per_device_eval_batch_size")
     updates = max(1, sampled // update) * made.read("num_iterations")  # optimizer steps of one of our steps
     settings["trainer.total_epochs"] = max(1, ceil(made.read("num_train_epochs")))
-    if (steps := made.read("max_steps")) > 0:
-        settings["trainer.max_steps"] = ceil(steps / updates)
-    limit, strategy = made.read("save_total_limit"), made.read("save_strategy")
-    settings["trainer.save_limit"] = -1 if limit is None else limit
-    settings["trainer.save_freq"] = _steps(made, "save_steps", updates) if strategy == "steps" else -1
-    made.read("eval_steps")
-    evaluated = made.read("eval_strategy") == "steps"
-    settings["trainer.val_freq"] = _steps(made, "eval_steps", updates) if evaluated else -1
-    settings["trainer.val_before_train"] = bool(made.read("eval_on_start"))
-    if strategy not in ("steps", "no"):
-        made.lost.append(f"save_strategy={strategy}: set trainer.save_freq, in steps")
-    warmup = made.read("warmup_steps")
-    if warmup and warmup < 1:  # a share of all steps
-        settings["worker.actor.optim.lr_warmup_ratio"] = warmup
-    elif warmup:
-        settings["worker.actor.optim.lr_warmup_steps"] = ceil(warmup / updates)
+    set_schedule(made, updates)
     if updates > 1:
         made.remarks.append(f"a step here has {updates} optimizer steps; max_steps and the like are divided by them")
-
-
-def _steps(made: Conversion, name: str, updates: int) -> int:
-    value = made.read(name)
-    if value is None:
-        return -1
-    if value < 1:
-        made.remarks.append(f"{name}={value} is a share of all steps there: set the number in trainer.*_freq")
-        return -1
-    return ceil(value / updates)
 
 
 def _loss(made: Conversion) -> None:
@@ -145,46 +174,6 @@ def _advantages(made: Conversion) -> None:
     made.settings["algorithm.adv_estimator"] = estimator
     if estimator in ("grpo", "lite_ppo"):
         made.settings["algorithm.adv_eps"] = 1e-4
-
-
-def _optimizer(made: Conversion) -> None:
-    settings = made.settings
-    settings["worker.actor.optim.betas"] = [made.read("adam_beta1"), made.read("adam_beta2")]
-    kind, options = made.read("lr_scheduler_type"), made.read("lr_scheduler_kwargs") or {}
-    ours = {"constant_with_warmup": "constant", "cosine_with_min_lr": "cosine"}.get(kind, kind)
-    if ours not in ("constant", "cosine", "linear"):
-        made.lost.append(f"lr_scheduler_type={kind}: there are constant, cosine and linear")
-        ours = "constant"
-    settings["worker.actor.optim.lr_scheduler_type"] = ours
-    for name, value in options.items():
-        if name == "min_lr_rate":
-            settings["worker.actor.optim.min_lr_ratio"] = value
-        elif name == "min_lr":
-            settings["worker.actor.optim.min_lr_ratio"] = value / settings["worker.actor.optim.lr"]
-        elif name == "num_cycles":
-            settings["worker.actor.optim.num_cycles"] = value
-        else:
-            made.lost.append(f"lr_scheduler_kwargs {name}={value}: no such setting")
-    halves, fp16 = made.read("bf16"), made.read("fp16")
-    settings["worker.actor.fsdp.mp_param_dtype"] = "bf16" if halves is not False and not fp16 else "fp32"
-    if fp16:
-        made.lost.append("fp16=true: losses are not scaled; float32 is set, bf16 is quicker")
-    kept = made.read("dtype") or made.read("torch_dtype")
-    if kept in ("bfloat16", "bf16"):
-        settings["worker.actor.fsdp.torch_dtype"] = "bf16"
-    made.read("torch_dtype")
-
-
-def _adapter(made: Conversion) -> None:
-    used, rank, alpha = made.read("use_peft"), made.read("lora_r"), made.read("lora_alpha")
-    targets, four_bits = made.read("lora_target_modules"), made.read("load_in_4bit")
-    if used:
-        chosen = {"rank": rank, "alpha": alpha} | ({"target_modules": targets} if targets else {})
-        made.settings |= {f"worker.actor.model.lora.{key}": value for key, value in chosen.items()}
-        if four_bits:
-            made.settings["worker.actor.model.quantization"] = "nf4"
-    elif four_bits:
-        made.lost.append("load_in_4bit=true: weights in 4 bits are not trained without use_peft")
 
 
 def _sampling(made: Conversion) -> None:
@@ -244,15 +233,3 @@ def _turns(made: Conversion) -> None:
             made.lost[-1] += f"={where} and {ours}.enable=true"
     if calls is not None:
         made.settings[f"{ours}.max_assistant_turns"] = calls + 1
-
-
-def _reports(made: Conversion) -> None:
-    asked = made.read("report_to")
-    listed = [asked] if isinstance(asked, str) else asked or []
-    known = [name for name in listed if name in ("wandb", "tensorboard", "mlflow", "swanlab", "trackio")]
-    made.lost += [
-        f"report_to={name}: there are wandb, tensorboard, mlflow, swanlab and trackio"
-        for name in listed
-        if name not in (*known, "none")
-    ]
-    made.settings["trainer.logger"] = ["console", "file", *known]

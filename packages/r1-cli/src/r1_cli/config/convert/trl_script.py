@@ -1,4 +1,4 @@
-"""Read the literal arguments of GRPOConfig, LoraConfig and GRPOTrainer from a script, without executing it.
+"""Read the literal arguments of a trainer of TRL, its configuration and LoraConfig from a script, not executing it.
 
 Names count if the script assigns them once, to a literal.
 """
@@ -12,34 +12,47 @@ from r1_cli.config.section import Tree
 _MISSING = object()
 _LORA = {"r": "lora_r", "target_modules": "lora_target_modules", "task_type": "lora_task_type"}
 _LORA |= {"modules_to_save": "lora_modules_to_save"}
-_TRAINER = ("model", "reward_funcs", "args", "train_dataset", "eval_dataset")  # its positional parameters
+_TRAINER = {  # its positional parameters, by the first word of its name
+    "GRPO": ("model", "reward_funcs", "args", "train_dataset", "eval_dataset"),
+    "SFT": ("model", "args", "data_collator", "train_dataset", "eval_dataset"),
+    "DPO": ("model", "ref_model", "args", "data_collator", "train_dataset", "eval_dataset"),
+    "KTO": ("model", "ref_model", "args", "train_dataset", "eval_dataset"),
+}
 _FUNCTIONS = ("reward_funcs", "tools", "environment_factory", "rollout_func")  # arguments that are named functions
-_HERE = ("args", "peft_config", "processing_class")  # of GRPOTrainer: read by themselves, or not needed
+_HERE = (
+    "args",
+    "peft_config",
+    "processing_class",
+    "tokenizer",
+    "data_collator",
+)  # of a trainer: read by themselves, or not needed
 
 
-def read_script(text: str) -> tuple[Tree, list[str]] | None:
-    """Return the arguments as in a GRPOConfig file, and `call(name=code)` of those that are no literals.
+def read_script(text: str) -> tuple[Tree, list[str], str] | None:
+    """Return the arguments as in a file, `call(name=code)` of those that are no literals, and the trainer (`sft`).
 
-    None: the text is not Python, or calls neither GRPOConfig nor GRPOTrainer.
+    None: the text is not Python, or calls no trainer of TRL and no configuration of one.
     """
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
         return None
     calls = [(name, node) for node in ast.walk(tree) if isinstance(node, ast.Call) and (name := _name(node.func))]
-    if not {"GRPOConfig", "GRPOTrainer"} & {name for name, _ in calls}:
+    names = {name for name, _ in calls}
+    trainer = next((word for word in _TRAINER if {f"{word}Config", f"{word}Trainer"} & names), None)
+    if trainer is None:
         return None
     value = _evaluator(tree)
     given: Tree = {}
     unread: list[str] = []
     for name, call in calls:
-        if name == "GRPOConfig":
+        if name == f"{trainer}Config":
             found = dict(_arguments(call, ("output_dir",)))
         elif name == "LoraConfig":
             found = {_lora_name(key): node for key, node in _arguments(call, ("task_type", "r"))}
             given["use_peft"] = True
-        elif name == "GRPOTrainer":
-            found = {key: node for key, node in _arguments(call, _TRAINER) if key not in _HERE}
+        elif name == f"{trainer}Trainer":
+            found = {key: node for key, node in _arguments(call, _TRAINER[trainer]) if key not in _HERE}
             for key, ours in (("train_dataset", "dataset_train_split"), ("eval_dataset", "dataset_test_split")):
                 if key in found and (rows := _rows(tree, found[key], value)):
                     given |= {"dataset_name": rows[0], ours: rows[1]}
@@ -53,7 +66,7 @@ def read_script(text: str) -> tuple[Tree, list[str]] | None:
                 unread.append(f"{name}({'**' if key == '**' else f'{key}='}{ast.unparse(node)})")
             else:
                 given[key] = literal
-    return given, unread
+    return given, unread, trainer.lower()
 
 
 def _name(node: ast.expr) -> str:

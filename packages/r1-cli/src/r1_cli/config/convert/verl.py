@@ -1,4 +1,4 @@
-"""Convert a configuration of veRL: a YAML file, or Hydra overrides in a script."""
+"""Convert a configuration of veRL (PPO or SFT): a YAML file, or Hydra overrides in a script."""
 
 import re
 from os.path import expanduser
@@ -7,6 +7,7 @@ from typing import Any, get_args
 
 import yaml
 
+from r1_cli.config.convert import verl_fine_tuning
 from r1_cli.config.convert.conversion import Conversion, OthersLoader
 from r1_cli.config.convert.shell import command_words, read_value
 from r1_cli.config.convert.verl_keys import (
@@ -36,6 +37,8 @@ def convert_verl(text: str, overrides: list[str]) -> Conversion:
     given = {key: value for key, value in given.items() if key.rpartition(".")[2] != "_target_" and value != "???"}
     given = {key: _resolved(value, given) for key, value in given.items()}
     given = {key: expanduser(value) if isinstance(value, str) else value for key, value in given.items()}
+    if verl_fine_tuning.is_fine_tuning(text, given):
+        return verl_fine_tuning.convert_fine_tuning(given, _processes(text))
     made = Conversion("veRL's configuration", given, DEFAULTS)
     _algorithm(made)
     _reward(made)
@@ -52,12 +55,19 @@ def _read(text: str) -> Tree:
         found = yaml.load(text, OthersLoader)
     except yaml.YAMLError:
         found = None  # a script, then
-    if isinstance(found, dict) and not re.search(r"(?m)^[^#]*\bmain_ppo", text):
+    if isinstance(found, dict) and not re.search(r"(?m)^[^#]*\b(main_ppo|\w*sft_trainer)\b", text):
         return dict(flatten(found))
-    words = [word for word in command_words(text, PROGRAM) if "=" in word and not word.startswith("--")]
+    program = rf"{PROGRAM}|{verl_fine_tuning.PROGRAM}"
+    words = [word for word in command_words(text, program) if "=" in word and not word.startswith("--")]
     if not words:
         raise ValueError("the file is neither a configuration of veRL in YAML nor a script that starts it")
     return dict(_override(word) for word in words)
+
+
+def _processes(text: str) -> int | None:
+    """Return how many processes torchrun starts on a node, None if it does not say."""
+    found = re.search(r"--nproc[-_]per[-_]node[= ](?:\$\{\w+:-)?(\d+)", text)
+    return int(found[1]) if found else None
 
 
 def _override(word: str) -> tuple[str, Any]:
