@@ -38,7 +38,8 @@ import torch
 from tool_loop import LONGEST, Task, Timing, timed
 
 from r1_cli.gateway.server import GatewayServer
-from r1_cli.train.episodes.agents import AgentPlayer, Player, RequestQueue
+from r1_cli.train.episodes.agent_events import RequestQueue, live_agents
+from r1_cli.train.episodes.agents import AgentPlayer, Player
 from r1_cli.train.episodes.episode import EpisodeLimits
 from r1_cli.train.episodes.player import EpisodePlayer
 from r1_cli.train.groups.trajectory import Trajectory
@@ -128,7 +129,7 @@ class Sides:
         limits = EpisodeLimits(max_tokens=LONGEST, max_turns=options.turns)
         ends = frozenset({task.end})
         self._agents = AgentPlayer(
-            agents, server, queue, turns, task.tokenizer, ends, limits, max_prompt_tokens=LONGEST
+            agents, live_agents(agents, server, queue), turns, task.tokenizer, ends, limits, max_prompt_tokens=LONGEST
         )
         self._talks = EpisodePlayer(talks, turns, task.tokenizer, ends, limits)
         examples = [Example(f"row:{n}", question, (), "") for n, question in enumerate(task.questions)]

@@ -90,7 +90,7 @@ def test_a_replay_repeats_answers_that_no_call_gives_again_and_names_what_gave_t
         path.unlink()
     gone = r1("replay", run, "--step", "2", ok=False)
     assert gone.exit_code == 2
-    assert "has no answers of tools and environments; `r1 replay --tools again`" in gone.output
+    assert "has no answers of tools, environments or agents; `r1 replay --tools again`" in gone.output
 
 
 @pytest.mark.slow
@@ -296,13 +296,30 @@ urllib.request.urlopen(reward).close()
 """
 
 
+# The same as a function.
+FUNCTION = """
+import json, os, runpy
+from pathlib import Path
+
+
+def solve(row, *, base_url, api_key):
+    os.environ |= {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key, "R1_ROW": json.dumps(row)}
+    runpy.run_path(str(Path(__file__).with_name("agent.py")))
+"""
+
+
 @pytest.mark.slow
-def test_a_run_trains_an_agent_that_knows_nothing_but_an_address(tmp_path: Path, r1: R1) -> None:
+@pytest.mark.parametrize("kind", ["python {}/agent.py", "{}/function.py:solve"])
+def test_a_run_trains_an_agent_that_knows_nothing_but_an_address_and_a_replay_repeats_it(
+    kind: str, tmp_path: Path, r1: R1
+) -> None:
     (tmp_path / "agent.py").write_text(AGENT)
-    key = "worker.rollout.multi_turn"
-    own = [f"{key}.enable=true", f"{key}.agent=python {tmp_path / 'agent.py'}", f"{key}.num_workers=2"]
+    (tmp_path / "function.py").write_text(FUNCTION)
+    key, agent = "worker.rollout.multi_turn", kind.format(tmp_path)
+    own = [f"{key}.enable=true", f"{key}.agent={agent}", f"{key}.num_workers=2", f"{key}.max_concurrent=7"]
     limits = [f"{key}.max_turn_tokens=8", "data.max_response_length=60"]
-    r1(*words(tmp_path, 2, *own, *limits))
+    filtering = ["algorithm.online_filtering=true", "algorithm.filter_key=overall", "trainer.max_try_make_batch=-1"]
+    r1(*words(tmp_path, 2, *own, *limits, *filtering))
     log = read_log(tmp_path)
     assert [record["episode/turns/mean"] for record in log] == [3, 3]
     assert [record["episode/forks"] for record in log] == [1, 1]
@@ -314,3 +331,7 @@ def test_a_run_trains_an_agent_that_knows_nothing_but_an_address(tmp_path: Path,
             gaps = [abs(a - b) for a, b in zip(row["old_logprobs"], row["rollout_logprobs"], strict=True)]
             assert max(gaps) < 1e-5
             assert not any(a for a, chosen in zip(row["advantages"], row["sampled"], strict=True) if not chosen)
+    (tmp_path / "agent.py").write_text("raise SystemExit('a replay runs no agent')")
+    told = r1("replay", tmp_path, "--step", "2").output
+    assert "the agents did not run: their requests and rewards are those of the record" in told
+    assert "step 2 is the same to the bit: 32 answers" in told

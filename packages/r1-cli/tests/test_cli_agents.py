@@ -16,12 +16,19 @@ from cli_players import ScriptedEngine, Toy
 from r1_cli.gateway.messages import ChatReply, ChatRequest
 from r1_cli.gateway.server import GatewayServer
 from r1_cli.train.episodes.agent_episode import AgentEpisode, Renderers
-from r1_cli.train.episodes.agents import AgentPlayer, RequestQueue
+from r1_cli.train.episodes.agent_events import Ended, RequestQueue, Rewarded, Sampled, live_agents
+from r1_cli.train.episodes.agents import AgentPlayer
+from r1_cli.train.episodes.answers import AnswerRecord, RecordedAnswer, compare_answers
+from r1_cli.train.episodes.engine_use import EngineUse
 from r1_cli.train.episodes.episode import EpisodeLimits
+from r1_cli.train.episodes.recorded_agents import RecordedAgents, digest_turn, record_agents, replay_agents
+from r1_cli.train.episodes.recorded_environments import RecordedEnvironments
 from r1_cli.train.groups.trajectory import Trajectory
 from r1_cli.train.metrics.step import episode_metrics
+from r1_cli.train.recorder import Recorder
 from r1_data.turns.probe import probe_template
 from r1_data.turns.turn_renderer import TurnRenderer
+from r1_data.types import DataError, Prompt
 from r1_rewards.environments.pool import EnvironmentPool
 from r1_rewards.environments.types import EnvironmentSetup
 from r1_rewards.types import Failure, Score
@@ -37,16 +44,21 @@ def toy() -> Toy:
 
 
 @pytest.fixture(scope="module")
-def player(toy: Toy) -> Iterator[AgentPlayer]:
+def served() -> Iterator[tuple[EnvironmentPool, GatewayServer, RequestQueue]]:
     with ExitStack() as stack:
         setup = EnvironmentSetup(agent=f"{AGENTS}:solve", episode_timeout=60.0)
         pool = stack.enter_context(EnvironmentPool(setup, workers=2))
         queue = RequestQueue()
         server = GatewayServer(queue.answer, reward=queue.reward)
         stack.callback(server.close)
-        turns = TurnRenderer(toy.renderer, probe_template(toy.renderer, end_token_ids=[toy.end]))
-        ends = frozenset({toy.end})
-        yield AgentPlayer(pool, server, queue, turns, toy.tokenizer, ends, LIMITS, max_prompt_tokens=100)
+        yield pool, server, queue
+
+
+@pytest.fixture(scope="module")
+def player(toy: Toy, served: tuple[EnvironmentPool, GatewayServer, RequestQueue]) -> AgentPlayer:
+    turns = TurnRenderer(toy.renderer, probe_template(toy.renderer, end_token_ids=[toy.end]))
+    ends = frozenset({toy.end})
+    return AgentPlayer(served[0], live_agents(*served), turns, toy.tokenizer, ends, LIMITS, max_prompt_tokens=100)
 
 
 @pytest.fixture
@@ -266,25 +278,29 @@ def test_half_a_turn_has_no_call(session: Session) -> None:
     assert (reply.text, reply.calls, reply.finish_reason) == (text, (), "length")
 
 
-def test_a_reward_that_arrives_with_the_end_of_its_agent_counts(toy: Toy, player: AgentPlayer) -> None:
-    class Server:
+def test_a_reward_that_arrives_with_the_end_of_its_agent_counts(
+    toy: Toy, player: AgentPlayer, served: tuple[EnvironmentPool, GatewayServer, RequestQueue]
+) -> None:
+    pool, server, queue = served
+
+    class LateServer:
         def open(self, session_id: str) -> Any:
             self.id = session_id
-            return player.server.open(session_id)
+            return server.open(session_id)
 
-        close_session = player.server.close_session
+        close_session = server.close_session
 
-    class Environments:
-        start, finish, cancel = player.environments.start, player.environments.finish, player.environments.cancel
+    class LatePool:
+        start, finish, cancel = pool.start, pool.finish, pool.cancel
 
         def poll(self, timeout: float | None = None) -> Any:
-            if ended := player.environments.poll(timeout):
-                player.queue.reward(server.id, 0.75)
+            if ended := pool.poll(timeout):
+                queue.reward(late.id, 0.75)
             return ended
 
-    server = Server()
-    late: Any = {"server": server, "environments": Environments()}
-    (episode,) = play(toy, replace(player, **late), "posts")
+    late, slow = LateServer(), LatePool()
+    agents: Any = live_agents(slow, late, queue)  # type: ignore[arg-type]
+    (episode,) = play(toy, replace(player, agents=agents), "posts")
     assert episode.score == Score(0.75, {"overall": 0.75})
 
 
@@ -300,3 +316,92 @@ def test_agents_of_a_group_that_begin_alike_share_a_rendered_prompt(toy: Toy, pl
     assert render("find") is not first  # names are not in keys, but a template may write them
     again = {"role": "assistant", "content": "5"}
     assert render("look", again) is not render("look", again)
+
+
+# --- replay -----------------------------------------------------------------------------------------------------------
+
+
+def test_the_record_repeats_agents_to_the_bit_and_runs_none(toy: Toy, player: AgentPlayer, tmp_path: Path) -> None:
+    recorder, what = Recorder(tmp_path, 10**9), ("edit", "leaves", "retry", "dies", "silent", "posts", "recovers")
+    kinds = player.environments.kinds
+    live = replace(player, agents=record_agents(player.agents, kinds, recorder), max_concurrent=4)
+    then = play(toy, live, *what)
+    recorder.close()
+    record = AnswerRecord(tmp_path)
+    assert record.has_steps()
+    setups = {"": kinds[""].setup}
+    again = replace(live, environments=RecordedEnvironments(record.kinds(setups)), agents=replay_agents(record))
+    for one, other in zip(then, play(toy, again, *what), strict=True):
+        assert len(one.paths) == len(other.paths)
+        for path, repeated in zip(one.paths, other.paths, strict=True):
+            assert path == repeated  # tokens and log-probs
+            assert (path.sampled == repeated.sampled).all()
+            assert [turn.messages for turn in path.turns] == [turn.messages for turn in repeated.turns]
+        assert (one.score, one.failure, one.stop_reason) == (other.score, other.failure, other.stop_reason)
+    assert {one.stop_reason for one in then} >= {"failed", "max_turns"}
+    assert compare_answers(tmp_path, tmp_path) == []
+
+    talkative = replace(again, limits=replace(again.limits, max_turn_tokens=12))
+    with pytest.raises(DataError, match=r"turn \d is not the recorded one; `r1 replay --tools again` runs the agents"):
+        play(toy, talkative, *what)
+
+
+class SlowSession:
+    """An engine's session in which a turn takes `max_tokens` steps, and has the number of the last one as its token."""
+
+    def __init__(self, *, tells_steps: bool) -> None:
+        self.taken, self.tells_steps, self.left = 0, tells_steps, dict[str, int]()
+
+    @property
+    def steps(self) -> int | None:
+        return self.taken if self.tells_steps else None
+
+    def submit(self, key: str, prompt: Prompt, *, max_tokens: int, stop: tuple[str, ...]) -> None:
+        self.left[key] = max_tokens
+
+    def cancel(self, key: str) -> None:
+        self.left.pop(key, None)
+
+    def poll(self, timeout: float | None) -> list[tuple[str, list[Completion]]]:
+        self.taken += 1
+        self.left = {key: left - 1 for key, left in self.left.items()}
+        done = [key for key, left in self.left.items() if not left]
+        self.left = {key: left for key, left in self.left.items() if left}
+        return [(key, [sampled(self.taken)]) for key in done]
+
+
+def sampled(token: int) -> Completion:
+    return Completion([token], [-0.5], "stop", 7)
+
+
+def test_a_recorded_event_comes_at_its_step_and_not_before_its_episode_begins(toy: Toy) -> None:
+    session: Any = SlowSession(tells_steps=True)
+    rows = ("a/0", 2, 0.5), ("a/0", 3, None), ("b/0", 3, 1.5)
+    answers = [RecordedAnswer(key, 0, digest_turn(sampled(3)), steps, answer) for key, steps, answer in rows]
+    agents = RecordedAgents(answers, session, EngineUse())
+    agents.start("a/0", {}, ())
+    agents.submit(replace(toy.prompts("x")[0], id="a/0/0"), max_tokens=3, stop=())
+    assert [(session.taken, type(event)) for _ in range(4) for event in agents.poll()] == [(2, Rewarded), (3, Sampled)]
+    with pytest.raises(DataError, match="episode a/0: the record has no further request of its agent"):
+        list(agents.poll())
+    agents.start("b/0", {}, ())
+    assert [*agents.poll()] == [Rewarded("b/0", 1.5)]
+
+
+def test_a_turn_that_was_abandoned_in_the_run_is_not_taken_for_a_later_one(toy: Toy) -> None:
+    session: Any = SlowSession(tells_steps=False)
+    end = Failure("exception", "it left")
+    rows = ("b/0", digest_turn(sampled(3)), None), ("a/0", "", end), ("a/0", digest_turn(sampled(5)), None)
+    answers = [RecordedAnswer(key, 0, digest, None, answer) for key, digest, answer in rows]
+    agents = RecordedAgents(answers, session, EngineUse())
+    prompt, found = toy.prompts("x")[0], list[object]()
+    for key, tokens in (("a/0", 1), ("b/0", 3)):
+        agents.start(key, {}, ())
+        agents.submit(replace(prompt, id=f"{key}/0"), max_tokens=tokens, stop=())
+    for _ in range(6):
+        for event in agents.poll() if len(found) < 3 else ():
+            found.append(event.answer if isinstance(event, Ended) else event.request)  # type: ignore[union-attr]
+            if isinstance(event, Ended):
+                agents.cancel("a/0/0")
+                agents.submit(replace(prompt, id="a/0/0"), max_tokens=2, stop=())
+    assert found == ["b/0/0", end, "a/0/0"]

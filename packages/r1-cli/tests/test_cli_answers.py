@@ -13,9 +13,9 @@ from r1_cli.train.episodes.answers import (
     RecordedAnswer,
     answer_file,
     compare_answers,
-    record_answers,
     to_table,
 )
+from r1_cli.train.episodes.recorded_environments import RecordedEnvironments, record_answers, replay_answers
 from r1_cli.train.recorder import Recorder
 from r1_data.types import DataError
 from r1_rewards.environments.types import CallRecord, StepResult
@@ -37,7 +37,11 @@ def test_the_record_answers_as_the_environments_did_to_the_bit(toy: Toy, tmp_pat
     recorder.close()
     record = AnswerRecord(tmp_path)
     assert record.has_steps()
-    again = replace(live, environments=record.environments({"": player.environments.setup}), answers=record.replay)
+    again = replace(
+        live,
+        environments=RecordedEnvironments(record.kinds({"": player.environments.setup})),
+        answers=replay_answers(record),
+    )
     assert again.environments.scores
     for group, repeated in zip(then, toy.play(again, prompts), strict=True):
         for one, other in zip(group, repeated, strict=True):

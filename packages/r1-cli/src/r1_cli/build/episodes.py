@@ -13,10 +13,13 @@ from r1_cli.config.sources import training_sources, validation_sources
 from r1_cli.gateway.server import GatewayServer
 from r1_cli.models import load as models
 from r1_cli.models.files import ModelFiles
-from r1_cli.train.episodes.agents import AgentPlayer, Player, RequestQueue
-from r1_cli.train.episodes.answers import AnswerRecord, Environments
+from r1_cli.train.episodes.agent_events import AgentSource, RequestQueue, live_agents
+from r1_cli.train.episodes.agents import AgentPlayer, Player
+from r1_cli.train.episodes.answers import AnswerRecord
 from r1_cli.train.episodes.episode import EpisodeLimits
 from r1_cli.train.episodes.player import EpisodePlayer
+from r1_cli.train.episodes.recorded_agents import replay_agents
+from r1_cli.train.episodes.recorded_environments import Environments, RecordedEnvironments, replay_answers
 from r1_cli.train.groups.group import SampledInput
 from r1_cli.train.groups.trajectory import Trajectory
 from r1_data.render import Renderer
@@ -38,16 +41,14 @@ def open_player(
         recorded: a run's folder, whose recorded answers are repeated: nothing is started.
 
     Raises:
-        ConfigError: the tools, the environment or the agent cannot be loaded, or a run of agents is to be repeated.
+        ConfigError: the tools, the environment or the agent cannot be loaded.
         DataError: turns cannot be appended with the model's chat template, or there are no recorded answers.
     """
     settings = config.worker.rollout.multi_turn
-    if settings.agent and recorded:
-        raise ConfigError([Problem(f"{KEY}.agent", "an agent's requests cannot be repeated from the record")])
     setups, sources = environment_setups(config)
     record = AnswerRecord(recorded) if recorded else None
-    environments: Environments = (
-        record.environments(setups) if record else stack.enter_context(open_environments(config, setups))
+    environments: EnvironmentPool | RecordedEnvironments = (
+        RecordedEnvironments(record.kinds(setups)) if record else stack.enter_context(open_environments(config, setups))
     )
     unjudged = sources_without_reward(config)
     if isinstance(environments, EnvironmentPool) and not settings.agent:
@@ -55,12 +56,10 @@ def open_player(
     generation = models.load_generation_config(model.path, model.config)
     ends = frozenset(end_token_ids(generation, model.config, model.tokenizer))
     renderers = _open_renderers(config, renderer, ends, environments)
-    if isinstance(environments, EnvironmentPool) and settings.agent:
-        queue = RequestQueue()
+    if settings.agent:
         return AgentPlayer(
             environments,
-            _open_server(queue, stack),
-            queue,
+            replay_agents(record) if record else _open_agents(environments, stack),
             renderers[""],
             model.tokenizer,
             ends,
@@ -77,7 +76,7 @@ def open_player(
         _limits(config),
         rounds=settings.scheduling == "rounds",
         max_concurrent=settings.max_concurrent,
-        answers=record.replay if record else None,
+        answers=replay_answers(record) if record else None,
         sources=sources,
         renderers=renderers,
         needs_score={*unjudged},
@@ -129,13 +128,15 @@ def _require_rewards(pool: EnvironmentPool, unjudged: Iterable[str]) -> None:
             raise ConfigError([Problem("worker.reward.reward_function", message)])
 
 
-def _open_server(queue: RequestQueue, stack: ExitStack) -> GatewayServer:
+def _open_agents(pool: Environments, stack: ExitStack) -> AgentSource:
+    assert isinstance(pool, EnvironmentPool)
+    queue = RequestQueue()
     try:
         server = GatewayServer(queue.answer, reward=queue.reward)
     except ModuleNotFoundError as error:
         raise ConfigError([Problem(f"{KEY}.agent", str(error))]) from error
     stack.callback(server.close)
-    return server
+    return live_agents(pool, server, queue)
 
 
 def episode_verifier(config: RunConfig, verifier: Verifier) -> Verifier:

@@ -38,14 +38,17 @@ def open_player(
 
 
 def with_record(player: "Player | None", recorder: Recorder) -> "Player | None":
-    """Return the player so that it records what environments answer, unless it repeats recorded answers."""
+    """Return the player so that it records what environments and agents answer, unless it repeats a record."""
     if player is None:
         return None
-    from r1_cli.train.episodes.answers import record_answers
-    from r1_cli.train.episodes.player import EpisodePlayer
+    from r1_cli.train.episodes.agents import AgentPlayer
+    from r1_cli.train.episodes.recorded_agents import record_agents
+    from r1_cli.train.episodes.recorded_environments import RecordedEnvironments, record_answers
 
-    if not isinstance(player, EpisodePlayer) or player.answers is not None:
+    if isinstance(player.environments, RecordedEnvironments):
         return player
+    if isinstance(player, AgentPlayer):
+        return replace(player, agents=record_agents(player.agents, player.environments.kinds, recorder))
     return replace(player, answers=record_answers(recorder))
 
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from r1_cli.config import Provenance, RunConfig
 
 
-TOOLS_HELP = "What answers the policy in an episode: the record, or tools and environments, which are called again."
+TOOLS_HELP = "What answers in an episode: the record, or tools, environments and agents again."
 
 
 @click.command(short_help="Repeat a recorded step bit by bit and show its stages.", context_settings=ANY_WORDS)
@@ -34,8 +34,8 @@ def replay(
     RUN is only read. The steps between the checkpoint and STEP are repeated, too. Settings that you name change what is
     repeated. Run it where the run was started, as paths are relative to that folder. Exit code 1 if something differs.
 
-    In episodes the record answers the policy. With `--tools again` tools and environments are called, and r1 names
-    those that answer equal turns differently.
+    In episodes the record answers the policy, and stands for agents. With `--tools again` tools and environments are
+    called and agents run, and r1 names those that answer equal turns differently.
 
     \b
       r1 replay checkpoints/easy_r1/demo --step 12
@@ -110,10 +110,12 @@ def _print_answers(config: "RunConfig", run: Path, folder: Path, tools: str) -> 
     from r1_cli.train.episodes.answers import AnswerRecord, compare_answers
 
     if tools == "record":
-        click.echo("tools and environments were not called: their answers are those of the record")
+        not_run = "the agents did not run" if settings.agent else "tools and environments were not called"
+        what = "requests and rewards" if settings.agent else "answers"
+        click.echo(f"{not_run}: their {what} are those of the record")
     else:
-        lines = compare_answers(run, folder)
-        for line in lines or ("all answers of tools and environments to equal turns are those of the record",):
+        equal = f"all {'messages of agents' if settings.agent else 'answers of tools and environments'} to equal turns"
+        for line in compare_answers(run, folder) or (f"{equal} are those of the record",):
             click.echo(visible(line))
     if settings.scheduling == "rounds" or (tools == "record" and AnswerRecord(run).has_steps()):
         return 0.0

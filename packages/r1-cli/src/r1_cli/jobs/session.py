@@ -143,7 +143,7 @@ class TrainingSession:
     ) -> PromptData:
         """Open rewards and sources, and check every row. Raises DataError or RewardSpecError if one is unusable.
 
-        `answers` is a run's folder, whose record answers the policy in place of tools and environments.
+        `answers` is a run's folder, whose record stands for tools, environments and agents.
         """
         sources, val_sources = training_sources(config.data), validation_sources(config.data)
         verifier = open_verifier(config, [*sources, *val_sources], self.stack)

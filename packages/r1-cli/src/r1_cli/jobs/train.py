@@ -21,7 +21,7 @@ def train(config: RunConfig, provenance: Provenance, *, until: int | None = None
 
     Args:
         until: end after this step; steps up to it are those of the whole run.
-        answers: a run's folder, whose record answers the policy in place of tools and environments.
+        answers: a run's folder, whose record stands for tools, environments and agents.
 
     Returns:
         The exit code: 0, or 128 and the number of the signal that ended the run.

@@ -3,21 +3,29 @@
 import base64
 import io
 import logging
-import uuid
 from collections import Counter, deque
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from queue import Empty, SimpleQueue
 from types import MappingProxyType
 from typing import TYPE_CHECKING, ClassVar
 
 from r1_cli.gateway.messages import ChatReply, ChatRequest, GatewayError
 from r1_cli.train.episodes.agent_episode import AgentEpisode, Renderers, Turn
+from r1_cli.train.episodes.agent_events import (
+    OVER,
+    Agents,
+    AgentSource,
+    Ended,
+    Event,
+    Requested,
+    Rewarded,
+    Sampled,
+)
 from r1_cli.train.episodes.engine_use import EngineUse
 from r1_cli.train.episodes.episode import EpisodeLimits
-from r1_cli.train.episodes.player import POLL_SECONDS, EpisodePlayer, Finished, environment_row
+from r1_cli.train.episodes.player import EpisodePlayer, Finished, environment_row
+from r1_cli.train.episodes.recorded_environments import RecordedEnvironments
 from r1_cli.train.groups.trajectory import StopReason, Trajectory
 from r1_data.turns.tool_prompt import ToolPrompt
 from r1_data.turns.turn_renderer import TurnRenderer
@@ -26,36 +34,17 @@ from r1_rewards.environments.pool import EnvironmentPool
 from r1_rewards.environments.types import StepResult
 from r1_rewards.types import Failure, Score
 from r1_rollout.errors import EngineError, PromptError
-from r1_rollout.types import Completion, GenerationSession, Interactive, SamplingParams
+from r1_rollout.types import Completion, Interactive, SamplingParams
 from r1_rollout.types import Generator as Engine
 
 if TYPE_CHECKING:
     from PIL.Image import Image
     from transformers import PreTrainedTokenizerBase
 
-    from r1_cli.gateway.server import GatewayServer
-
-IDLE_SECONDS = 0.02  # between two looks at which agents have ended, while none waits for a turn
 MOST_AGENTS = 256  # open at a time, if the configuration does not say
-OVER = "the episode is over"
 FEW = 8  # requests, after which a warning of forks is due
 
 log = logging.getLogger("r1")
-
-
-class RequestQueue:
-    """What agents send, from the server's thread to the engine's."""
-
-    def __init__(self) -> None:
-        self.items: SimpleQueue[tuple[str, ChatRequest, Future[ChatReply]] | tuple[str, float]] = SimpleQueue()
-
-    def answer(self, session_id: str, request: ChatRequest) -> "Future[ChatReply]":
-        future: Future[ChatReply] = Future()
-        self.items.put((session_id, request, future))
-        return future
-
-    def reward(self, session_id: str, value: float) -> None:
-        self.items.put((session_id, value))
 
 
 @dataclass(slots=True)
@@ -65,9 +54,8 @@ class AgentPlayer:
     A turn's noise depends on (seed, prompt id, sample, the number of its request in the episode).
     """
 
-    environments: EnvironmentPool  # runs the agents
-    server: "GatewayServer"  # gives the queue what they send
-    queue: RequestQueue
+    environments: EnvironmentPool | RecordedEnvironments
+    agents: AgentSource  # runs the agents of a call, or repeats recorded ones
     renderer: TurnRenderer  # without tools: requests have their own
     tokenizer: "PreTrainedTokenizerBase"
     end_token_ids: frozenset[int]
@@ -93,16 +81,16 @@ class AgentPlayer:
         if not isinstance(engine, Interactive):
             raise EngineError(f"{type(engine).__name__} has no open_session, which agents need")
         session, groups = engine.open_session(params), list[tuple[Prompt, list[Completion]]]()
-        play = AgentPlay(self, session, prompts, params)
-        try:
-            with self.use.session():
+        with self.use.session(), self.agents(session, self.use, params.seed) as agents:
+            play = AgentPlay(self, agents, prompts, params)
+            try:
                 for index, episodes in play:
                     groups.append((prompts[index], episodes))
                     yield index, episodes
                 self.use.add_tokens(session, groups)
-        finally:
-            play.close()
-            self._warn_of_forks()
+            finally:
+                play.close()
+                self._warn_of_forks()
 
     def _warn_of_forks(self) -> None:
         further, forked = self.counts["further"], self.counts["forked"]
@@ -118,15 +106,12 @@ class AgentPlayer:
 class AgentPlay:
     """One call: prompts that wait, agents that run, and the turns that are sampled for them."""
 
-    def __init__(
-        self, player: AgentPlayer, session: GenerationSession, prompts: Sequence[Prompt], params: SamplingParams
-    ) -> None:
-        self.player, self.session, self.prompts, self.n = player, session, prompts, params.n
+    def __init__(self, player: AgentPlayer, agents: Agents, prompts: Sequence[Prompt], params: SamplingParams) -> None:
+        self.player, self.agents, self.prompts, self.n = player, agents, prompts, params.n
         self._limits = replace(player.limits, max_tokens=params.max_tokens)
         self._renderers = Renderers(player.renderer, player.tokenizer, player.end_token_ids)
         self._waiting = deque(range(len(prompts)))  # prompts that have not begun
         self._episodes: dict[str, AgentEpisode] = {}  # open, by key
-        self._sessions: dict[str, AgentEpisode] = {}  # whose agents may send requests, by the session's id
         self._groups: dict[int, dict[int, Trajectory | None]] = {}  # None: open
         self._sampling: dict[str, tuple[AgentEpisode, Turn]] = {}  # by the id of their request
         self._endings: dict[str, Failure] = {}  # of agents that ended without a turn
@@ -135,34 +120,19 @@ class AgentPlay:
     def __iter__(self) -> Iterator[Finished]:
         while self._waiting or self._episodes:
             self._begin()
-            if self._sampling:
-                self._read_queue(0.0)
-            else:
-                with self.player.use.waiting():
-                    self._read_queue(IDLE_SECONDS)
-            if self._sampling:
-                with self.player.use.polling():
-                    finished = self.session.poll(POLL_SECONDS)
-                for key, (completion,) in finished:
-                    self._take_turn(*self._sampling.pop(key), completion)
-            ended = self.player.environments.poll(0.0)
-            if ended:
-                self._read_queue(0.0)  # a reward that was sent before the end
-            for key, answer in ended:
-                self._end(self._episodes[key], answer)
+            for event in self.agents.poll():
+                self._handle(event)
             while self._finished:
                 yield self._finished.popleft()
 
     def close(self) -> None:
-        self.session.close()
-        for id_, episode in list(self._sessions.items()):
-            self.player.environments.cancel(episode.key)
-            self._close_session(id_)
-        self._read_queue(0.0)  # whose sessions are over
+        self.agents.close()
+        for episode in self._episodes.values():
+            self._abandon(episode)
 
     def _begin(self) -> None:
         """Start the agents of the groups that there is room for."""
-        most, pool = self.player.max_concurrent or MOST_AGENTS, self.player.environments
+        most = self.player.max_concurrent or MOST_AGENTS
         while self._waiting and (not self._episodes or len(self._episodes) + self.n <= most):
             index = self._waiting.popleft()
             prompt = self.prompts[index]
@@ -172,30 +142,22 @@ class AgentPlay:
                 context = self.player.max_prompt_tokens + self._limits.max_tokens
                 episode = AgentEpisode(prompt, sample, index, self._limits, context, self._renderers)
                 self._episodes[episode.key] = episode
-                id_ = uuid.uuid4().hex  # what an agent of an earlier call sends late is of no other episode
-                self._sessions[id_] = episode
-                address = self.player.server.open(id_)
-                found = {"base_url": address.base_url, "api_key": address.api_key}
-                pool.start(episode.key, row, prompt.images, found)
+                self.agents.start(episode.key, row, prompt.images)
 
-    # --- what agents send ---------------------------------------------------------------------------------------------
+    # --- events -------------------------------------------------------------------------------------------------------
 
-    def _read_queue(self, timeout: float) -> None:
-        """Take everything that agents have sent; wait up to `timeout` seconds for the first."""
-        with suppress(Empty):
-            item = self.player.queue.items.get(timeout=timeout) if timeout else self.player.queue.items.get_nowait()
-            while True:
-                if len(item) == 3:
-                    self._take_request(*item)
-                elif item[0] in self._sessions:
-                    self._sessions[item[0]].reward = item[1]
-                item = self.player.queue.items.get_nowait()
+    def _handle(self, event: Event) -> None:
+        match event:
+            case Requested():
+                self._take_request(self._episodes[event.key], event.request, event.future)
+            case Rewarded():
+                self._episodes[event.key].reward = event.value
+            case Ended():
+                self._end(self._episodes[event.key], event.answer)
+            case Sampled():
+                self._take_turn(*self._sampling.pop(event.request), event.completion)
 
-    def _take_request(self, session_id: str, request: ChatRequest, future: "Future[ChatReply]") -> None:
-        episode = self._sessions.get(session_id)
-        if episode is None:
-            future.set_exception(GatewayError(404, OVER))
-            return
+    def _take_request(self, episode: AgentEpisode, request: ChatRequest, future: "Future[ChatReply]") -> None:
         try:
             turn = episode.ask(request, future)
         except GatewayError as error:
@@ -209,8 +171,7 @@ class AgentPlay:
 
     def _submit(self, episode: AgentEpisode, turn: Turn) -> None:
         prompt, state = episode.request_of(turn), turn.state
-        stop = (*state.stop, *state.turns.stop_strings)
-        self.session.submit(prompt.id, prompt, max_tokens=state.max_tokens, stop=stop)
+        self.agents.submit(prompt, max_tokens=state.max_tokens, stop=(*state.stop, *state.turns.stop_strings))
         self._sampling[prompt.id] = episode, turn
 
     def _take_turn(self, episode: AgentEpisode, turn: Turn, completion: Completion) -> None:
@@ -218,13 +179,10 @@ class AgentPlay:
         if episode.key in self._endings:
             self._finish(episode, episode.trajectory("failed", None, self._endings.pop(episode.key)))
 
-    # --- ends ---------------------------------------------------------------------------------------------------------
-
     def _end(self, episode: AgentEpisode, answer: StepResult | Score | Failure) -> None:
         """End an episode whose agent has ended, or was killed because it took too long."""
-        if isinstance(answer, StepResult):
-            self.player.environments.finish(episode.key)
-        self._close_session(next(id_ for id_, one in self._sessions.items() if one is episode))
+        self.agents.stop(episode.key)
+        self._abandon(episode)
         score = answer if isinstance(answer, Score) else None
         if score is None and episode.reward is not None:
             score = Score(episode.reward, {"overall": episode.reward})
@@ -246,14 +204,12 @@ class AgentPlay:
             reason, score = "failed", None
         self._finish(episode, episode.trajectory(reason, score, failure))
 
-    def _close_session(self, session_id: str) -> None:
-        """Refuse further requests, and abandon those that are being answered."""
-        episode = self._sessions.pop(session_id)
-        self.player.server.close_session(session_id)
+    def _abandon(self, episode: AgentEpisode) -> None:
+        """Abandon the requests that are being answered."""
         for turn in episode.unsampled:
             request = episode.request_of(turn).id
             self._sampling.pop(request, None)
-            self.session.cancel(request)
+            self.agents.cancel(request)
             episode.drop(turn, GatewayError(404, OVER))
 
     def _finish(self, episode: AgentEpisode, trajectory: Trajectory) -> None:

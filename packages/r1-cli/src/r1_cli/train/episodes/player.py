@@ -7,14 +7,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from r1_cli.train.episodes.answers import (
+from r1_cli.train.episodes.engine_use import EngineUse
+from r1_cli.train.episodes.episode import Episode, EpisodeLimits
+from r1_cli.train.episodes.recorded_environments import (
     AnswerSource,
     Environments,
     RecordedEnvironments,
     RecordingEnvironments,
 )
-from r1_cli.train.episodes.engine_use import EngineUse
-from r1_cli.train.episodes.episode import Episode, EpisodeLimits
 from r1_cli.train.groups.trajectory import Call, StopReason, Trajectory
 from r1_data.turns.continuation import Continuation
 from r1_data.turns.tool_prompt import SourceToolPrompts
