@@ -84,3 +84,55 @@ def test_rows_that_have_changed_are_named_sampled_again_and_put_aside(whole: Pat
     now, then = (pq.read_table(f / "samples/000000000-sample.parquet").to_pylist() for f in (folder, whole))
     assert [a["prompt_id"] for a, b in zip(now, then, strict=True) if a != b] == ["train.parquet:6"] * 2
     assert now[10]["ground_truth"] == "9"
+
+
+def test_rows_are_chosen_with_their_messages_pictures_and_pass_rates(whole: Path, r1: R1, tmp_path: Path) -> None:
+    def write(*words: str) -> list[dict[str, Any]]:
+        file = tmp_path / f"{len(list(tmp_path.iterdir()))}.parquet"
+        ended = r1("rows", whole, "--output", file, *words)
+        rows: list[dict[str, Any]] = pq.read_table(file).to_pylist()
+        assert f"{file}: {len(rows)} rows of" in ended.output
+        return rows
+
+    source = pq.read_table(ROOT / "examples/quickstart/train.parquet").slice(0, ROWS).to_pylist()
+    recorded = pa.concat_tables([pq.read_table(path) for path in sorted((whole / "samples").iterdir())]).to_pylist()
+    by_row = [recorded[at : at + 2] for at in range(0, 2 * ROWS, 2)]
+    right = [any(dict(one["parts"])["accuracy"] > 0 for one in pair) for pair in by_row]
+
+    examples = write("--as", "sft", "--control")
+    assert [one["prompt_id"] for one in examples] == [
+        pair[0]["prompt_id"] for pair, passed in zip(by_row, right, strict=True) if passed
+    ]
+    place = right.index(True)
+    asked, answered = examples[0]["messages"]
+    assert asked == {"role": "user", "content": source[place]["problem"]}
+    assert answered["content"] in [one["answer"] for one in by_row[place]]
+    assert examples[0]["images"] == [{"bytes": source[place]["images"][0]["bytes"], "path": None}]
+    assert pq.read_table(tmp_path / "0.control.parquet").num_rows == len(examples)
+
+    rates = write("--as", "rates")
+    assert [{name: one[name] for name in source[0]} for one in rates] == source
+    assert [one["pass_rate"] > 0 for one in rates] == right
+
+    nobody = tmp_path / "reward.py"
+    nobody.write_text("def score(inputs):\n    return [float(item['response_length'] % 2) for item in inputs]\n")
+    again = write("--as", "sft", "--keep", "all", "--rescore", f"{nobody}:score")
+    assert {one["score"] for one in again} == {1.0}
+    pairs = write("--as", "pairs", "--few")
+    assert {one["score_chosen"] > one["score_rejected"] for one in pairs} == {True}
+    ended = r1("rows", whole, "--as", "sft", "--band", "0.6:0.9", "--output", tmp_path / "none.parquet", ok=False)
+    assert "nothing is left\nrows by pass rate:" in ended.stderr
+
+
+def test_rows_that_have_changed_since_they_were_sampled_are_not_written(whole: Path, r1: R1, tmp_path: Path) -> None:
+    folder = shutil.copytree(whole, tmp_path / "samples")
+    settings = json.loads((folder / "experiment_config.json").read_text())
+    settings["data"]["train_files"] = "examples/quickstart/train.parquet[20:30]"
+    (folder / "experiment_config.json").write_text(json.dumps(settings))
+    ended = r1("rows", folder, "--as", "rates", "--output", tmp_path / "rates.parquet")
+    assert "20 rows have changed since they were sampled, and are left out" in ended.output
+    assert pq.read_table(tmp_path / "rates.parquet").num_rows == 4
+    settings["data"]["train_files"] = "examples/quickstart/val.parquet[:4]"
+    (folder / "experiment_config.json").write_text(json.dumps(settings))
+    ended = r1("rows", folder, "--as", "rates", "--output", tmp_path / "none.parquet", ok=False)
+    assert "none of the rows is as it was sampled" in ended.stderr

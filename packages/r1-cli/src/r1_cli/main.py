@@ -12,7 +12,7 @@ from r1_cli.commands.models import evaluate, merge
 from r1_cli.commands.replay import replay
 from r1_cli.commands.rewards import reward, score_a
 from r1_cli.commands.runs import diagnose, diff, report, view
-from r1_cli.commands.sample import sample
+from r1_cli.commands.sample import rows, sample
 from r1_cli.commands.sft import sft
 from r1_cli.commands.train import train
 
@@ -45,6 +45,7 @@ main.add_command(train)
 main.add_command(sft)
 main.add_command(evaluate)
 main.add_command(sample)
+main.add_command(rows)
 main.add_command(check)
 main.add_command(estimate)
 main.add_command(merge)

@@ -1,10 +1,11 @@
 """`r1 sample` and `r1 rows`: sample answers to rows, and choose rows of training from them."""
 
 from pathlib import Path
+from typing import Literal
 
 import click
 
-from r1_cli.commands.common import ANY_WORDS, share_processors, user_errors, writing
+from r1_cli.commands.common import ANY_WORDS, Existing, share_processors, user_errors, writing
 from r1_cli.commands.models import model_path
 
 
@@ -54,3 +55,65 @@ def sample(
 
         with user_errors(ModelError, RewardSpecError, RewardFailure, RolloutError), writing(output):
             sample_rows(model, config, SampleOptions(output, part, limit, block))
+
+
+@click.command(short_help="Choose rows of training from sampled answers.")
+@click.argument("folders", nargs=-1, required=True, type=Existing(folder=True), metavar="FOLDER...")
+@click.option("--as", "kind", required=True, type=click.Choice(["sft", "pairs", "rates"]), help="What to write.")
+@click.option("--output", required=True, type=click.Path(dir_okay=False, path_type=Path), help=".parquet or .jsonl.")
+@click.option(
+    "--keep",
+    type=click.Choice(["best", "all", "shortest", "random"]),
+    default="best",
+    show_default=True,
+    help="Which right answers.",
+)
+@click.option("--per-row", type=click.IntRange(min=1), help="Answers or pairs a row; default 1, with --keep all any.")
+@click.option("--band", metavar="LOW:HIGH", help="Only rows with these pass rates.")
+@click.option("--min-score", type=float, help="Score from which an answer is right; default: accuracy above 0.5.")
+@click.option("--margin", type=click.FloatRange(min=0), default=0.0, help="Least difference of a pair's scores.")
+@click.option("--keep-cut", is_flag=True, help="Choose answers, too, that the limit of tokens cut.")
+@click.option("--few", is_flag=True, help="Accept that over 95 % of the rows are dropped.")
+@click.option("--control", is_flag=True, help="Write as many rows by lot beside, to compare with.")
+@click.option("--seed", type=int, default=0, help="Of what is chosen by lot.")
+@click.option("--rescore", metavar="REWARD", help="Score the answers by this reward: FILE:FUNCTION or a name.")
+@click.option("--reward-option", "reward_options", multiple=True, metavar="KEY=VALUE", help="Keyword of --rescore.")
+def rows(
+    folders: tuple[Path, ...],
+    kind: Literal["sft", "pairs", "rates"],
+    output: Path,
+    keep: Literal["best", "all", "shortest", "random"],
+    per_row: int | None,
+    band: str | None,
+    min_score: float | None,
+    margin: float,
+    keep_cut: bool,
+    few: bool,
+    control: bool,
+    seed: int,
+    rescore: str | None,
+    reward_options: tuple[str, ...],
+) -> None:
+    """Choose rows of training from the answers in folders of `r1 sample`, without sampling anything.
+
+    sft: prompts with right answers, as messages. pairs: a better and a worse answer. rates: the rows themselves with
+    their pass rates. A text is used once a row:
+
+    \b
+      r1 rows samples --as sft --keep shortest --band 0.1:0.9 --control --output cold.parquet
+      r1 rows samples --as pairs --margin 0.5 --output pairs.parquet
+      r1 rows samples --as rates --rescore reward.py:compute_score --output rates.parquet
+    """
+    from r1_cli.commands.rewards import read_keywords
+    from r1_cli.config import ConfigError
+    from r1_data.types import DataError
+    from r1_rewards.types import RewardSpecError
+
+    share_processors()
+    from r1_cli.jobs.rows import RowsOptions, write_chosen
+    from r1_cli.runs.rows.choose import Choice, ChoiceError, parse_band
+
+    with user_errors(ConfigError, DataError, RewardSpecError, ChoiceError), writing(output):
+        choice = Choice(kind, keep, per_row, parse_band(band), margin, keep_cut, few, seed)
+        options = RowsOptions(output, min_score, control, rescore, read_keywords(reward_options))
+        write_chosen(folders, choice, options)

@@ -22,7 +22,6 @@ from r1_cli.models.files import ModelFiles, open_model
 from r1_cli.runs.track.console import ConsoleReporter, configure_logging
 from r1_cli.train.types import Sampler
 from r1_data.dataset import Mixture
-from r1_data.messages import RowReader
 from r1_data.render import Renderer
 from r1_rollout.types import Generator
 from r1_rollout.weights import LocalWeights
@@ -45,12 +44,6 @@ class Inference:
     player: "Player | None"
     reporter: ConsoleReporter
     stack: ExitStack
-
-    @property
-    def readers(self) -> list[RowReader]:
-        """What reads the rows of each source, as the prompts were read."""
-        prepare = self.player.prepare if self.player else None
-        return [replace(one.reader, prepare=prepare) for one in self.opened]
 
     def open_sampler(self) -> tuple[Sampler, Any]:
         """Load the weights, and return the sampler with its engine, and the weights to activate it with."""

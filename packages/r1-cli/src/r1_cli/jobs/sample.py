@@ -132,6 +132,7 @@ def describe_sampling(opened: Inference, params: SamplingParams, size: int) -> J
         "reward": rewards,
         "options of the reward": _digest(json.dumps(reward.reward_function_kwargs, sort_keys=True, default=str)),
         "multi_turn": rollout.multi_turn.model_dump(mode="json") if rollout.multi_turn.enable else None,
+        "tools and environments": {one.name: list(one.actor) for one in opened.sources if one.has_actor},
         "rows of a block": size,
     }
 
@@ -161,8 +162,9 @@ def find_missing(
     """Return the blocks that lack groups, each with the keys of these by place. Logs rows that have changed."""
     missing = []
     for block in blocks:
-        part, reader = opened.prompts.parts[block.source], opened.readers[block.source]
-        rows, there = opened.opened[block.source].rows, folder.keys(block.number)
+        source = opened.opened[block.source]
+        part, rows, reader = opened.prompts.parts[block.source], source.rows, source.reader
+        there = folder.keys(block.number)
         lacking: dict[int, str] = {}
         for place, index in block.rows.items():
             row_id, row = rows[part.job(index).row]
