@@ -158,3 +158,46 @@ def test_turns_apart_are_trained_as_rows_of_their_own(r1: R1, tmp_path: Path) ->
     ours, theirs = weights(apart / "run"), weights(rows / "run")
     assert all(tensor.allclose(theirs[name], atol=1e-5) for name, tensor in ours.items())
     assert read_log(apart / "run")[0]["sft/tokens"] == read_log(rows / "run")[0]["sft/tokens"]
+
+
+def write_pairs(folder: Path, **more: str) -> Path:
+    """Write preference rows in place of the run's rows, of which "three" is preferred to "one"; return the settings."""
+    settings = write_settings(folder)
+    rows = [
+        {
+            "prompt": [{"role": "user", "content": f"How many shapes are there? {number}"}],
+            "chosen": [{"role": "assistant", "content": "There are 3 shapes."}],
+            "rejected": [{"role": "assistant", "content": "There is 1 shape."}],
+        }
+        for number in range(20)
+    ]
+    write_rows(folder / "rows.jsonl", rows)
+    return settings
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["dpo", "cdpo", "ipo", "simpo"])
+def test_a_preference_loss_prefers_the_chosen_answers(r1: R1, tmp_path: Path, loss: str) -> None:
+    words = [f"sft.loss={loss}", f"data.val_files={tmp_path / 'rows.jsonl'}[:6]", "worker.actor.optim.lr=1e-4"]
+    r1("sft", write_pairs(tmp_path), *words)
+    first, *steps = read_log(tmp_path / "run")
+    assert steps[0]["sft/samples"] == 16
+    if loss != "simpo":
+        assert first["val/rewards/margins"] == pytest.approx(0, abs=1e-4), "the policy is the reference at first"
+    assert steps[-1]["val/rewards/margins"] > first["val/rewards/margins"] + 0.05
+    assert steps[-1]["val/rewards/accuracies"] == 1
+    assert steps[-1]["preference_loss"] < steps[0]["preference_loss"]
+
+
+@pytest.mark.slow
+def test_kto_reads_labelled_answers_and_dpo_refuses_them_and_a_missing_reference(r1: R1, tmp_path: Path) -> None:
+    settings = write_settings(tmp_path)
+    answers = "There is 1 shape.", "There are 3 shapes."
+    rows = [{"prompt": f"How many? {n}", "completion": answers[n % 2], "label": bool(n % 2)} for n in range(20)]
+    write_rows(tmp_path / "rows.jsonl", rows)
+    r1("sft", settings, "sft.loss=kto", "worker.actor.optim.lr=1e-4")
+    steps = read_log(tmp_path / "run")
+    assert steps[-1]["rewards/margins"] > steps[0]["rewards/margins"]
+    assert "the loss compares two" in r1("sft", settings, "sft.loss=dpo", ok=False).output
+    refused = r1("sft", settings, "sft.loss=dpo", "algorithm.disable_kl=true", ok=False).output
+    assert "sft.loss=simpo, which needs none" in refused

@@ -19,6 +19,7 @@ from r1_core.losses.nll import NLL
 from r1_core.needs import OF_POLICY
 from r1_core.objective import Objective
 from r1_core.own import as_estimator, as_loss, try_own_estimator, try_own_loss
+from r1_core.preference import Kind, PreferenceLoss
 from r1_core.reward_shaping import RewardNormalizer
 
 FINE_TUNING: dict[str, PolicyLoss] = {"nll": NLL(), "dft": NLL(dynamic=True)}  # see `config.fine_tuning.as_training`
@@ -72,6 +73,15 @@ def build_objective(config: RunConfig) -> Objective:
         divergence=distillation.divergence if in_loss else None,
         distillation_coef=distillation.coef if in_loss else 1.0,
     )
+
+
+def build_preference(config: RunConfig) -> PreferenceLoss | None:
+    """Return the loss of `r1 sft` that compares answers; None if it does not."""
+    sft = config.sft
+    if not sft.compares:
+        return None
+    settings = {"label_smoothing": sft.label_smoothing} if sft.loss == "cdpo" else {}
+    return PreferenceLoss(cast(Kind, sft.loss), sft.beta, gamma=sft.margin, **settings)
 
 
 def build_correction(config: RunConfig) -> Correction | None:

@@ -2,23 +2,23 @@
 
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import cast
-
-import torch
 
 from r1_cli.build.prompts import Counter
 from r1_cli.build.rendering import Rendering
 from r1_cli.build.rows import OpenSource
 from r1_cli.config import RunConfig
+from r1_cli.config.data import DataConfig
 from r1_cli.config.sources import Source
 from r1_cli.train.demonstrations import MOST_LEFT_OUT, Demonstrations
 from r1_data.conversations import Wanted
 from r1_data.dataset import Mixture, PromptDataset, Summary
+from r1_data.demonstrations import ConversationRenderer
 from r1_data.prefetch import PromptMemory
-from r1_data.render import Renderer
+from r1_data.references import describe
 from r1_data.stream import Stream, WeightedStream
-from r1_data.types import Conversation, DataError, Demonstration, Turns
+from r1_data.types import DataError, Demonstration
 
 log = logging.getLogger("r1")
 
@@ -28,69 +28,63 @@ def wanted_rows(config: RunConfig) -> Wanted:
     return "pairs" if config.sft.has_pairs else "labels" if config.sft.compares else "answers"
 
 
-class TextConversations:
-    """Conversations without media, whose templates render their beginning as the beginning of their rendering."""
+class ConversationRows:
+    """The rows of one source: `rows[i]` renders the i-th row that can be used."""
 
-    has_media = renders_ahead = False
+    renders_ahead = False
 
-    def __init__(self, one: OpenSource, renderer: Renderer, turns: Turns, max_length: int) -> None:
-        self._read, self._rows, self._renderer = one.conversation_reader, one.rows, renderer
-        self._turns, self._limit, self.memory = turns, max_length, PromptMemory()
-        self._kept: list[int] = []
-        self._bad: list[str] = []
-        longest, digest = 0, hashlib.blake2b(digest_size=16)
-        for index, (row_id, row) in enumerate(one.rows):
-            digest.update(repr((row_id, row)).encode("utf-8", "backslashreplace"))
-            try:
-                longest = max(longest, *(len(found.token_ids) for found in self._render(index)))
-                self._kept.append(index)
-            except DataError as error:
-                self._bad.append(str(error))
+    def __init__(
+        self, one: OpenSource, renderer: ConversationRenderer, config: DataConfig, progress: Callable[[int, int], None]
+    ) -> None:
+        """Check every row. Raises DataError if rows are over `data.max_length` and `data.truncation` is error."""
+        self._read, self._rows, self._renderer, self.memory = (
+            one.conversation_reader,
+            one.rows,
+            renderer,
+            PromptMemory(),
+        )
+        self._kept, self._bad, self.has_media = list[int](), list[str](), False
+        longest, overlong, digest = 0, list[str](), hashlib.blake2b(digest_size=16)
+        for index, length in enumerate(self._measure(digest)):
+            progress(index + 1, len(one.rows))
+            if isinstance(length, DataError):
+                self._bad.append(str(length))
+                continue
+            if length > config.max_length and config.truncation != "right":
+                overlong.append(f"{one.rows[index][0]}: {length:,} tokens, data.max_length is {config.max_length}")
+                continue
+            self._kept.append(index)
+            longest = max(longest, min(length, config.max_length))
+        if overlong and config.truncation == "error":
+            shown = "\n  ".join(overlong[:3])
+            message = f"{len(overlong)} rows are too long: raise data.max_length, or set data.truncation"
+            raise DataError(f"{message}=drop or =right\n  {shown}")
+        self._overlong = overlong
         self.digest = digest.hexdigest()
-        self.summary = Summary(len(one.rows), len(self._kept), 0, longest, tuple(self._bad))
+        self.summary = Summary(len(one.rows), len(self._kept), len(overlong), longest, tuple(self._bad))
 
     def __len__(self) -> int:
         return len(self._kept)
 
     def __getitem__(self, index: int) -> tuple[Demonstration, ...]:
-        return self._render(self._kept[index])
+        return self._renderer.render(self._read(*self._rows[self._kept[index]]))
 
     def left_out(self) -> Iterator[str]:
-        yield from self._bad
+        yield from (*self._bad, *self._overlong)
 
     def prefetch(self, indices: Iterable[int]) -> None: ...
 
-    def _render(self, index: int) -> tuple[Demonstration, ...]:
-        one = self._read(*self._rows[index])
-        if one.media:
-            raise DataError(f"{one.id}: conversations with pictures or videos are not supported yet")
-        endings = [one.messages] if one.rejected is None else [one.messages, one.messages[:-1] + one.rejected]
-        found = [sample for messages in endings for sample in self._mark(one, messages)]
-        for sample in found:
-            if len(sample.token_ids) > self._limit:
-                raise DataError(f"{one.id}: {len(sample.token_ids)} tokens, data.max_length is {self._limit}")
-        return tuple(found)
-
-    def _mark(self, one: Conversation, messages: list[dict[str, object]]) -> list[Demonstration]:
-        def encode(count: int, *, generation_prompt: bool) -> list[int]:
-            text = self._renderer.write_chat(messages[:count], tools=one.tools, generation_prompt=generation_prompt)
-            found: list[int] = self._renderer.tokenizer(text, add_special_tokens=False)["input_ids"]
-            return found
-
-        places = [place for place, message in enumerate(messages) if message["role"] == "assistant"]
-        pieces = []
-        for place in places if self._turns != "last" else places[-1:]:
-            begin, end = encode(place, generation_prompt=True), encode(place + 1, generation_prompt=False)
-            if end[: len(begin)] != begin:
-                raise DataError(f"{one.id}: the chat template changes earlier turns")
-            pieces.append((end, len(begin)))
-        if self._turns == "each":
-            return [self._demonstration(one, tokens, [(begin, len(tokens))]) for tokens, begin in pieces]
-        return [self._demonstration(one, pieces[-1][0], [(begin, len(tokens)) for tokens, begin in pieces])]
-
-    def _demonstration(self, one: Conversation, tokens: list[int], spans: list[tuple[int, int]]) -> Demonstration:
-        mask = [any(begin <= place < end for begin, end in spans) for place in range(len(tokens))]
-        return Demonstration(one.id, tokens, mask, torch.arange(len(tokens))[None], {}, mask.index(True), one.source)
+    def _measure(self, digest: "hashlib.blake2b") -> Iterator[int | DataError]:
+        for row_id, row in self._rows:
+            try:
+                conversation = self._read(row_id, row)
+            except DataError as error:
+                yield error
+                continue
+            self.has_media = self.has_media or bool(conversation.media)
+            digest.update(repr(conversation.identity).encode("utf-8", "backslashreplace"))
+            digest.update("\0".join(map(describe, conversation.media)).encode("utf-8", "backslashreplace"))
+            yield from self._renderer.measure([conversation])
 
 
 def build_demonstrations(
@@ -101,9 +95,14 @@ def build_demonstrations(
     Raises:
         DataError: names the source: no row can be used, or more than 5 % cannot.
     """
-    parts = []
+    parts, data, sft = list[PromptDataset](), config.data, config.sft
+    cut = data.max_length if data.truncation == "right" else None
+    renderer = ConversationRenderer(rendering.renderer, turns=sft.turns, train_on_prompt=sft.train_on_prompt, cut=cut)
     for one in opened:
-        part = TextConversations(one, rendering.renderer, config.sft.turns, config.data.max_length)
+        try:
+            part = ConversationRows(one, renderer, data, counter(f"checking {one.source.name}"))
+        except DataError as error:
+            raise DataError(f"{one.source.label}: {error}") from error
         _require_usable(one.source.label, part.summary)
         parts.append(cast(PromptDataset, part))
     return Mixture(parts)

@@ -19,9 +19,9 @@ class SftConfig(Section):
     turns: Literal["all", "each", "last"] = "all"  # trained answers; each: one sample per answer, as sampling sees it
     train_on_prompt: bool = False  # also train on what is before an answer
     aggregation: Literal["token", "sequence"] = "token"  # mean over tokens, or over sequences of their means; nll, dft
-    beta: Positive = 0.1  # strength of a preference loss
+    beta: Positive | None = None  # of a preference loss; null: 2 for simpo, else 0.1
     label_smoothing: NonNegative = 0.1  # of cdpo: the share of pairs whose label is wrong
-    margin: NonNegative = 0.5  # of simpo: target margin over beta
+    margin: NonNegative = 0.5  # of simpo: by how much the chosen answer's reward should be higher
     val_generations: bool = False  # validation also samples answers and scores them, as in r1 train
 
     @property

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from rich.console import Console
 
-from r1_cli.build.algorithm import build_objective
+from r1_cli.build.algorithm import build_objective, build_preference
 from r1_cli.build.demonstrations import as_demonstrations, build_demonstrations, build_row_stream, wanted_rows
 from r1_cli.build.rendering import build_renderer, open_rendering
 from r1_cli.build.rows import open_sources
@@ -78,6 +78,7 @@ def fine_tune(config: RunConfig, provenance: Provenance, *, until: int | None = 
             stream=stream,
             steps_per_epoch=stream.batches_per_epoch,
             objective=build_objective(training),
+            preference=build_preference(config),
             tokenizer=devices.model.tokenizer,
             val_readers=[DemonstrationReader(as_demonstrations(part)) for part in data.validation.prompts.parts],
             val_batch_size=config.data.val_batch_size,

@@ -3,7 +3,7 @@
 import logging
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
@@ -12,6 +12,9 @@ import torch
 
 from r1_cli.runs.schema import COLUMNS, SCHEMA
 from r1_cli.train.recorder import clean, list_column, token_column
+from r1_cli.train.types import Policy
+from r1_core import preference
+from r1_core.preference import PreferenceLoss, mismatch
 from r1_core.types import Sample, not_finite, tokens
 from r1_data.types import DataError, Demonstration
 
@@ -92,9 +95,11 @@ def to_sample(one: Demonstration, group_id: int) -> Sample:
 
 
 def sum_nll(batch: DemonstrationBatch) -> dict[str, tuple[float, int]]:
-    """Return for each source the sum of −log π over trained tokens, in nats, and their number."""
+    """Return for each source the sum of −log π over trained tokens, in nats, and their number; not of rejected ones."""
     sums: dict[str, tuple[float, int]] = {}
     for one, sample in zip(batch.demonstrations, batch.samples, strict=True):
+        if one.label is False:
+            continue
         nll, count = sums.get(one.source, (0.0, 0))
         own = tokens([sample], "old_logprobs")
         sums[one.source] = nll - float(own.sum(dtype=torch.float64)), count + len(own)
@@ -122,6 +127,17 @@ def batch_metrics(batch: DemonstrationBatch) -> dict[str, float]:
         "sft/length/mean": sum(lengths) / max(len(lengths), 1),
         "sft/length/max": float(max(lengths, default=0)),
     }
+
+
+def weigh(
+    learner: Policy, batch: DemonstrationBatch, loss: PreferenceLoss
+) -> tuple[DemonstrationBatch, dict[str, float]]:
+    """Return the batch with log-probs, and with the advantages of a preference loss; and its metrics."""
+    samples, needs = learner.add_logprobs(batch.samples, loss.needs), loss.needs
+    other = learner.add_logprobs(mismatch(samples), needs) if loss.kind == "kto" else []
+    labels = [one.label is not False for one in batch.demonstrations]
+    samples, metrics = preference.weigh(samples, loss, labels, mismatched=other)
+    return replace(batch, samples=samples), metrics
 
 
 def find_not_finite(batch: DemonstrationBatch) -> list[str]:

@@ -1,6 +1,7 @@
 """The loop of fine-tuning: render the next rows, descend −log π of their trained tokens, repeat."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -15,13 +16,14 @@ from r1_cli.train.demonstrations import (
     nll_metrics,
     sum_nll,
     to_table,
+    weigh,
 )
 from r1_cli.train.metrics.step import NothingToLearn, mean_of, performance
 from r1_cli.train.metrics.validate import Validation
 from r1_cli.train.run import Measured, TrainingRun, sample_validation
 from r1_cli.train.types import Position, PromptStream
-from r1_core.needs import OF_POLICY
 from r1_core.objective import Objective
+from r1_core.preference import PreferenceLoss
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -35,6 +37,7 @@ class FineTuning(TrainingRun):
     stream: PromptStream
     steps_per_epoch: int
     objective: Objective
+    preference: PreferenceLoss | None  # compares answers; None: their likelihood
     tokenizer: "PreTrainedTokenizerBase"
     val_readers: Sequence[DemonstrationReader]
     val_batch_size: int  # rows at once; -1: all of a source
@@ -69,9 +72,12 @@ def take_step(run: FineTuning, at: Position) -> tuple[Position, dict[str, float]
     with watch("step"):
         with watch("render"), run.stop.interruptible():
             batch = run.reader.read(run.stream.batch(at.step), run.stream.batch(at.step + 1))
-        updates, skipped = list[dict[str, float]](), list[str]()
+        updates, skipped, compared = list[dict[str, float]](), list[str](), dict[str, float]()
         if batch.samples:
-            with watch("update_actor"):  # descend −w · log π, w = 1 on every trained token
+            if run.preference:
+                with watch("adv"):  # −∂L/∂s of the summed log-probs s of each answer
+                    batch, compared = weigh(run.learner, batch, run.preference)
+            with watch("update_actor"):  # descend −w · log π, w = 1 on every trained token, or these slopes
                 samples, metrics = run.learner.forward_backward_on_policy(batch.samples, run.objective)
                 batch, updates = replace(batch, samples=samples), [metrics | run.learner.optim_step()]
             skipped = find_not_finite(batch)
@@ -80,7 +86,7 @@ def take_step(run: FineTuning, at: Position) -> tuple[Position, dict[str, float]
         "sft/skipped": float(bool(skipped)),
         "sft/left_out": batch.left_out,
     }
-    record |= batch_metrics(batch) | mean_of(updates, "actor/")
+    record |= batch_metrics(batch) | mean_of(updates, "actor/") | compared
     if skipped:
         log.warning("step %d is skipped: the loss of %s is not finite", at.step + 1, ", ".join(skipped[:3]))
     if batch.samples:
@@ -91,15 +97,21 @@ def take_step(run: FineTuning, at: Position) -> tuple[Position, dict[str, float]
 
 
 def validate_loss(run: FineTuning) -> dict[str, float]:
-    """Return `val/nll` over the trained tokens of all validation rows, and that of each source if there are several."""
+    """Return `val/nll` over the trained tokens of all validation rows, that of each source, and comparisons."""
     sums: dict[str, tuple[float, int]] = {}
+    compared, samples = Counter[str](), 0
     for reader in run.val_readers:
         rows = range(len(reader.rows))
         size = run.val_batch_size if run.val_batch_size > 0 else len(rows)
         for first in range(0, len(rows), size):
             batch = reader.read(rows[first : first + size], rows[first + size : first + 2 * size])
-            batch = replace(batch, samples=run.learner.add_logprobs(batch.samples, OF_POLICY & {"old_logprobs"}))
+            if run.preference and batch.samples:
+                batch, metrics = weigh(run.learner, batch, run.preference)
+                compared.update({name: len(batch.samples) * value for name, value in metrics.items()})
+            else:
+                batch = replace(batch, samples=run.learner.add_logprobs(batch.samples, frozenset({"old_logprobs"})))
+            samples += len(batch.samples)
             for source, (nll, count) in sum_nll(batch).items():
                 before = sums.get(source, (0.0, 0))
                 sums[source] = before[0] + nll, before[1] + count
-    return nll_metrics(sums, "val/") if sums else {}
+    return nll_metrics(sums, "val/") | {f"val/{name}": total / samples for name, total in compared.items()}
