@@ -130,7 +130,7 @@ def weigh(
     if (lengths == 0).any():
         empty = int((lengths == 0).nonzero()[0])
         raise ValueError(f"sample {empty} (group {samples[empty].group_id}) has no trained token, so nothing to prefer")
-    wrong = [name for name in loss.needs if _warn_if_not_finite(samples, name)]
+    wrong = [name for name in loss.needs if warn_if_not_finite(samples, name)]
     kl = _estimate_kl(mismatched)
     sums = _sums(samples, "old_logprobs").requires_grad_()
     scores = sums / lengths if loss.kind == "simpo" else sums - _sums(samples, "ref_logprobs")
@@ -180,23 +180,26 @@ def mismatch(samples: Sequence[Sample]) -> list[Sample]:
 
 
 def _chosen(samples: Sequence[Sample], loss: PreferenceLoss, labels: Sequence[bool] | None) -> Tensor:
-    if not samples:
-        raise ValueError("weigh was given no samples")
     if loss.kind == "kto":
-        if labels is None or len(labels) != len(samples):
+        if not samples or labels is None or len(labels) != len(samples):
             given = "none" if labels is None else len(labels)
             raise ValueError(f"kto needs a label of each of the {len(samples)} samples, and got {given}")
         return torch.tensor(labels, dtype=torch.bool)
-    if len(samples) % 2:
-        raise ValueError(f"{loss.kind} needs pairs, and got {len(samples)} samples")
+    check_pairs(samples, loss.kind)
+    return torch.arange(len(samples)) % 2 == 0
+
+
+def check_pairs(samples: Sequence[Sample], owner: str) -> None:
+    """Raise ValueError unless samples 2k and 2k + 1 have equal groups."""
+    if not samples or len(samples) % 2:
+        raise ValueError(f"{owner} needs pairs, and got {len(samples)} samples")
     for i in range(0, len(samples), 2):
         one, other = samples[i].group_id, samples[i + 1].group_id
         if one != other:
             raise ValueError(f"samples {i} and {i + 1} are no pair: their groups are {one} and {other}")
-    return torch.arange(len(samples)) % 2 == 0
 
 
-def _warn_if_not_finite(samples: Sequence[Sample], name: str) -> bool:
+def warn_if_not_finite(samples: Sequence[Sample], name: str) -> bool:
     wrong = not_finite(samples, name)
     if wrong:
         logger.warning(

@@ -18,7 +18,7 @@ from r1_core.learner.profiling import PassProfile
 from r1_core.learner.token_model import TokenModel
 from r1_core.learner.trainable import TrainableModel, TrainingOptions
 from r1_core.losses.policy import AGGREGATIONS, aggregate
-from r1_core.losses.value import ValueLoss
+from r1_core.losses.value import ValueLoss, WeightedValue
 from r1_core.types import LossOutput, Sample, Totals, with_tokens
 
 logger = logging.getLogger(__name__)
@@ -45,14 +45,14 @@ class Critic(TrainableModel):
         optimizer: Optimizer,
         learning_rate: Callable[[int], float],
         *,
-        loss: ValueLoss | None = None,
+        loss: ValueLoss | WeightedValue | None = None,
         aggregation: str = "token",
         length: int | None = None,
         **options: Unpack[TrainingOptions],
     ) -> None:
         AGGREGATIONS.get(aggregation)
         super().__init__(model, optimizer, learning_rate, **options)
-        self.loss = loss or ValueLoss()
+        self.loss = ValueLoss() if loss is None else loss
         self.aggregation = aggregation
         self.length = length
         self._values_of = ValueScorer(model)

@@ -14,7 +14,7 @@ from r1_core.losses.nll import NLL
 from r1_core.losses.policy import AGGREGATIONS, Aggregation, PolicyLoss, aggregate
 from r1_core.losses.ppo import PPOClip
 from r1_core.losses.sapo import SAPO
-from r1_core.losses.value import ValueLoss
+from r1_core.losses.value import ValueLoss, WeightedValue
 from r1_core.losses.vespo import VESPO
 from r1_core.registry import Registry
 
@@ -47,6 +47,7 @@ __all__ = [
     "PolicyLoss",
     "Rejection",
     "ValueLoss",
+    "WeightedValue",
     "aggregate",
     "get",
     "register",

@@ -38,3 +38,20 @@ class ValueLoss:
             held = clipped > losses
             losses = torch.maximum(losses, clipped)
         return 0.5 * losses, {"vf_clipfrac": held.to(values.dtype), "vpred_mean": values.detach()}
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedValue:
+    """−G·V: the returns G are what the values V shall rise by, such as the slopes of a loss of whole samples' values.
+
+    See `r1_core.reward_model`.
+    """
+
+    def __call__(
+        self, values: Tensor, old_values: Tensor, returns: Tensor, loss_mask: Tensor
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        given = {"values": values, "old_values": old_values, "returns": returns, "loss_mask": loss_mask}
+        check_tensors("WeightedValue", "[B, R]", **given)
+        check_mask("WeightedValue", loss_mask)
+        values, returns = (torch.where(loss_mask, x, 0.0) for x in (values, returns))
+        return -returns * values, {"vpred_mean": values.detach()}
