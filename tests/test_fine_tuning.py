@@ -11,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ranked_runs
+import ranks
 import yaml
 from endtoend import R1, ROOT, read_log, without_clock
 from patience import eventually
@@ -201,3 +203,44 @@ def test_kto_reads_labelled_answers_and_dpo_refuses_them_and_a_missing_reference
     assert "the loss compares two" in r1("sft", settings, "sft.loss=dpo", ok=False).output
     refused = r1("sft", settings, "sft.loss=dpo", "algorithm.disable_kl=true", ok=False).output
     assert "sft.loss=simpo, which needs none" in refused
+
+
+@pytest.mark.slow
+def test_an_adapter_is_fine_tuned_and_merged_and_prefers_against_its_base(r1: R1, tmp_path: Path) -> None:
+    lora = ["worker.actor.model.lora.rank=8", "worker.actor.optim.lr=2e-3"]
+    r1("sft", write_settings(tmp_path), *lora)
+    steps = read_log(tmp_path / "run")
+    assert steps[-1]["sft/nll"] < 0.9 * steps[0]["sft/nll"]
+    r1("merge", tmp_path / "run/global_step_6", "--output", tmp_path / "merged")
+    pairs = tmp_path / "pairs"
+    pairs.mkdir()
+    r1("sft", write_pairs(pairs), *lora, "sft.loss=dpo")
+    steps = read_log(pairs / "run")
+    assert steps[0]["rewards/margins"] == pytest.approx(0, abs=1e-4)
+    assert steps[-1]["rewards/margins"] > 0.05
+
+
+@pytest.mark.slow
+def test_validation_samples_answers_with_an_engine_that_is_opened_on_first_use(r1: R1, tmp_path: Path) -> None:
+    rows = "examples/quickstart"
+    words = [
+        "sft.val_generations=true",
+        f'data.val_sources=[{{"files": "{rows}/val.parquet[:16]", "prompt_key": "problem", "answer_key": "answer"}}]',
+        f"worker.reward.reward_function={rows}/reward.py:compute_score",
+        "data.max_prompt_length=64", "data.max_response_length=20", "worker.rollout.dtype=fp32",
+        "data.min_pixels=3136", "data.max_pixels=50176",
+    ]  # fmt: skip
+    r1("sft", write_settings(tmp_path), *words)
+    found = [record for record in read_log(tmp_path / "run") if "val/reward_score" in record]
+    assert [record["step"] for record in found] == [0, 3, 6]
+    assert found[0]["val/accuracy_reward"] > 0
+    assert RunReader(tmp_path / "run").recorded_steps("validation") == [0, 3, 6]
+
+
+@pytest.mark.slow
+def test_two_ranks_fine_tune_as_one_process_does(r1: R1, tmp_path: Path) -> None:
+    settings = write_settings(tmp_path)
+    r1("sft", settings, f"trainer.save_checkpoint_path={tmp_path / 'one'}")
+    expected = [record["sft/nll"] for record in read_log(tmp_path / "one")]
+    for found in ranks.run(ranked_runs.train, tmp_path / "two", "sft", str(settings)):
+        assert [record["sft/nll"] for record in found] == pytest.approx(expected, rel=1e-4)

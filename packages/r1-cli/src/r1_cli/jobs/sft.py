@@ -11,11 +11,11 @@ from rich.console import Console
 from r1_cli.build.algorithm import build_objective, build_preference
 from r1_cli.build.demonstrations import as_demonstrations, build_demonstrations, build_row_stream, wanted_rows
 from r1_cli.build.rendering import build_renderer, open_rendering
-from r1_cli.build.rows import open_sources
+from r1_cli.build.rows import OpenSource, open_sources
 from r1_cli.config import Provenance, RunConfig
 from r1_cli.config.fine_tuning import as_training
 from r1_cli.config.section import with_value
-from r1_cli.config.sources import training_sources, validation_sources
+from r1_cli.config.sources import Source, training_sources, validation_sources
 from r1_cli.jobs.next_steps import print_next_steps
 from r1_cli.jobs.session import TrainingSession, build_schedule
 from r1_cli.jobs.startup import Data, DataSplit, Devices, Logs, Models, Reports, RunFolder, Trained
@@ -25,6 +25,7 @@ from r1_cli.runs.track.console import configure_logging
 from r1_cli.train import fine_tuning, run
 from r1_cli.train.demonstrations import DemonstrationReader
 from r1_cli.train.metrics.validate import Validation
+from r1_data.types import DataError
 
 log = logging.getLogger("r1")
 
@@ -99,11 +100,30 @@ def open_data(config: RunConfig, devices: Devices, reports: Reports, stack: Exit
     training, validation = (
         DataSplit(sources, opened, build_demonstrations(config, opened, rendering, reports.console.counter))
         for sources, opened in (
-            (sources, open_sources(sources, wanted_rows(config)))
-            for sources in (training_sources(config.data), validation_sources(config.data))
+            open_split(config, training_sources(config.data)),
+            open_split(config, validation_sources(config.data), prompts_do=config.sft.val_generations),
         )
     )
     return Data(training, validation, renderer)
+
+
+def open_split(
+    config: RunConfig, sources: list[Source], *, prompts_do: bool = False
+) -> tuple[list[Source], list[OpenSource]]:
+    """Open sources of conversations. With `prompts_do`, a source of mere prompts is left out, as answers are sampled.
+
+    Raises DataError otherwise.
+    """
+    wanted = wanted_rows(config)
+    if not prompts_do:
+        return sources, open_sources(sources, wanted)
+    found = list[tuple[Source, OpenSource]]()
+    for source in sources:
+        try:
+            found += zip([source], open_sources([source], wanted), strict=True)
+        except DataError as error:
+            log.info("no val/nll of %s, whose prompts are answered by sampling: %s", source.name, error)
+    return [source for source, _ in found], [one for _, one in found]
 
 
 def plan_of(training: RunConfig, data: Data, steps_per_epoch: int) -> FineTuningPlan:
