@@ -18,7 +18,13 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 from warm_start import Lesson, build_text_model, warm_start  # noqa: E402
 
-TASKS = ("gcd:max_value=20", "count_primes:max_n=20", "aiw", "syllogism", "lcm:max_value=9")
+TASKS = (
+    "gcd:max_value=20",
+    "lcm:max_value=9",
+    "leg_counting:min_animals=1:max_animals=1:min_instances=1:max_instances=3",
+    "coin_flip:min_trials=1:max_trials=3",
+    "simple_equations:min_terms=2:max_terms=2:min_value=1:max_value=4",
+)
 ROWS = 2000  # of a task
 RIGHT = 0.5  # share of lessons with the right answer
 STEPS, LESSONS = 900, 24  # of the warm start, and lessons in each
