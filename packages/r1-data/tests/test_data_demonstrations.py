@@ -19,7 +19,8 @@ from turn_templates import (
     merging_tokenizer,
 )
 
-from r1_data.demonstrations import ConversationRenderer
+from r1_data.demonstrations import ConversationDataset, ConversationRenderer
+from r1_data.lengths import KnownLengths
 from r1_data.references import Video
 from r1_data.render import Renderer
 from r1_data.types import Conversation, DataError, Example, MediaError, Overlong
@@ -311,12 +312,12 @@ def test_lengths_are_measured_as_rendered_and_a_cut_loses_the_end(merging):
     lengths = renderer.measure(rows)
     assert lengths == [max(len(one.token_ids) for one in renderer.render(row)) for row in rows]
     (whole,) = renderer_of(merging).render(rows[0])
-    cut = renderer_of(merging, cut=whole.prompt_length + 2)
+    cut = renderer_of(merging, max_length=whole.prompt_length + 2, truncation="right")
     assert cut.measure(rows[:1]) == [len(whole.token_ids)]
     (shown,) = cut.render(rows[0])
     assert shown.token_ids == whole.token_ids[: whole.prompt_length + 2]
     assert sum(shown.loss_mask) == 2
-    (refused,) = renderer_of(merging, cut=whole.prompt_length).measure(rows[:1])
+    (refused,) = renderer_of(merging, max_length=whole.prompt_length, truncation="right").measure(rows[:1])
     assert str(refused).startswith("t:1: no token of an answer is left to train within the first ")
     (refused,) = renderer.measure([conversation([{"role": "user", "content": "x " * 10**6}, TALK[1]])], 100)
     assert isinstance(refused, Overlong)
@@ -327,7 +328,11 @@ def test_it_pickles_for_workers_and_its_fingerprint_tells_settings_apart(merging
     renderer = renderer_of(merging, turns="each")
     again = pickle.loads(pickle.dumps(renderer))
     assert again.render(conversation(TALK))[0].loss_mask == renderer.render(conversation(TALK))[0].loss_mask
-    others = [renderer_of(merging), renderer_of(merging, QWEN3, turns="each"), renderer_of(merging, cut=9)]
+    others = [
+        renderer_of(merging),
+        renderer_of(merging, QWEN3, turns="each"),
+        renderer_of(merging, max_length=9, truncation="right"),
+    ]
     assert len({one.fingerprint() for one in (renderer, *others)}) == 4
     assert again.fingerprint() == renderer.fingerprint()
 
@@ -387,7 +392,9 @@ def test_placeholders_are_never_trained_and_pictures_are_never_cut(processor, pi
     (shown,) = ConversationRenderer(Renderer(processor), train_on_prompt=True).render(row)
     untrained = {token for token, own in zip(shown.token_ids[1:], shown.loss_mask[1:], strict=True) if not own}
     assert untrained == {processor.image_token_id}
-    cut = ConversationRenderer(Renderer(processor), cut=shown.token_ids.index(processor.image_token_id) + 1)
+    cut = ConversationRenderer(
+        Renderer(processor), max_length=shown.token_ids.index(processor.image_token_id) + 1, truncation="right"
+    )
     with pytest.raises(DataError, match=r"^t:1: cut at \d+ tokens, the conversation loses a picture"):
         cut.render(row)
 
@@ -401,3 +408,58 @@ def test_media_that_cannot_be_used_name_the_row(tokenizer, processor):
     assert str(refused).startswith("t:1: ")
     (refused,) = ConversationRenderer(Renderer(processor)).measure([conversation(TALK, media=(b"",))])
     assert str(refused).startswith("t:1: 0 picture placeholders in the prompt for 1 pictures")
+
+
+# Datasets
+
+
+def read(row_id, row):
+    if "messages" not in row:
+        raise DataError(f"{row_id}: no messages")
+    return Conversation(row_id, row["messages"], source="s")
+
+
+def dataset_of(tokenizer, *rows, **options):
+    settings = {"bad_rows": options.pop("bad_rows", "refuse"), "known_lengths": options.pop("known_lengths", None)}
+    return ConversationDataset([*rows], renderer_of(tokenizer, **options), read, **settings)
+
+
+def test_a_dataset_renders_rows_and_names_those_that_cannot_be_used(merging):
+    rows = [{"messages": TALK}, {"messages": TALK[:1]}, {"messages": TALK[:2]}]
+    dataset = dataset_of(merging, *rows, turns="each", bad_rows="skip", max_length=100)
+    assert [len(dataset[index]) for index in range(len(dataset))] == [2, 1]
+    assert [trained(merging, one) for one in dataset[0]] == [["There are 12.<|im_end|>"], ["Now 13.<|im_end|>"]]
+    assert (dataset.summary.read, dataset.summary.kept, dataset.has_media) == (3, 2, False)
+    assert "no answer to train" in dataset.summary.bad[0]
+    assert dataset.digest != dataset_of(merging, *rows[2:]).digest
+    with pytest.raises(DataError, match="1 of 3 rows cannot be used"):
+        dataset_of(merging, *rows, max_length=100)
+
+
+def test_what_is_over_the_limit_is_refused_left_out_or_cut(merging):
+    rows = [{"messages": TALK[:2]}, {"messages": TALK}]
+    (short,), (whole,) = (renderer_of(merging).render(conversation(row["messages"])) for row in rows)
+    limit = len(whole.token_ids) - 3
+    with pytest.raises(DataError, match=f"the conversation has {limit + 3} tokens, max_length is {limit}"):
+        dataset_of(merging, *rows, max_length=limit)
+    dropped = dataset_of(merging, *rows, max_length=limit, truncation="drop")
+    assert (len(dropped), dropped.summary.overlong, dropped.summary.cut) == (1, 1, 0)
+    assert dropped[0][0].token_ids == short.token_ids
+    assert len(list(dropped.left_out())) == 1
+    cut = dataset_of(merging, *rows, max_length=limit, truncation="right")
+    assert (len(cut), cut.summary.overlong, cut.summary.cut, cut.summary.longest) == (2, 0, 1, limit)
+    assert cut[1][0].token_ids == whole.token_ids[:limit]
+    assert not list(cut.left_out())
+
+
+def test_lengths_of_conversations_are_cached_apart(merging, tmp_path):
+    rows = [{"messages": TALK}] * 1000
+    first = dataset_of(merging, *rows, max_length=100, known_lengths=tmp_path)
+    again = dataset_of(merging, *rows, max_length=100, known_lengths=tmp_path)
+    each = dataset_of(merging, *rows, max_length=100, known_lengths=tmp_path, turns="each")
+    assert (first.summary, first.digest) == (again.summary, again.digest) == (each.summary, each.digest)
+    row = conversation(TALK)
+    known = KnownLengths(tmp_path / "x.sqlite", "")
+    others = [replace(row, rejected=[TALK[1]]), replace(row, label=True), replace(row, template_kwargs={"a": 1})]
+    assert len({known.key(one) for one in (row, *others)}) == 4
+    assert known.key(replace(row, id="t:2")) == known.key(row)

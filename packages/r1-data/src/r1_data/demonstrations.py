@@ -1,19 +1,34 @@
 """Render conversations to demonstrations: tokens, and which of them are trained."""
 
+import sys
 from bisect import bisect_right
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, chain, pairwise
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from r1_data.assistant import AnswerFinder, Found
+from r1_data.dataset import BadRows, Limit, Overlength, RowDataset
+from r1_data.prefetch import PromptMemory
 from r1_data.references import Video
 from r1_data.render import PER_TOKEN, Renderer
 from r1_data.tokens import check_length, encode_pieces
 from r1_data.turns.encoding import SafeEncoder
-from r1_data.types import Conversation, DataError, Demonstration, MediaError, MediaReference, Message, Turns
+from r1_data.types import (
+    Conversation,
+    DataError,
+    Demonstration,
+    MediaError,
+    MediaReference,
+    Message,
+    Row,
+    Truncation,
+    Turns,
+)
 from r1_data.vision import Pixels
+from r1_data.workers import Workers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -30,7 +45,13 @@ class ConversationRenderer:
     """
 
     def __init__(
-        self, renderer: Renderer, *, turns: Turns = "all", train_on_prompt: bool = False, cut: int | None = None
+        self,
+        renderer: Renderer,
+        *,
+        turns: Turns = "all",
+        train_on_prompt: bool = False,
+        max_length: int | None = None,
+        truncation: Truncation = "error",
     ) -> None:
         """Store the settings.
 
@@ -39,9 +60,12 @@ class ConversationRenderer:
                 which ends there, as the template renders the conversation up to it. last: the last answer.
                 Of a row with a preference or a label, it is always the last answer.
             train_on_prompt: whether prompts and tool results are trained, too.
-            cut: tokens of a demonstration; what follows is cut off. None: nothing is cut.
+            max_length: tokens of a demonstration, media included.
+            truncation: of what is longer. right: it is cut. error, drop: a dataset refuses it, or leaves it out.
         """
-        self.renderer, self._turns, self._train_on_prompt, self._cut = renderer, turns, train_on_prompt, cut
+        self.renderer, self._turns, self._train_on_prompt = renderer, turns, train_on_prompt
+        self.max_length, self.truncation = max_length, truncation
+        self._cut = max_length if truncation == "right" else None
         self.tokenizer: PreTrainedTokenizerBase = renderer.tokenizer
         self._finder = AnswerFinder(renderer)
         self._encoder = SafeEncoder(renderer.tokenizer)
@@ -223,6 +247,40 @@ class ConversationRenderer:
             raise DataError(
                 f"{row}: cut at {self._cut} tokens, the conversation loses a picture or video; drop the row"
             )
+
+
+class ConversationDataset(RowDataset[Conversation, tuple[Demonstration, ...]]):
+    """Rows as demonstrations: `dataset[i]` renders the i-th kept row, which may have several."""
+
+    def __init__(
+        self,
+        rows: Sequence[tuple[str, Row]] | Sequence[Mapping[str, object]],
+        renderer: ConversationRenderer,
+        reader: Callable[[str, Mapping[str, object]], Conversation],
+        *,
+        bad_rows: BadRows = "refuse",
+        progress: Callable[[int, int], None] | None = None,
+        memory: PromptMemory | None = None,
+        workers: Workers | None = None,
+        known_lengths: str | Path | None = None,
+    ) -> None:
+        """As `RowDataset`, which has the other arguments. `renderer` has the limit and what happens beyond it."""
+        overlong: dict[Truncation, Overlength] = {"error": "refuse", "drop": "skip", "right": "cut"}
+        limit = Limit(renderer.max_length or sys.maxsize, "max_length", "conversation", overlong[renderer.truncation])
+        super().__init__(
+            rows,
+            reader,
+            renderer,
+            limit,
+            bad_rows=bad_rows,
+            progress=progress,
+            memory=memory,
+            workers=workers,
+            known_lengths=known_lengths,
+        )
+
+    def length_of(self, rendered: tuple[Demonstration, ...]) -> int:
+        return max(len(one.token_ids) for one in rendered)
 
 
 @dataclass(frozen=True, slots=True)

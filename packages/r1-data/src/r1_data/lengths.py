@@ -1,4 +1,4 @@
-"""Measure the length of every prompt without decoding media: from a cache of earlier runs, else by workers.
+"""Measure the length of every row without decoding media: from a cache of earlier runs, else by workers.
 
 The cache key is a hash of the example and of everything that determines its rendering, so only new rows of a dataset
 that grew are measured, and every change is noticed.
@@ -12,10 +12,11 @@ import sqlite3
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
+from r1_data.prefetch import ItemRenderer
 from r1_data.references import Video, is_pil
-from r1_data.render import Renderer
-from r1_data.types import DataError, Example, MediaError, MediaReference
+from r1_data.types import Conversation, DataError, Example, Item, MediaError, MediaReference
 from r1_data.workers import WorkerDied, Workers
 from r1_data.workers.spread import map_examples
 
@@ -30,7 +31,7 @@ Length = tuple[int, int | DataError]  # (index of the row, tokens or why it cann
 
 
 class KnownLengths:
-    """A cache of prompt lengths in an SQLite file that several runs may use at once."""
+    """A cache of lengths in an SQLite file that several runs may use at once."""
 
     def __init__(self, path: str | Path, fingerprint: str) -> None:
         """`fingerprint` is the renderer's. Raises OSError or sqlite3.Error."""
@@ -42,12 +43,14 @@ class KnownLengths:
         self._file = sqlite3.connect(path, timeout=30)
         self._file.execute("CREATE TABLE IF NOT EXISTS lengths (key BLOB PRIMARY KEY, tokens INTEGER NOT NULL)")
 
-    def key(self, example: Example) -> bytes | None:
-        """Return the cache key of an example; None if a medium may change unnoticed."""
+    def key(self, example: Example | Conversation) -> bytes | None:
+        """Return the cache key of an item; None if a medium may change unnoticed."""
         digest = hashlib.blake2b(self._fingerprint, digest_size=16)
         digest.update(json.dumps(example.messages, sort_keys=True, default=str).encode())
         if example.tools:  # in the order of their fields, in which templates write them
             digest.update(json.dumps(example.tools, default=str).encode())
+        if isinstance(example, Conversation):
+            digest.update(repr(example.identity[3:]).encode("utf-8", "backslashreplace"))
         for reference in example.media:
             identity = _identity(reference)
             if identity is None:
@@ -94,7 +97,7 @@ class KnownLengths:
         self._broken = True
 
 
-def open_known(folder: str | Path | None, renderer: Renderer) -> KnownLengths | None:
+def open_known(folder: str | Path | None, renderer: ItemRenderer[Any, Any]) -> KnownLengths | None:
     """Open the cache in `folder`; None without a folder, or, with a warning, if it cannot be used."""
     if folder is None:
         return None
@@ -107,8 +110,8 @@ def open_known(folder: str | Path | None, renderer: Renderer) -> KnownLengths | 
 
 
 def measure_all(
-    examples: Iterable[tuple[int, Example | DataError]],
-    renderer: Renderer,
+    examples: Iterable[tuple[int, Item | DataError]],
+    renderer: ItemRenderer[Item, Any],
     workers: Workers | None,
     known: KnownLengths | None,
     *,
@@ -121,7 +124,7 @@ def measure_all(
     which is faster than starting workers.
     """
 
-    def look_up() -> Iterator[tuple[_Measured, Example | None]]:
+    def look_up() -> Iterator[tuple[_Measured, Item | None]]:
         for index, example in examples:
             if isinstance(example, DataError):
                 yield _Measured(index, example), None

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, TypeVar
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -15,6 +15,9 @@ JsonObject: TypeAlias = dict[str, Any]  # e.g. the OpenAI schema of a tool
 PictureReference: TypeAlias = "bytes | Path | Url | Image"
 MediaReference: TypeAlias = "PictureReference | Video"
 Turns = Literal["all", "each", "last"]  # which assistant messages of a conversation are trained
+Truncation = Literal["error", "drop", "right"]  # of a conversation over the limit: refused, left out, or cut
+Item = TypeVar("Item", bound="Example | Conversation")  # what a row is read to
+Rendered = TypeVar("Rendered")  # what an item is rendered to
 
 
 class DataError(ValueError):

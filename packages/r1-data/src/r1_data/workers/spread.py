@@ -5,12 +5,12 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from typing import TypeVar
 
-from r1_data.types import Example
+from r1_data.types import Item
 from r1_data.workers.pool import WorkerDied, Workers
 
-Item = TypeVar("Item")
+Entry = TypeVar("Entry")
 Result = TypeVar("Result")
-Chunk = list[tuple[Item, Example | None]]
+Chunk = list[tuple[Entry, Item | None]]
 
 _CHUNK = 128  # examples sent at a time
 _MEDIA = 32  # pictures and videos sent at a time
@@ -19,15 +19,15 @@ _SLOTS = 256  # items in a chunk, most of them without an example
 
 
 def map_examples(
-    items: Iterable[tuple[Item, Example | None]],
+    items: Iterable[tuple[Entry, Item | None]],
     workers: Workers | None,
     method: str,
     local: Callable[..., list[Result]],
     *,
-    is_local: Callable[[Example], bool],
+    is_local: Callable[[Item], bool],
     media: int = _MEDIA,
     arguments: tuple[object, ...] = (),
-) -> Iterator[tuple[Item, Result | WorkerDied | None]]:
+) -> Iterator[tuple[Entry, Result | WorkerDied | None]]:
     """Yield each item with the result for its example, in order: None if it has no example.
 
     Args:
@@ -41,13 +41,13 @@ def map_examples(
     A chunk whose worker died is sent again example by example; WorkerDied is the result of the fatal one.
     """
 
-    def ask(examples: list[Example]) -> "Future[list[Result]] | list[Result]":
+    def ask(examples: list[Item]) -> "Future[list[Result]] | list[Result]":
         if workers is None or all(map(is_local, examples)):
             return local(examples, *arguments)
         return workers.submit(method, [example.as_asked() for example in examples], *arguments)
 
     ahead = _AHEAD * workers.count if workers is not None else 0
-    running: deque[tuple[Chunk[Item], Future[list[Result]] | list[Result]]] = deque()
+    running: deque[tuple[Chunk[Entry, Item], Future[list[Result]] | list[Result]]] = deque()
     for chunk in _chunks(items, media, is_local if workers is not None else lambda example: True):
         running.append((chunk, _ask(chunk, ask)))
         if len(running) > ahead:
@@ -57,9 +57,9 @@ def map_examples(
 
 
 def _chunks(
-    items: Iterable[tuple[Item, Example | None]], most_media: int, is_local: Callable[[Example], bool]
-) -> Iterator[Chunk[Item]]:
-    chunk: Chunk[Item] = []
+    items: Iterable[tuple[Entry, Item | None]], most_media: int, is_local: Callable[[Item], bool]
+) -> Iterator[Chunk[Entry, Item]]:
+    chunk: Chunk[Entry, Item] = []
     examples = media = 0
     local: bool | None = None
     for item, example in items:
@@ -77,17 +77,17 @@ def _chunks(
 
 
 def _ask(
-    chunk: Chunk[Item], ask: "Callable[[list[Example]], Future[list[Result]] | list[Result]]"
+    chunk: Chunk[Entry, Item], ask: "Callable[[list[Item]], Future[list[Result]] | list[Result]]"
 ) -> "Future[list[Result]] | list[Result]":
     examples = [example for _, example in chunk if example is not None]
     return ask(examples) if examples else []
 
 
 def _receive(
-    chunk: Chunk[Item],
+    chunk: Chunk[Entry, Item],
     running: "Future[list[Result]] | list[Result]",
-    ask: "Callable[[list[Example]], Future[list[Result]] | list[Result]]",
-) -> Iterator[tuple[Item, Result | WorkerDied | None]]:
+    ask: "Callable[[list[Item]], Future[list[Result]] | list[Result]]",
+) -> Iterator[tuple[Entry, Result | WorkerDied | None]]:
     results: Iterator[Result | WorkerDied]
     try:
         results = iter(running if isinstance(running, list) else running.result())
