@@ -440,8 +440,10 @@ def test_what_is_over_the_limit_is_refused_left_out_or_cut(merging):
     rows = [{"messages": TALK[:2]}, {"messages": TALK}]
     (short,), (whole,) = (renderer_of(merging).render(conversation(row["messages"])) for row in rows)
     limit = len(whole.token_ids) - 3
-    with pytest.raises(DataError, match=f"the conversation has {limit + 3} tokens, max_length is {limit}"):
-        dataset_of(merging, *rows, max_length=limit)
+    message = rf"1 of 2 rows are over data.max_length={limit} tokens \(the longest has {limit + 3} or more\)"
+    for bad_rows in ("refuse", "skip"):
+        with pytest.raises(DataError, match=message):
+            dataset_of(merging, *rows, max_length=limit, bad_rows=bad_rows)
     dropped = dataset_of(merging, *rows, max_length=limit, truncation="drop")
     assert (len(dropped), dropped.summary.overlong, dropped.summary.cut) == (1, 1, 0)
     assert dropped[0][0].token_ids == short.token_ids

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from concurrent.futures import Future
 
 BadRows = Literal["refuse", "skip_media", "skip"]
-Overlength = Literal["refuse", "skip", "cut"]  # of rows over the limit
+Overlength = Literal["error", "refuse", "skip", "cut"]  # of rows over the limit; error: even if bad rows are skipped
 
 _SHOWN = 10  # maximum number of rows in an error message
 
@@ -282,16 +282,22 @@ def _choose(
     refused = [str(error) for error in errors if not isinstance(error, skipped)]
     if refused:
         raise DataError(_list_bad(refused, total))
+    if overlong and limit.overlong == "error":
+        longest = max((length for length in overlong if isinstance(length, int)), default=most + 1)
+        raise DataError(
+            f"{len(overlong)} of {total} rows are over data.{limit.name}={most} tokens (the longest has {longest} or "
+            f"more): raise it, or set data.truncation=drop or =right"
+        )
     if total == 0:
         raise DataError("the dataset is empty: its files hold no rows")
     if not kept and bad:
         raise DataError(f"the dataset is empty: {_list_bad(bad, total)}")
     if not kept:
         measured = [length for length in overlong if isinstance(length, int)]
-        longest = f"{'' if len(measured) == len(overlong) else 'more than '}{max(measured, default=most)}"
+        most_found = f"{'' if len(measured) == len(overlong) else 'more than '}{max(measured, default=most)}"
         raise DataError(
             f"the dataset is empty: all {len(overlong)} rows were filtered out because their {limit.what}s are over "
-            f"{limit.name}={most} tokens (the longest has {longest})"
+            f"{limit.name}={most} tokens (the longest has {most_found})"
         )
     longest_kept = max(length for _, length in kept)
     left_out, cut = (0, len(overlong)) if cuts else (len(overlong), 0)

@@ -265,7 +265,7 @@ class ConversationDataset(RowDataset[Conversation, tuple[Demonstration, ...]]):
         known_lengths: str | Path | None = None,
     ) -> None:
         """As `RowDataset`, which has the other arguments. `renderer` has the limit and what happens beyond it."""
-        overlong: dict[Truncation, Overlength] = {"error": "refuse", "drop": "skip", "right": "cut"}
+        overlong: dict[Truncation, Overlength] = {"error": "error", "drop": "skip", "right": "cut"}
         limit = Limit(renderer.max_length or sys.maxsize, "max_length", "conversation", overlong[renderer.truncation])
         super().__init__(
             rows,

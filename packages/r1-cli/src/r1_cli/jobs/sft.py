@@ -9,8 +9,14 @@ import torch
 from rich.console import Console
 
 from r1_cli.build.algorithm import build_objective, build_preference
-from r1_cli.build.demonstrations import as_demonstrations, build_demonstrations, build_row_stream, wanted_rows
-from r1_cli.build.rendering import build_renderer, open_rendering
+from r1_cli.build.demonstrations import (
+    as_demonstrations,
+    build_conversation_renderer,
+    build_demonstrations,
+    build_row_stream,
+    wanted_rows,
+)
+from r1_cli.build.rendering import build_renderer, open_workers
 from r1_cli.build.rows import OpenSource, open_sources
 from r1_cli.config import Provenance, RunConfig
 from r1_cli.config.fine_tuning import as_training
@@ -96,9 +102,11 @@ def fine_tune(config: RunConfig, provenance: Provenance, *, until: int | None = 
 def open_data(config: RunConfig, devices: Devices, reports: Reports, stack: ExitStack) -> Data:
     """Open all sources and check every row. Raises DataError if one cannot be used."""
     renderer = build_renderer(config, devices.model)
-    rendering = stack.enter_context(open_rendering(config, renderer, reports.timeline.record))
+    conversations = build_conversation_renderer(config, renderer)
+    workers = stack.enter_context(open_workers(config, conversations, reports.timeline.record))
+    counter = reports.console.counter
     training, validation = (
-        DataSplit(sources, opened, build_demonstrations(config, opened, rendering, reports.console.counter))
+        DataSplit(sources, opened, build_demonstrations(config, opened, conversations, workers, counter))
         for sources, opened in (
             open_split(config, training_sources(config.data)),
             open_split(config, validation_sources(config.data), prompts_do=config.sft.val_generations),
