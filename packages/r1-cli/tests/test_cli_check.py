@@ -14,7 +14,7 @@ from r1_cli.config import ConfigError, load_config
 from r1_cli.config.sources import training_sources, validation_sources
 from r1_cli.plan.batches import count_steps
 from r1_cli.plan.data_check.findings import Report
-from r1_cli.plan.data_check.page import write_page
+from r1_cli.plan.data_check.page import prompt_rows, write_page
 from r1_data.check import Examined
 from r1_data.formats import Columns, Detected
 from r1_data.types import DataError
@@ -167,7 +167,7 @@ def test_media_that_break_a_worker_are_no_danger_to_the_page() -> None:
     for tally in report.sources:
         tally.opened.rows[:] = [("<s>:1", {"prompt": "<image>?", "answer": "1", "images": [b"picture"]})]  # type: ignore[index]
     report.add_row(Examined(0, 0, "<s>:1", media=1, kind="crash", reason="<s>:1: it took longer than 120 seconds"))
-    page = write_page(report, SimpleNamespace(render=print), Dying())  # type: ignore[arg-type]
+    page = write_page(report, prompt_rows(SimpleNamespace(render=print), Dying()))  # type: ignore[arg-type]
     assert page.count("<pre>it took longer than 120 seconds</pre>") == 4  # in the finding, and as a row of each source
     assert "rows on which a worker process died: left out (data.bad_rows=skip_media)" in page
     assert "<s>" not in page

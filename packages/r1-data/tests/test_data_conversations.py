@@ -160,7 +160,16 @@ def test_pairs_share_their_prompt(row):
 def test_a_pair_may_differ_after_several_turns():
     turns = [USER, ANSWER, {"role": "user", "content": "Sure?"}]
     found = read("t:1", {"chosen": [*turns, ANSWER], "rejected": [*turns, WORSE]})
-    assert (found.messages, found.rejected) == ([*turns, ANSWER], [WORSE])
+    assert (found.messages, found.rejected, found.prompt_messages) == ([*turns, ANSWER], [WORSE], 3)
+
+
+def test_answers_in_a_prompt_of_messages_are_not_trained():
+    turns = [USER, WORSE, {"role": "user", "content": "Sure?"}]
+    found = read("t:1", {"prompt": turns, "completion": [ANSWER]})
+    assert found.messages == [USER, {**WORSE, "train": False}, turns[2], ANSWER]
+    kept = {**WORSE, "weight": 1}
+    assert read("t:1", {"prompt": [USER, kept, turns[2]], "completion": [ANSWER]}).messages[1] == kept
+    assert found.prompt_messages is None
 
 
 def test_the_loss_chooses_what_is_read_of_a_pair_and_of_a_label():

@@ -96,6 +96,13 @@ class ConversationRenderer:
                 lengths.append(error)
         return lengths
 
+    def survey(self, conversation: Conversation, limit: int | None = None) -> list["Survey"]:
+        """Return what each demonstration shows and trains, without decoding media. Raises DataError, as `render`."""
+        return [
+            Survey(layout.text, layout.trained, layout.length, sum(layout.mask[: self._cut]), layout.hidden)
+            for _, layout in self._lay_out(conversation, limit)
+        ]
+
     def load(self, conversation: Conversation) -> Pixels:
         """Decode and resize the media of a conversation. Raises MediaError."""
         return self.renderer.load(conversation)
@@ -150,7 +157,7 @@ class ConversationRenderer:
             expanded, mask = self._tokenize(text, [(move(start), move(stop)) for start, stop in trained], ())
         expanded, mask = self._expand_pictures(path, expanded, mask)
         mask[:1] = [False]  # nothing predicts the first token
-        return _Layout(found.text, token_ids, expanded, mask)
+        return _Layout(found.text, token_ids, expanded, mask, tuple(trained), len(found.hidden))
 
     def _tokenize(
         self, text: str, trained: Sequence[tuple[int, int]], plain: Sequence[tuple[int, int]]
@@ -284,6 +291,17 @@ class ConversationDataset(RowDataset[Conversation, tuple[Demonstration, ...]]):
 
 
 @dataclass(frozen=True, slots=True)
+class Survey:
+    """What a demonstration shows and trains."""
+
+    text: str  # as the chat template writes it
+    trained: tuple[tuple[int, int], ...]  # ranges of its characters
+    tokens: int  # media included, before anything is cut
+    trained_tokens: int  # behind the cut, if there is one
+    hidden: int  # answers whose reasoning the template leaves out
+
+
+@dataclass(frozen=True, slots=True)
 class _Path:
     """Messages that become one demonstration."""
 
@@ -306,6 +324,8 @@ class _Layout:
     engine_token_ids: list[int]  # one placeholder per picture or video
     token_ids: list[int]  # placeholders expanded
     mask: list[bool]
+    trained: tuple[tuple[int, int], ...]  # ranges of characters
+    hidden: int  # answers whose reasoning the template leaves out
 
     @property
     def length(self) -> int:

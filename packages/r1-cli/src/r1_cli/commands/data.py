@@ -26,6 +26,10 @@ def check(settings: tuple[str, ...], strict: bool, html: Path | None, rows: Path
     within and between training and validation, and answers that the reward cannot read. For each it says what a run
     would do: refuse to start, or leave the rows out, which is a warning.
 
+    If a key of sft is set, rows are those of r1 sft. The check then finds conversations without an answer, roles out of
+    order, pairs that cannot be compared, and reasoning that the chat template drops; it counts answers and trained
+    tokens, and shows what is trained.
+
     \b
       r1 data check config=run.yaml
       r1 data check run.yaml data.val_files=null --html report.html --rows bad.jsonl
@@ -35,7 +39,7 @@ def check(settings: tuple[str, ...], strict: bool, html: Path | None, rows: Path
     from r1_rewards.types import RewardSpecError
 
     with user_errors(ConfigError, DataError, RewardSpecError):
-        config, _ = load_config(settings, command="data")
+        config, provenance = load_config(settings, command="data")
 
         share_processors()
         from rich.console import Console
@@ -43,8 +47,8 @@ def check(settings: tuple[str, ...], strict: bool, html: Path | None, rows: Path
         from r1_cli.build.rendering import build_renderer, open_workers
         from r1_cli.models.files import open_model
         from r1_cli.models.load import ModelError
-        from r1_cli.plan.data_check.examine import check as check_rows
         from r1_cli.plan.data_check.page import write_page
+        from r1_cli.plan.data_check.run import run_conversation_check, run_prompt_check
         from r1_cli.plan.data_check.tables import show as show_tables
         from r1_cli.runs.track.console import ConsoleReporter, configure_logging
         from r1_data.check import Inspector
@@ -52,17 +56,19 @@ def check(settings: tuple[str, ...], strict: bool, html: Path | None, rows: Path
         console = Console()
         configure_logging(console)
         with user_errors(ModelError):
-            inspector = Inspector(build_renderer(config, open_model(config)), config.data.max_prompt_length)
+            renderer = build_renderer(config, open_model(config))
+        inspector = Inspector(renderer, config.data.max_prompt_length)
         with ExitStack() as stack:
             reporter = stack.enter_context(ConsoleReporter(console, step_lines=False))
             workers = stack.enter_context(open_workers(config, inspector))
             file = stack.enter_context(rows.open("w", encoding="utf-8")) if rows else None
             write = (lambda found: print(json.dumps(found, ensure_ascii=False), file=file)) if file else None
-            report = check_rows(config, inspector, workers, reporter.progress, strict=strict, write=write)
+            run = run_conversation_check if provenance.is_set("sft") else run_prompt_check
+            report, show_row = run(config, inspector, workers, reporter.progress, strict, write)
             show_tables(console, report)
             if html:
                 with writing(html):
-                    html.write_text(write_page(report, inspector.renderer, workers), encoding="utf-8")
+                    html.write_text(write_page(report, show_row), encoding="utf-8")
     if report.failed:
         raise SystemExit(1)
 
@@ -82,11 +88,12 @@ def show(settings: tuple[str, ...], row: str, validation: bool) -> None:
     from r1_data.types import DataError
 
     with user_errors(ConfigError, DataError):
-        config, _ = load_config(settings, command="data")
+        config, provenance = load_config(settings, command="data")
 
         share_processors()
         from r1_cli.models.load import ModelError
         from r1_cli.plan.data_check.show import describe_row
 
         with user_errors(ModelError):
-            click.echo(describe_row(config, row, validation=validation))
+            tuned = provenance.is_set("sft")
+            click.echo(describe_row(config, row, validation=validation, conversations=tuned))

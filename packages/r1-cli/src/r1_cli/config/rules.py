@@ -28,7 +28,8 @@ Command = Literal["train", "sft", "eval", "data", "sample"]
 
 def find_problems(config: RunConfig, provenance: Provenance, command: Command) -> list[Problem]:
     """Return all problems that would stop the run, without loading anything."""
-    found = [*_input_problems(config, command)]
+    tuned = command == "sft" or (command == "data" and provenance.is_set("sft"))  # rows are conversations
+    found = [*_input_problems(config, command, config.data.max_length if tuned else None)]
     if command == "train":
         found += _training_problems(config, provenance)
     if command == "sft":
@@ -37,7 +38,7 @@ def find_problems(config: RunConfig, provenance: Provenance, command: Command) -
     return [_problem(config, provenance, key, message) for key, message in found] + [*secrets]
 
 
-def _input_problems(config: RunConfig, command: Command) -> Iterator[KeyProblem]:
+def _input_problems(config: RunConfig, command: Command, max_length: int | None) -> Iterator[KeyProblem]:
     data, model, reward, rollout = config.data, config.worker.actor.model, config.worker.reward, config.worker.rollout
     yield from row_problems(data, command)
     if not model.model_path:
@@ -65,8 +66,7 @@ def _input_problems(config: RunConfig, command: Command) -> Iterator[KeyProblem]
         yield from source.file_problems(data)
     yield from model.file_problems("worker.actor.model")
     yield from config.trainer.file_problems(saves=command in ("train", "sft"))
-    whole = data.max_length if command == "sft" else None
-    yield from model.position_problems("worker.actor.model", data.max_response_length, whole)
+    yield from model.position_problems("worker.actor.model", data.max_response_length, max_length)
     yield from reward.file_problems()
     yield from config.worker.teacher.file_problems()
     yield from function_problems("algorithm.adv_estimator", config.algorithm.adv_estimator)

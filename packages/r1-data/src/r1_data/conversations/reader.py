@@ -94,6 +94,7 @@ class ConversationReader:
             rejected,
             label,
             {"enable_thinking": thinking} if isinstance(thinking, bool) else {},
+            None if rejected is None else len(draft.prompt),
         )
 
     def _read_prompt(self, row: Mapping[str, object], columns: Columns) -> "_Draft":
@@ -110,6 +111,8 @@ class ConversationReader:
             query = self.others.query or ("input" if columns.prompt == "instruction" else "")
             parts = [cell, optional_text(row, query)] if query else [cell]
             messages[0]["content"] = "\n".join(part for part in parts if part)
+        if columns.ground_truth:
+            exclude_answers(messages)
         draft.prompt = self._read_history(row) + messages
         if (system := optional_text(row, self.others.system)) and not has_system(draft.prompt):
             draft.prompt.insert(0, {"role": "system", "content": system})
@@ -193,6 +196,13 @@ class _Draft:
     embedded: Cells  # the media of their parts, and of the answer's
     answer: list[Message] = field(default_factory=list)
     rejected: list[Message] | None = None
+
+
+def exclude_answers(prompt: list[Message]) -> None:
+    """Mark the answers in a prompt's own messages as not trained, unless they are marked already."""
+    for message in prompt:
+        if message["role"] == "assistant" and not {"weight", "train"} & message.keys():
+            message["train"] = False
 
 
 def has_system(messages: list[Message]) -> bool:

@@ -15,6 +15,7 @@ from r1_cli.plan.data_check.findings import Report
 from r1_cli.train.metrics.validate import is_correct
 from r1_cli.train.types import Progress
 from r1_data.check import Examined, Inspector, SourceRows, examine_all
+from r1_data.conversations import Wanted
 from r1_data.lengths import MANY, open_known
 from r1_data.workers import Workers
 from r1_rewards.reading.extract import ANSWER_FORMS, write_answer
@@ -45,10 +46,10 @@ class SpacedRows(Sequence[tuple[str, Row]]):
         return self._rows[index * self._every]
 
 
-def open_all(config: RunConfig) -> tuple[list[OpenSource], int]:
-    """Return training, then validation sources, and the count of the former."""
-    training = open_sources(training_sources(config.data))
-    return training + open_sources(validation_sources(config.data)), len(training)
+def open_all(config: RunConfig, wanted: Wanted | None = None) -> tuple[list[OpenSource], int]:
+    """Return training, then validation sources, and the count of the former. `wanted` as in `open_sources`."""
+    training = open_sources(training_sources(config.data), wanted)
+    return training + open_sources(validation_sources(config.data), wanted), len(training)
 
 
 def check(

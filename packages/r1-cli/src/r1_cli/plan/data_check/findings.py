@@ -1,16 +1,20 @@
 """Results of a data check, by source and by kind."""
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Literal
+
+from rich.text import Text
 
 from r1_cli.build.rows import OpenSource
 from r1_cli.config import ConfigError, RunConfig
 from r1_cli.plan.batches import count_steps
 from r1_data.check import Examined
+from r1_data.conversations.check import ExaminedConversation
 
 Level = Literal["error", "warning"]
+AnyExamined = Examined | ExaminedConversation
 
 SHOWN = 3  # rows that a finding names
 BINS = 12  # of the histogram
@@ -34,11 +38,18 @@ TITLES = {
     "contradiction": "rows that ask what another asks, with another answer",
     "leak": "validation rows that are training rows, too",
     "reward": "answers that their own reward gives no credit",
+    "no answer": "rows without an answer to train on",
+    "roles": "rows whose messages are out of order",
+    "pair": "preference rows whose answers cannot be compared",
+    "long": "conversations over data.max_length",
+    "cut": "conversations over data.max_length, of which the end is cut off (data.truncation=right)",
+    "hidden": "conversations of which the chat template drops earlier reasoning; sft.turns=each trains all of it",
+    "many": "sources of which too many rows cannot be used",
     "no rows": "sources without rows",
     "batch": "usable rows too few for one batch",
 }
 REMARKS = {"blank answer", "markup", "unread"}  # what is odd about rows that are usable
-WARNINGS = {"duplicate", "contradiction", "leak", *REMARKS}
+WARNINGS = {"duplicate", "contradiction", "leak", "cut", "hidden", *REMARKS}
 USED = {*WARNINGS, "reward"}  # rows that a run takes as they are
 OF_MEDIA = {"media", "crash", "damage"}  # what `data.bad_rows=skip_media` leaves out
 REFUSED = "a run would not start"
@@ -52,9 +63,9 @@ class RowIssue:
     level: Level
     consequence: str  # what a run does with them, "" if it takes them as they are
     count: int = 0
-    examples: list[tuple[str, Examined | None]] = field(default_factory=list)  # (what is said, the row)
+    examples: list[tuple[str, AnyExamined | None]] = field(default_factory=list)  # (what is said, the row)
 
-    def add(self, reason: str, row: Examined | None = None) -> None:
+    def add(self, reason: str, row: AnyExamined | None = None) -> None:
         self.count += 1
         if len(self.examples) < SHOWN:
             self.examples.append((reason, row))
@@ -69,6 +80,8 @@ class SourceTally:
     media: int = 0
     tokens: Counter[int] = field(default_factory=Counter)  # prompt length -> rows, of all that can be rendered
     usable_tokens: int = 0
+    answers: int = 0  # of fine-tuning rows
+    trained: int = 0  # tokens of fine-tuning rows
 
     @property
     def name(self) -> str:
@@ -80,6 +93,8 @@ class SourceTally:
 
 
 class Report:
+    lengths = "prompt tokens"  # what the histogram counts
+
     def __init__(
         self,
         config: RunConfig,
@@ -99,7 +114,7 @@ class Report:
         # take twice the memory.
         self._asked: dict[bool, dict[bytes, tuple[str, str | None]]] = {False: {}, True: {}}
 
-    def add(self, kind: str, reason: str, row: Examined | None = None, level: Level | None = None) -> None:
+    def add(self, kind: str, reason: str, row: AnyExamined | None = None, level: Level | None = None) -> None:
         consequence = self.consequence(kind)
         strict = self._strict or (kind == "damage" and self.config.data.bad_rows == "refuse")
         mild = kind in WARNINGS or (consequence not in ("", REFUSED) and not strict)
@@ -176,6 +191,10 @@ class Report:
         bins = Counter((length - low) // width for length in lengths.elements())
         return [(low + i * width, low + (i + 1) * width, bins[i]) for i in range(-(-(high - low) // width))]
 
+    def examples(self) -> Iterator[tuple[str, Text]]:
+        """Yield titles and texts of rows to print. Prompts are shown by `r1 data show`."""
+        yield from ()
+
     def tokens_per_step(self) -> tuple[int, int] | None:
         """Return the mean prompt tokens and the maximal answer tokens of a training step."""
         trained = [tally for tally in self.sources if not tally.validation and tally.usable]
@@ -185,6 +204,12 @@ class Report:
         mean = sum(s * tally.mean_tokens for s, tally in zip(shares, trained, strict=True)) / sum(shares)
         sequences = self.config.data.rollout_batch_size * self.config.worker.rollout.n
         return round(sequences * mean), sequences * self.config.data.max_response_length
+
+    def step_line(self) -> str:
+        """Return how many tokens a training step has, "" if no row is usable."""
+        if (found := self.tokens_per_step()) is None:
+            return ""
+        return f"a step has about {found[0]:,} prompt tokens and at most {found[1]:,} answer tokens"
 
 
 def _brief(text: str | None) -> str:

@@ -3,30 +3,35 @@
 from collections.abc import Iterator
 from typing import Any
 
+from r1_cli.build.demonstrations import build_conversation_renderer, wanted_rows
 from r1_cli.build.rendering import build_renderer, open_rendering
 from r1_cli.build.rows import OpenSource
 from r1_cli.config import RunConfig
 from r1_cli.models.files import open_model
 from r1_cli.plan.data_check.examine import open_all
+from r1_cli.plan.data_check.page import mark_trained
 from r1_data.prefetch import start_rendering
 from r1_data.types import DataError, Prompt
 from r1_data.workers import WorkerDied
 
 
-def describe_row(config: RunConfig, wanted: str, *, validation: bool) -> str:
+def describe_row(config: RunConfig, wanted: str, *, validation: bool, conversations: bool = False) -> str:
     """Describe a row's columns, messages, media, text and tokens.
 
     Args:
         wanted: the row's number, counted from 1 over all sources, or its id (`train.parquet:12`).
+        conversations: rows are those of `r1 sft`.
 
     Raises:
         DataError, ModelError: there is no such row; the model's processor cannot be read.
     """
-    opened, training = open_all(config)
+    opened, training = open_all(config, wanted_rows(config) if conversations else None)
     one, index = _find(opened[training:] if validation else opened[:training], wanted)
     row_id, row = one.rows[index]
     lines = [f"row       {row_id}", f"source    {one.source.name} ({one.detected.format or 'columns as set'})"]
     lines += [f"  {name}: {_brief(value)}" for name, value in row.items()]
+    if conversations:
+        return "\n".join([*lines, *_conversation(config, one, index)])
     try:
         example = one.reader(row_id, row)
         lines += [
@@ -38,6 +43,25 @@ def describe_row(config: RunConfig, wanted: str, *, validation: bool) -> str:
     except (DataError, WorkerDied) as error:
         return "\n".join([*lines, f"cannot be used: {error}"])
     return "\n".join([*lines, *_rendered(prompt, config.data.max_prompt_length)])
+
+
+def _conversation(config: RunConfig, one: OpenSource, index: int) -> Iterator[str]:
+    renderer = build_conversation_renderer(config, build_renderer(config, open_model(config)))
+    try:
+        conversation = one.conversation_reader(*one.rows[index])
+        surveys = renderer.survey(conversation)
+        yield "messages"
+        for message in conversation.messages + (conversation.rejected or []):
+            yield f"  {message['role']}: {_brief(message['content'], 400)}"
+        renderer.load(conversation)
+    except DataError as error:
+        yield f"cannot be used: {error}"
+        return
+    for part in surveys:
+        over = f", over data.max_length={config.data.max_length}" if part.tokens > config.data.max_length else ""
+        yield f"tokens    {part.tokens}{over}, of which {part.trained_tokens} are trained"
+        yield "text, with [[ ]] around what is trained"
+        yield mark_trained(part, str, "[[", "]]", limit=len(part.text))
 
 
 def _rendered(prompt: Prompt, limit: int) -> Iterator[str]:

@@ -15,13 +15,12 @@ def show(console: Console, report: Report) -> None:
     show_table(console, _sources(report))
     if bins := report.histogram():
         most = max(rows for _, _, rows in bins)
-        console.print("prompt tokens", style="bold")
+        console.print(report.lengths, style="bold")
         for low, high, rows in bins:
             bar = "█" * round(BAR * rows / most)
             console.print(f"{low:>7,} – {high - 1:<7,} {bar} {rows:,}", highlight=False)
-    if estimate := report.tokens_per_step():
-        prompts, answers = estimate
-        console.print(f"\na step has about {prompts:,} prompt tokens and at most {answers:,} answer tokens\n")
+    if line := report.step_line():
+        console.print(f"\n{line}\n", highlight=False)
     findings = report.ordered()
     for finding in findings:
         style = "red" if finding.level == "error" else "yellow"
@@ -37,12 +36,17 @@ def show(console: Console, report: Report) -> None:
             )
     if not findings:
         console.print("nothing to complain about")
+    for title, text in report.examples():
+        console.print(f"\n{title}", style="bold", highlight=False)
+        console.print(text, soft_wrap=True)
 
 
 def _sources(report: Report) -> Table:
     right = {"justify": "right"}
     headings = [Column("source", overflow="fold"), Column("format"), Column("prompt and answer", overflow="fold")]
     headings += [Column(name, **right) for name in ("rows", "usable", "left out", "media", "mean", "longest")]  # type: ignore[arg-type]
+    tuned = any(tally.answers for tally in report.sources)
+    headings += [Column(name, **right) for name in ("answers", "trained") if tuned]  # type: ignore[arg-type]
     table = Table(*headings, box=box.SIMPLE_HEAD, pad_edge=False)
     for tally in report.sources:
         table.add_row(
@@ -54,5 +58,6 @@ def _sources(report: Report) -> Table:
             f"{tally.media:,}",
             f"{tally.mean_tokens:.0f}",
             f"{max(tally.tokens, default=0):,}",
+            *([f"{tally.answers:,}", f"{tally.trained:,}"] if tuned else []),
         )
     return table
