@@ -19,6 +19,7 @@ from turn_templates import (
     merging_tokenizer,
 )
 
+from r1_data.conversations import ConversationReader
 from r1_data.demonstrations import ConversationDataset, ConversationRenderer
 from r1_data.lengths import KnownLengths
 from r1_data.references import Video
@@ -465,3 +466,11 @@ def test_lengths_of_conversations_are_cached_apart(merging, tmp_path):
     others = [replace(row, rejected=[TALK[1]]), replace(row, label=True), replace(row, template_kwargs={"a": 1})]
     assert len({known.key(one) for one in (row, *others)}) == 4
     assert known.key(replace(row, id="t:2")) == known.key(row)
+
+
+def test_a_pair_of_several_turns_is_split_where_its_row_was(merging):
+    chosen, rejected = list(TALK), [TALK[0], {"role": "assistant", "content": "None."}, *TALK[2:]]
+    row = ConversationReader()("t:1", {"chosen": chosen, "rejected": rejected})
+    better, worse = renderer_of(merging).render(row)
+    assert trained(merging, better) == ["There are 12.<|im_end|>", "Now 13.<|im_end|>"]
+    assert trained(merging, worse) == ["None.<|im_end|>", "Now 13.<|im_end|>"]

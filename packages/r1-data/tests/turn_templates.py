@@ -225,3 +225,13 @@ def merging_tokenizer(tags: Sequence[str] = TAGS) -> PreTrainedTokenizerFast:
     bpe.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in _SPECIAL])
     bpe.add_tokens([AddedToken(token, special=False, normalized=False) for token in tags])
     return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<|im_end|>", pad_token="<|endoftext|>")
+
+
+def special_tokenizer(tokens: "set[str]") -> PreTrainedTokenizerFast:
+    """Make a tokenizer of one token a byte, with these special tokens, which ends texts with </s>."""
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    bpe = Tokenizer(models.BPE(vocab={letter: number for number, letter in enumerate(alphabet)}, merges=[]))
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    bpe.decoder = decoders.ByteLevel()
+    bpe.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in sorted(tokens)])
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, bos_token="<s>", eos_token="</s>", pad_token="</s>")
