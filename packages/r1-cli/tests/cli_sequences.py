@@ -27,6 +27,7 @@ from r1_core.learner.optim import build_optimizer
 from r1_core.learner.parallel import Parallel, find_blocks, full_tensor, shard_model
 from r1_core.learner.token_model import TokenModel
 from r1_core.learner.trainable import LearnerInfo
+from r1_core.losses import NLL
 from r1_core.objective import Objective
 from r1_core.types import Sample
 
@@ -143,6 +144,21 @@ def take_course(name: str, objective: str, form: Form | None = None) -> Course:
         course.metrics.append(metrics | learner.optim_step())
     course.weights = {key: tensor.clone() for key, tensor in learner.weights()}
     return course
+
+
+def fine_tune(name: str, form: Form | None = None) -> tuple[tuple[float, Tensor], dict[str, float], dict[str, Tensor]]:
+    """The mean of -log-probs of all tokens, these log-probs, and metrics and gradients of a step of fine-tuning."""
+    learner = build_learner(name) if form is None else build_learner(name, form.join(), form.batching)
+    samples = [replace(sample, advantages=sample.loss_mask.double()) for sample in samples_for(name)]
+    samples = [replace(sample, old_logprobs=None, weights=None, rollout_logprobs=None) for sample in samples]
+    found, metrics = learner.forward_backward_on_policy(samples, Objective(NLL()))
+    logprobs = torch.cat([sample.old_logprobs[sample.loss_mask] for sample in found])
+    gradients = {
+        key: full_tensor(param.grad).clone()
+        for key, param in learner.model.named_parameters()
+        if param.grad is not None
+    }
+    return (-logprobs.mean().item(), logprobs), metrics, gradients
 
 
 def forecast(name: str, form: Form | None = None) -> tuple[Tensor, CriticCourse]:

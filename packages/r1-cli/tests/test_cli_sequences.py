@@ -85,3 +85,26 @@ def test_the_rows_that_are_shared_have_pictures_across_cuts_one_token_and_ranks_
     assert any(across)
     assert any(empty)
     assert not all(empty)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "form"),
+    [
+        ("qwen2", "none of 2"),
+        ("qwen2", "2 of 2"),
+        ("qwen2.5-vl", "2 of 4"),
+        ("qwen3-moe", "2 of 4, two copies, prompts shared"),
+        ("qwen2", "4 of 4, prompts shared"),
+    ],
+)
+def test_ranks_fine_tune_as_one_process_does(family: str, form: str) -> None:
+    (nll, logprobs), metrics, gradients = cli_sequences.fine_tune(family)
+    assert metrics["pg_loss"] == pytest.approx(nll, abs=1e-6)
+    assert max(float(grad.abs().max()) for grad in gradients.values()) > 1e-3
+    for (_, own), found, grads in ranks.run(cli_sequences.fine_tune, family, FORMS[form], world=FORMS[form].world):
+        assert found == pytest.approx(metrics, abs=1e-10)
+        torch.testing.assert_close(own, logprobs, atol=1e-6, rtol=0)
+        assert grads.keys() == gradients.keys()
+        for name, grad in grads.items():
+            torch.testing.assert_close(grad, gradients[name], atol=1e-10, rtol=0, msg=name)

@@ -1,0 +1,73 @@
+"""The loss of fine-tuning is Hugging Face's own, over twelve families and all layouts."""
+
+from dataclasses import replace
+from typing import Any
+
+import families
+import pytest
+import torch
+import transformers as hf
+from family_prompts import make_learner, make_prompts, make_samples
+from golden import prompt_cases
+from torch import Tensor
+
+from r1_core.losses import NLL
+from r1_core.objective import Objective
+from r1_core.types import Sample
+from r1_data.types import Prompt
+
+TEXT = (*families.TEXT_FAMILIES, *families.FURTHER_TEXT)
+FAMILIES = (*TEXT, *families.VISION_FAMILIES, *families.FURTHER_VISION, "mistral")
+HYBRID = ("qwen3_5_text", "qwen3_5")  # a run finds out that they do not pack, and pads them
+PICTURES = ("pictures around a video", "picture last")
+
+
+def build(family: str) -> Any:
+    if family != "mistral":
+        return families.make_model(family, 1.0)
+    own = families.make_config("llama")
+    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
+             "num_key_value_heads", "head_dim", "eos_token_id", "pad_token_id", "tie_word_embeddings")  # fmt: skip
+    config = hf.AutoConfig.for_model("mistral", **{name: getattr(own, name) for name in sizes})
+    return families.make_model("llama", 1.0, config)
+
+
+def loss_of_hugging_face(model: Any, prompt: Prompt, sample: Sample) -> Tensor:
+    """What a row alone gets from `labels`, with what the processor returns and positions of the model's own."""
+    more: dict[str, Tensor] = dict(prompt.model_inputs)
+    if more:
+        config = model.config
+        kinds = (sample.token_ids == config.image_token_id).int() + 2 * (sample.token_ids == config.video_token_id)
+        more["mm_token_type_ids"] = kinds.int()[None]
+    if hasattr(model.model, "rope_deltas"):
+        model.model.rope_deltas = None
+    labels = torch.where(sample.loss_mask, sample.token_ids, -100)
+    loss: Tensor = model(input_ids=sample.token_ids[None], labels=labels[None], use_cache=False, **more).loss
+    return loss
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_loss_is_that_of_hugging_face_in_every_layout(family: str) -> None:
+    prompts = make_prompts("llama" if family == "mistral" else family, PICTURES)
+    assert set(PICTURES) <= set(prompt_cases.CASES)
+    prompts = [*prompts, *prompts]  # another answer to each
+    samples = [
+        replace(sample, prompt_length=len(prompt.token_ids), advantages=torch.ones(len(sample.token_ids)))
+        for prompt, sample in zip(prompts, make_samples(prompts), strict=True)
+    ]
+    plain, lengths = build(family), torch.tensor([sample.response_length for sample in samples])
+    alone = torch.stack([loss_of_hugging_face(plain, *pair) for pair in zip(prompts, samples, strict=True)])
+    expected = (alone * lengths).sum() / lengths.sum()
+    expected.backward()
+    for layout in ("padded",) if family in HYBRID else ("padded", "packed", "packed, cut", "shared"):
+        learner = make_learner(build(family), rows=3 if "cut" in layout else 99, padding_free=layout != "padded")
+        learner.batching = replace(learner.batching, share_prompts=layout == "shared")
+        found, metrics = learner.forward_backward_on_policy(samples, Objective(NLL()))
+        assert metrics["pg_loss"] == pytest.approx(expected.item(), abs=1e-6), layout
+        for sample, own in zip(found, alone.tolist(), strict=True):
+            assert sample.old_logprobs is not None
+            assert -sample.old_logprobs.sum().item() / sample.response_length == pytest.approx(own, abs=2e-6), layout
+        for (name, here), there in zip(learner.model.named_parameters(), plain.parameters(), strict=True):
+            if there.grad is not None:
+                torch.testing.assert_close(here.grad, there.grad, atol=2e-6, rtol=1e-4, msg=f"{layout}: {name}")
