@@ -284,11 +284,29 @@ class TrainingSession:
             ConfigError, ModelError, RewardSpecError: a reward lacks a column, a model or base scores.
             EngineError: the engine's weights cannot be checked.
         """
-        verifier, model, hardware, learner = data.verifier, devices.model, devices.hardware, models.learner
-        require_columns(verifier, data.sources, data.parts)
+        model, hardware, learner = devices.model, devices.hardware, models.learner
+        self.connect_verifier(config, folder, devices, data, models, reports)
+        player = with_record(data.player, logs.recorder)
+        sampler = build_sampler(config, model, data.verifier, models.engine, player)
+        if not config.worker.rollout.canary:
+            return sampler
+        return add_weight_check(sampler, learner, build_canary(config, hardware, model, data.renderer, learner))
+
+    def connect_verifier(
+        self,
+        config: RunConfig,
+        folder: RunFolder,
+        devices: Devices,
+        data: PromptData,
+        models: Models,
+        reports: Reports,
+    ) -> None:
+        """Connect rewards to their models. Raises ConfigError, ModelError and RewardSpecError as `connect_rewards`."""
+        model, hardware, learner = devices.model, devices.hardware, models.learner
+        require_columns(data.verifier, data.sources, data.parts)
         connect_references(
             config,
-            verifier,
+            data.verifier,
             model,
             [*data.training.named(), *data.validation.named()],
             [folder.path, *([folder.start.parent] if folder.start else [])],
@@ -297,11 +315,6 @@ class TrainingSession:
             reports.console.progress,
             resumed=folder.start is not None,
         )
-        player = with_record(data.player, logs.recorder)
-        sampler = build_sampler(config, model, verifier, models.engine, player)
-        if not config.worker.rollout.canary:
-            return sampler
-        return add_weight_check(sampler, learner, build_canary(config, hardware, model, data.renderer, learner))
 
     def open_sampling(
         self,

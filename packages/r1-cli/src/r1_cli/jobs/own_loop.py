@@ -1,0 +1,127 @@
+"""`r1_cli.open`: the parts of a run, assembled for a loop of your own."""
+
+import json
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field, replace
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+
+from r1_cli.build.algorithm import try_algorithm
+from r1_cli.build.sampler import build_sampler, build_sampling
+from r1_cli.checkpoint.folders import CheckpointStore
+from r1_cli.config import ConfigError, Problem, RunConfig, load_config
+from r1_cli.jobs.session import TrainingSession, build_schedule
+from r1_cli.jobs.startup import RunFolder
+from r1_cli.plan.batches import make_plan
+from r1_cli.runs.track.timing import Stopwatch
+from r1_cli.train.groups.group import Group
+from r1_cli.train.sampling.generate import sample_groups
+from r1_cli.train.types import Policy, Progress, PromptStream, Sampler, ValueModel
+from r1_data.dataset import Mixture
+from r1_data.types import Prompt
+from r1_rewards.types import Verifier
+from r1_rollout.types import Generator, SamplingParams
+from r1_rollout.weights import LocalWeights
+
+
+@dataclass(slots=True)
+class Parts:
+    """What `r1_cli.open` hands out. The learner's learning rate follows `config` as that of `r1 train` does."""
+
+    config: RunConfig
+    learner: Policy  # see `r1_core.Learner`; it has a reference model if the configuration uses one
+    critic: ValueModel | None
+    engine: Generator  # see `r1_rollout.types.Generator`
+    prompts: Mixture  # of `data.train_files`, by index
+    val_prompts: Mixture  # empty without `data.val_files`
+    stream: PromptStream  # gives the indices of a step's prompts: `stream.batch(0)`
+    verifier: Verifier  # scores a list of `r1_rewards.RewardInput`
+    sampling: SamplingParams  # of training
+    _sampler: Sampler
+    _progress: Progress
+    _version: int = field(default=0)  # of the weights that the engine had last
+
+    def sample(self, prompts: Sequence[Prompt], **changes: Any) -> list[Group]:
+        """Sample answers with the learner's current weights and score them; return one group for each prompt.
+
+        `changes` are of `sampling`, such as `n=1` or `seed=7`. `r1_cli.train.groups.group.to_samples` makes the
+        learner's samples of groups. Raises RewardFailure if an answer cannot be scored.
+        """
+        self._version += 1
+        with self.engine.active(LocalWeights(self.learner.weights(), version=self._version)):
+            params = replace(self.sampling, **changes)
+            groups = sample_groups(self._sampler, prompts, params, Stopwatch(), self._progress)
+        return [groups[index] for index in range(len(prompts))]
+
+
+@contextmanager
+def open_parts(config: "str | PathLike[str] | Mapping[str, Any] | RunConfig") -> Iterator[Parts]:
+    """Assemble learner, engine, data and verifier on one device, and close them at the end of the block.
+
+    Nothing is logged, saved or resumed: `trainer.save_checkpoint_path` and the like are not read.
+
+    Args:
+        config: a configuration of `r1 train`: its file, a mapping of its sections, or what `load_config` returned.
+
+    Raises:
+        ConfigError, DataError, ModelError, RewardSpecError: as `r1 train` before its first step; also for settings that
+            need `r1 train`: several devices or turns, `trainer.max_staleness`, a teacher.
+    """
+    with ExitStack() as stack:
+        root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="r1-open-")))
+        settings, provenance = load_config([f"config={_write_config(config, root)}"])
+        _require_simple(settings)
+        try_algorithm(settings)
+        session = TrainingSession(Console(quiet=True), provenance, stack, torch.get_num_threads())
+        folder = RunFolder(CheckpointStore(root), None)
+        settings, devices = session.reserve_devices(settings, folder)
+        reports = session.open_reports(settings, folder)
+        data = session.open_data(settings, devices, reports)
+        sizes = [len(part) for part in data.training.prompts.parts]
+        schedule = build_schedule(settings, make_plan(settings, sizes, None).total_steps or 0)
+        stream = session.open_stream(settings, folder, data)
+        models = session.load_models(settings, devices, schedule)
+        settings, _ = session.check_models(settings, folder, devices, data, models)
+        session.connect_verifier(settings, folder, devices, data, models, reports)
+        sampler = build_sampler(settings, devices.model, data.verifier, models.engine)
+        yield Parts(
+            settings,
+            models.learner,
+            models.critic,
+            models.engine,
+            data.training.prompts,
+            data.validation.prompts,
+            stream,
+            data.verifier,
+            build_sampling(settings)[0],
+            sampler,
+            reports.console.progress,
+        )
+
+
+def _write_config(config: "str | PathLike[str] | Mapping[str, Any] | RunConfig", folder: Path) -> Path:
+    if isinstance(config, str | PathLike):
+        return Path(config)
+    tree = config.model_dump(mode="json") if isinstance(config, RunConfig) else dict(config)
+    (file := folder / "config.yaml").write_text(json.dumps(tree), encoding="utf-8")  # JSON is YAML
+    return file
+
+
+def _require_simple(config: RunConfig) -> None:
+    """Raise ConfigError for settings that the parts alone do not carry out."""
+    trainer, rollout = config.trainer, config.worker.rollout
+    found = {
+        "trainer.n_gpus_per_node": trainer.devices > 1,
+        "trainer.max_staleness": trainer.max_staleness > 0,
+        "worker.rollout.multi_turn.enable": rollout.multi_turn.enable,
+        "worker.teacher": config.worker.teacher.used,
+    }
+    message = "needs r1 train: r1_cli.open assembles one learner on one device, without what a loop does"
+    if any(found.values()):
+        raise ConfigError([Problem(key, message) for key, needs_train in found.items() if needs_train])
