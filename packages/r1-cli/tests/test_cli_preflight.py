@@ -164,6 +164,15 @@ def no_end_of_an_answer(folder: Path) -> list[str]:
     return edit_json(folder / "model/tokenizer_config.json", eos_token=None)
 
 
+@fault("model", "model.answers")
+def a_template_whose_answers_do_not_end(folder: Path) -> list[str]:
+    template = folder / "model/chat_template.jinja"
+    text = template.read_text()
+    assert text.count("<|im_end|>") == 1
+    template.write_text(text.replace("<|im_end|>", ""))
+    return []
+
+
 @fault("data", "data.media")
 def pictures_that_are_broken(folder: Path) -> list[str]:
     def spoil(rows: list[dict[str, Any]]) -> None:

@@ -19,6 +19,7 @@ from turn_templates import (
     merging_tokenizer,
 )
 
+from r1_data.assistant import TemplateAnswers
 from r1_data.conversations import ConversationReader
 from r1_data.demonstrations import ConversationDataset, ConversationRenderer
 from r1_data.lengths import KnownLengths
@@ -336,6 +337,26 @@ def test_it_pickles_for_workers_and_its_fingerprint_tells_settings_apart(merging
     ]
     assert len({one.fingerprint() for one in (renderer, *others)}) == 4
     assert again.fingerprint() == renderer.fingerprint()
+
+
+@pytest.mark.parametrize(
+    ("template", "expected"),
+    [
+        (QWEN2_5, ("", "<|im_end|>", "all")),
+        (QWEN3_5, ("<think>\n", "<|im_end|>", "all")),
+        (QWEN2_5.replace("+ content }}", "+ (message.reasoning_content or '') + content }}"), ("", "<|im_end|>", "")),
+        (
+            QWEN2_5.replace("+ content }}", "+ (message.reasoning_content or '' if loop.last else '') + content }}"),
+            ("", "<|im_end|>", "earlier"),
+        ),
+        (NO_END, ("", "", "all")),
+        (GLM, ("", "", "all")),
+        (IDEFICS3, ("", "<end_of_utterance>", "all")),
+    ],
+)
+def test_what_a_template_opens_ends_and_forgets_is_probed(merging, template, expected):
+    found = TemplateAnswers.probe(Renderer(merging, chat_template=template))
+    assert (found.opens, found.end, found.forgets) == expected
 
 
 # Pictures and videos

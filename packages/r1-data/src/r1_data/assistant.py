@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
+from typing import Literal
 
 from r1_data.marks import (
     IN_CALL,
@@ -64,8 +65,8 @@ class AnswerFinder:
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer
         self._writer: Writer | None = None
-        ends = end_tokens(renderer) | {str(renderer.tokenizer.eos_token)}
-        self.special = any_of({token for token in ends if token})
+        eos = renderer.tokenizer.eos_token
+        self.special = any_of({*end_tokens(renderer), *([str(eos)] if eos else [])})
         self.run = re.compile(f"(?:{self.special.pattern})+")
         self._endings: list[str] = []  # that were found behind answers without calls
 
@@ -117,6 +118,28 @@ class AnswerFinder:
         # The token depends on what follows in gpt-oss and GLM.
         direct = self.special.match(behind, end) or (None if calls else self.special.match(behind))
         return (direct.end(), True) if direct else (end, False)
+
+
+@dataclass(frozen=True, slots=True)
+class TemplateAnswers:
+    """What a chat template makes of an assistant's answers."""
+
+    opens: str  # what the generation prompt begins of an answer, e.g. "<think>\n"
+    end: str  # the special tokens behind the last answer of a conversation; "" if there are none
+    forgets: Literal["", "earlier", "all"]  # whose `reasoning_content` it does not show
+
+    @classmethod
+    def probe(cls, renderer: Renderer) -> "TemplateAnswers":
+        """Render a short conversation. Raises DataError as `AnswerFinder.find`."""
+        finder = AnswerFinder(renderer)
+        answer = {"role": "assistant", "content": "An answer.", "reasoning_content": "A thought."}
+        found = finder.find([_FOLLOWING, answer, _FOLLOWING, answer])
+        writer = Writer(renderer, content_parts=needs_parts(renderer))
+        opened = re.search(r"<think>\s*\Z", writer.write([_FOLLOWING]))
+        last = found.spans[-1]
+        run = [*finder.run.finditer(found.text, last.start, last.stop)]
+        forgets: Literal["", "earlier", "all"] = "all" if 3 in found.hidden else "earlier" if found.hidden else ""
+        return cls(opened[0] if opened else "", run[-1][0] if last.ended else "", forgets)
 
 
 class _Case:

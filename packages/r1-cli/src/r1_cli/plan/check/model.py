@@ -51,6 +51,35 @@ def check_tokenizer(subject: Subject) -> Iterator[Finding]:
         )
 
 
+def check_template(subject: Subject) -> Iterator[Finding]:
+    """Say what the chat template makes of an assistant's answers, which `r1 sft` trains."""
+    from r1_cli.build.rendering import build_renderer
+    from r1_cli.models.load import load_generation_config
+    from r1_data.assistant import TemplateAnswers
+    from r1_data.types import DataError
+    from r1_rollout.tokens import end_token_ids
+
+    key, model, another = "model.answers", subject.model, "give another template (data.override_chat_template)"
+    try:
+        renderer = build_renderer(subject.config, model)
+        found = TemplateAnswers.probe(renderer)
+    except DataError as error:  # no template at all is an error of its own
+        yield Finding(key, "note", f"r1 sft cannot train with the chat template: {error}")
+        return
+    stops = end_token_ids(load_generation_config(model.path, model.config), model.config, model.tokenizer)
+    ends = renderer.tokenizer(found.end, add_special_tokens=False)["input_ids"] if found.end else []
+    opens = f"; the generation prompt opens {found.opens!r}" if found.opens else ""
+    if stops & {*ends}:
+        yield Finding(key, "note", f"chat template: an answer ends with {found.end}{opens}")
+    else:
+        end = f"ends with {found.end}, at which sampling does not stop" if found.end else "ends with no special token"
+        yield Finding(key, "warning", f"chat template: an answer {end}: trained on it, a model does not stop", another)
+    if found.forgets:
+        whose = "any reasoning_content" if found.forgets == "all" else "the reasoning_content of earlier answers"
+        fix = "" if found.forgets == "all" else "sft.turns=each trains every answer with its reasoning"
+        yield Finding(f"{key}.reasoning", "note", f"chat template: it does not show {whose} to r1 sft", fix)
+
+
 def check_lengths(subject: Subject) -> Iterator[Finding]:
     data, text = subject.config.data, subject.model.config.get_text_config()
     longest, known = data.max_prompt_length + data.max_response_length, find_value(text, "max_position_embeddings")
