@@ -17,6 +17,8 @@ PAGES = [
 ]
 RUN = "run"  # by `code_blocks`; what blocks in docs/ are unless something else is said here
 INSTALLS = "not run: installs packages"
+TUNING = "tests/test_fine_tuning.py"
+SAMPLED = "test_validation_samples_answers_with_an_engine_that_is_opened_on_first_use"
 SERVER = "not run: starts a server"
 MINUTES = "not run: takes minutes; tests/test_episodes.py trains with an environment"
 DOCS, CLI, R1 = "tests/test_docs.py", "packages/r1-cli/tests/test_cli_", "tests/recipes/test_recipes.py"
@@ -60,6 +62,13 @@ BY: Mapping[str, Mapping[str, list[str]]] = {
         "python": [f"{DOCS}::test_the_own_loss_and_estimator_of_the_page_are_accepted"],
     },
     "docs/run-folder.md": {"python": [f"{QUICK}the_record_is_read_in_a_line_as_the_page_says"] * 3},
+    "docs/fine-tuning.md": {
+        "yaml": [f"{TUNING}::test_a_finished_run_is_validated_and_read_by_the_other_commands", f"{TUNING}::{SAMPLED}"],
+        "bash": [
+            f"{TUNING}::test_a_finished_run_is_validated_and_read_by_the_other_commands",
+            f"{TUNING}::test_a_preference_loss_prefers_the_chosen_answers",
+        ],
+    },
     "docs/view.md": {"bash": [SERVER]},
     "README.md": {
         "indented": [

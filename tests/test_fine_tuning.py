@@ -244,3 +244,11 @@ def test_two_ranks_fine_tune_as_one_process_does(r1: R1, tmp_path: Path) -> None
     expected = [record["sft/nll"] for record in read_log(tmp_path / "one")]
     for found in ranks.run(ranked_runs.train, tmp_path / "two", "sft", str(settings)):
         assert [record["sft/nll"] for record in found] == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_check_reads_a_configuration_of_fine_tuning(r1: R1, tmp_path: Path) -> None:
+    settings = write_settings(tmp_path)
+    assert "no errors" in r1("check", settings, "--no-step").output
+    rows = [{"messages": conversation(n)[:1]} for n in range(20)]
+    write_rows(tmp_path / "rows.jsonl", rows)
+    assert "data." in r1("check", settings, "--no-step", ok=False).output

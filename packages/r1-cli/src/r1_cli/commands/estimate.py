@@ -47,12 +47,15 @@ def estimate(
       r1 estimate run.yaml worker.actor.model.model_path=Qwen/Qwen2.5-VL-7B-Instruct --gpus 2x8xA100-80GB
     """
     from r1_cli.config import ConfigError, load_config
+    from r1_cli.config.fine_tuning import as_training
     from r1_cli.plan.estimate.cards import CardError, read_cards
 
     with user_errors(ConfigError, CardError):
         cards = read_cards(gpus) if gpus is not None else None
         devices = [f"trainer.nnodes={cards.nodes}", f"trainer.n_gpus_per_node={cards.of_node}"] if cards else []
-        config, _ = load_config([*settings, *devices])
+        config, provenance = load_config([*settings, *devices], command=None)
+        if provenance.is_set("sft"):
+            config = as_training(config)
 
     from r1_cli.hardware import free_memory
     from r1_cli.plan.estimate.estimate import estimate_on_cards, estimate_on_cpu
@@ -67,6 +70,8 @@ def estimate(
         else:
             found = estimate_on_cards(config, models, cards, assumed)
     found.notes.extend(notes)
+    if provenance.is_set("sft"):
+        found.notes.append("r1 sft samples in validation only, with sft.val_generations=true: else leave out sampling")
     if as_json:
         click.echo(json.dumps(found.as_json(), indent=2))
     else:

@@ -28,12 +28,15 @@ def run_checks(words: Sequence[str], parts: Collection[str] = tuple(PARTS)) -> I
     The step is skipped after an error. Equal failures are reported once. `parts` are keys of PARTS.
     """
     try:
-        subject = Subject(words, *load_config(words))
+        subject = Subject(words, *load_config(words, command=None))
     except ConfigError as error:
         yield from problems(error)
         return
     seen: set[Finding] = set()
+    scored = not subject.tunes or subject.written.sft.val_generations
     for part in parts:
+        if (part == "episodes" and subject.tunes) or (part == "reward" and not scored):
+            continue
         if part == "step" and any(found.level == "error" for found in seen):
             continue
         for check in PARTS[part]:

@@ -19,20 +19,23 @@ def check_settings(subject: Subject) -> Iterator[Finding]:
     config, provenance = subject.config, subject.provenance
     for limit in unavailable(config, provenance):
         yield Finding(f"config.{limit.key}", "error", f"{limit.key}={limit.value} is not available: {limit.reason}")
-    for limit in without_effect(config, provenance):
+    for limit in () if subject.tunes else without_effect(config, provenance):
         yield Finding(f"config.{limit.key}", "note", f"{limit} has no effect: {limit.reason}")
-    try:
-        plan = make_plan(config, *count(config))
-    except ConfigError as error:
-        yield from problems(error)
-        return
-    for text in (*find_oddities(config, plan), *provenance.notices):
+    oddities, total = provenance.notices, None
+    if not subject.tunes:
+        try:
+            plan = make_plan(config, *count(config))
+        except ConfigError as error:
+            yield from problems(error)
+            return
+        oddities, total = (*find_oddities(config, plan), *oddities), plan.total_steps
+    for text in oddities:
         yield Finding("config.odd", "warning", text)
     if config.trainer.save_freq <= 0:
         yield Finding(
             "config.nothing saved", "warning", "the run ends without a model", "set trainer.save_freq above 0"
         )
-    if plan.total_steps == 0:
+    if total == 0:
         yield Finding("config.no steps", "error", "the run has no step", "raise trainer.total_epochs or max_steps")
 
 

@@ -4,9 +4,11 @@ from collections.abc import Iterable, Iterator
 from itertools import islice
 
 from r1_cli.build.rows import OpenSource
+from r1_cli.config import RunConfig
 from r1_cli.plan.check.findings import Finding, Subject
-from r1_cli.plan.data_check.findings import TITLES
+from r1_cli.plan.data_check.findings import TITLES, Report
 from r1_cli.train.types import Item
+from r1_data.render import Renderer
 from r1_data.types import DataError
 from r1_rewards.spec import parse_spec
 from r1_rewards.types import RewardInput
@@ -35,13 +37,24 @@ def check_rows(subject: Subject) -> Iterator[Finding]:
     from r1_data.check import Inspector
 
     renderer = build_renderer(subject.config, subject.model)
-    inspector = Inspector(renderer, subject.config.data.max_prompt_length)
-    report = check(subject.config, inspector, None, _no_progress, most=ROWS)
+    if subject.tunes:
+        report = check_tuning(subject.written, renderer)
+    else:
+        inspector = Inspector(renderer, subject.config.data.max_prompt_length)
+        report = check(subject.config, inspector, None, _no_progress, most=ROWS)
     for found in report.ordered():
         message = f"{found.count} × {TITLES.get(found.kind, found.kind)}"
         first = found.examples[0][0] if found.examples else ""
         fix = FIXES.get(found.kind, "r1 data check names every such row")
         yield Finding(f"data.{found.kind}", found.level, f"{message}: {first}", fix)
+
+
+def check_tuning(config: RunConfig, renderer: Renderer) -> Report:
+    from r1_cli.build.demonstrations import build_conversation_renderer
+    from r1_cli.plan.data_check.conversations import check_conversations
+
+    own = build_conversation_renderer(config, renderer)
+    return check_conversations(config, own, _no_progress, most=ROWS)
 
 
 def check_rewards(subject: Subject) -> Iterator[Finding]:

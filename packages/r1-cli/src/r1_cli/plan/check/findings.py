@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Literal
 
 from r1_cli.config import Provenance, RunConfig
+from r1_cli.config.fine_tuning import as_training
 
 if TYPE_CHECKING:
     from r1_cli.build.rows import OpenSource
@@ -31,7 +32,9 @@ class Subject:
     """A loaded configuration, whose model and sources are opened once on demand."""
 
     def __init__(self, words: Sequence[str], config: RunConfig, provenance: Provenance) -> None:
-        self.words, self.config, self.provenance = tuple(words), config, provenance
+        self.words, self.provenance = tuple(words), provenance
+        self.tunes = provenance.is_set("sft")  # a configuration of `r1 sft`, which is seen as its learner sees it
+        self.written, self.config = config, as_training(config) if self.tunes else config
 
     @cached_property
     def model(self) -> "ModelFiles":

@@ -21,8 +21,8 @@ def check_step(subject: Subject) -> Iterator[Finding]:
         )
         return
     with TemporaryDirectory() as folder:
-        words = [*subject.words, *_small(subject, folder)]
-        command = [sys.executable, "-m", "r1_cli.main", "train", *words]
+        words = [*subject.words, *(_small_tuning(folder) if subject.tunes else _small(subject, folder))]
+        command = [sys.executable, "-m", "r1_cli.main", "sft" if subject.tunes else "train", *words]
         try:
             done = subprocess.run(command, capture_output=True, text=True, timeout=LONGEST)
         except subprocess.TimeoutExpired:
@@ -34,6 +34,21 @@ def check_step(subject: Subject) -> Iterator[Finding]:
         yield Finding("step.failed", "error", f"a step of 2 prompts ended with exit code {done.returncode}: {message}")
 
 
+def _small_tuning(folder: str) -> list[str]:
+    """The rows stay as they are: all are read before the first step anyhow."""
+    return ["worker.actor.global_batch_size=2", "trainer.max_steps=1", *_unsaved(folder)]
+
+
+def _unsaved(folder: str) -> list[str]:
+    return [
+        "worker.actor.micro_batch_size_per_device_for_update=1",
+        "worker.actor.micro_batch_size_per_device_for_experience=1",
+        "data.filter_overlong_prompts_workers=1",
+        "trainer.save_freq=-1", "trainer.val_freq=-1", "trainer.val_before_train=false",
+        "trainer.logger=[file]", "trainer.find_last_checkpoint=false", f"trainer.save_checkpoint_path={folder}",
+    ]  # fmt: skip
+
+
 def _small(subject: Subject, folder: str) -> list[str]:
     data, episodes = subject.config.data, subject.config.worker.rollout.multi_turn.enable
     longest = data.max_response_length if episodes else min(data.max_response_length, 16)
@@ -42,9 +57,5 @@ def _small(subject: Subject, folder: str) -> list[str]:
     return [
         *([f"data.train_files={files}[:64]"] if own else []),
         "data.rollout_batch_size=2", "worker.actor.global_batch_size=2", "worker.rollout.n=2",
-        "worker.actor.micro_batch_size_per_device_for_update=1",
-        "worker.actor.micro_batch_size_per_device_for_experience=1",
-        f"data.max_response_length={longest}", "data.filter_overlong_prompts_workers=1",
-        "trainer.max_steps=1", "trainer.save_freq=-1", "trainer.val_freq=-1", "trainer.val_before_train=false",
-        "trainer.logger=[file]", "trainer.find_last_checkpoint=false", f"trainer.save_checkpoint_path={folder}",
+        f"data.max_response_length={longest}", "trainer.max_steps=1", *_unsaved(folder),
     ]  # fmt: skip

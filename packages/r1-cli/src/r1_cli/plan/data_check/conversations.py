@@ -2,13 +2,14 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 from rich.text import Text
 
 from r1_cli.build.demonstrations import wanted_rows
 from r1_cli.build.rows import OpenSource
 from r1_cli.config import RunConfig
-from r1_cli.plan.data_check.examine import open_all
+from r1_cli.plan.data_check.examine import SpacedRows, open_all
 from r1_cli.plan.data_check.findings import REFUSED, USED, Report
 from r1_cli.plan.data_check.page import mark_trained
 from r1_cli.train.demonstrations import MOST_LEFT_OUT
@@ -119,9 +120,12 @@ def check_conversations(
     *,
     strict: bool = False,
     write: Callable[[dict[str, str]], object] | None = None,
+    most: int | None = None,
 ) -> ConversationReport:
-    """Examine every row of every source. `strict` and `write` as in `check`."""
+    """Examine rows of every source. `strict`, `write` and `most` as in `check`."""
     opened, training = open_all(config, wanted_rows(config))
+    if most is not None:
+        opened = [replace(one, rows=SpacedRows(one.rows, most)) for one in opened]
     report = ConversationReport(config, opened, training, renderer, strict=strict, write=write)
     sources = [ConversationSource(one.source.label, one.rows, one.conversation_reader) for one in opened]
     total = sum(len(one.rows) for one in opened)
