@@ -125,6 +125,7 @@ class ScriptedEngine:
         return found
 
     prefilled = None
+    steps = None
 
     def cancel(self, key: str) -> None: ...
 

@@ -1,6 +1,7 @@
 """Agents as programs that sample from the policy over HTTP: their paths, limits, rewards and ends."""
 
 import logging
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from contextlib import ExitStack
@@ -14,9 +15,17 @@ import torch
 from cli_players import ScriptedEngine, Toy
 
 from r1_cli.gateway.messages import ChatReply, ChatRequest
-from r1_cli.gateway.server import GatewayServer
+from r1_cli.gateway.server import GatewayServer, SessionAddress
 from r1_cli.train.episodes.agent_episode import AgentEpisode, Renderers
-from r1_cli.train.episodes.agent_events import Ended, RequestQueue, Rewarded, Sampled, live_agents
+from r1_cli.train.episodes.agent_events import (
+    SKIPPED,
+    Ended,
+    LiveAgents,
+    RequestQueue,
+    Rewarded,
+    Sampled,
+    live_agents,
+)
 from r1_cli.train.episodes.agents import AgentPlayer
 from r1_cli.train.episodes.answers import AnswerRecord, RecordedAnswer, compare_answers
 from r1_cli.train.episodes.engine_use import EngineUse
@@ -405,3 +414,54 @@ def test_a_turn_that_was_abandoned_in_the_run_is_not_taken_for_a_later_one(toy: 
                 agents.cancel("a/0/0")
                 agents.submit(replace(prompt, id="a/0/0"), max_tokens=2, stop=())
     assert found == ["b/0/0", end, "a/0/0"]
+
+
+# --- requests that enter the engine together --------------------------------------------------------------------------
+
+
+def waiting_agents(toy: Toy, *keys: str) -> tuple[LiveAgents, RequestQueue, list[str]]:
+    """Return agents that have begun and not asked, their queue, and the ids of their sessions."""
+    queue, ids, session = RequestQueue(), list[str](), SlowSession(tells_steps=True)
+
+    class Server:
+        def open(self, id_: str) -> SessionAddress:
+            ids.append(id_)
+            return SessionAddress(f"http://{id_}", "key")
+
+    pool: Any = type("Pool", (), {"start": lambda *args: None, "poll": lambda *args: []})()
+    parts: Any = (pool, Server(), queue, session)
+    agents = LiveAgents(*parts, EngineUse())
+    for key in keys:
+        agents.start(key, {}, ())
+    return agents, queue, ids
+
+
+def submit_requests(toy: Toy, agents: LiveAgents, events: Iterator[Any]) -> list[str]:
+    found = []
+    for event in events:
+        if not isinstance(event, Sampled):
+            found.append(event.key)
+            agents.submit(replace(toy.prompts("x")[0], id=f"{event.key}/0"), max_tokens=9, stop=())
+    return found
+
+
+def test_requests_that_follow_within_a_step_enter_with_the_first(toy: Toy) -> None:
+    agents, queue, ids = waiting_agents(toy, "a", "b", "c")
+    agents._step_seconds = 60.0
+    request = ChatRequest(({"role": "user", "content": "Hello."},))
+    queue.answer(ids[0], request)
+    later = [threading.Timer(0.05 * place, queue.answer, (ids[place], request)) for place in (1, 2)]
+    for timer in later:
+        timer.start()
+    assert submit_requests(toy, agents, agents.poll()) == ["a", "b", "c"]  # then there is nobody to wait for
+    assert agents.session.steps == 1
+
+
+def test_after_a_wait_in_vain_the_next_requests_enter_at_once(toy: Toy) -> None:
+    agents, queue, ids = waiting_agents(toy, *map(str, range(SKIPPED + 2)))
+    agents._step_seconds = 1e-4
+    for place in range(SKIPPED + 1):
+        queue.answer(ids[place], ChatRequest(({"role": "user", "content": "Hello."},)))
+        assert submit_requests(toy, agents, agents.poll()) == [str(place)]
+        agents._step_seconds = 1e9  # the next wait would last for ever
+    assert agents._skips == 0

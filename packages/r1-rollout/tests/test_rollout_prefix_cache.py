@@ -87,6 +87,24 @@ def test_a_later_turn_computes_what_is_new_and_gets_the_logprobs_of_a_plain_forw
     }
 
 
+def test_requests_that_share_one_prompt_and_enter_together_compute_it_once(text_model: Any) -> None:
+    prompt, other = text_prompt("p/0", 20), text_prompt("q", 20, seed=3)
+    later = replace(prompt, id="p/1")
+    found: dict[str, list[Completion]] = {}
+    for requests in ((prompt, other, later), (later,)):
+        session = loaded(text_model).open_session(PARAMS)
+        for one in requests:
+            session.submit(one.id, one, max_tokens=4)
+        while finished := session.poll():
+            for key, (completion,) in finished:
+                found.setdefault(key, []).append(completion)
+        assert prefilled(session) == 20 * min(len(requests), 2)
+    together, alone = found["p/1"]
+    assert together.token_ids.tolist() == alone.token_ids.tolist() != found["p/0"][0].token_ids.tolist()
+    expected = plain_logprobs(text_model, other, found["q"][0].token_ids.tolist(), 1.0)
+    torch.testing.assert_close(torch.tensor(found["q"][0].logprobs), expected, atol=3e-6, rtol=3e-6)
+
+
 def test_two_sessions_with_the_same_requests_give_the_same_bits(text_model: Any) -> None:
     engine = loaded(text_model)
     assert play(text_model, engine) == play(text_model, engine)

@@ -112,7 +112,8 @@ def view(runs: tuple[Path, ...], host: str, port: int) -> None:
     import secrets
 
     from r1_cli.runs.view.app import build_app
-    from r1_cli.runs.view.guard import allowed_hosts, is_loopback
+    from r1_cli.runs.view.guard import allowed_hosts
+    from r1_rewards.services.serve import is_loopback
 
     try:
         import uvicorn

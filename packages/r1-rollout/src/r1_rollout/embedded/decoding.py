@@ -8,8 +8,16 @@ import torch
 from torch import Tensor
 
 from r1_rollout.embedded.graphs import Graphs
-from r1_rollout.embedded.kv import GroupCache
-from r1_rollout.embedded.prefill import PrefillPart, alike, prefill, prefill_batches, rotary_axes, without_lone_axis
+from r1_rollout.embedded.kv import GroupCache, KeysValues
+from r1_rollout.embedded.prefill import (
+    PrefillPart,
+    alike,
+    distinct_parts,
+    prefill,
+    prefill_batches,
+    rotary_axes,
+    without_lone_axis,
+)
 from r1_rollout.embedded.prefix_cache import Prefix, PrefixCache
 from r1_rollout.embedded.rows import DecodingStrategy, Rows, SamplingRequest
 from r1_rollout.embedded.stack import Stack
@@ -165,9 +173,13 @@ class Decoding:
     def _prefill(
         self, requests: Sequence[SamplingRequest], parts: Sequence[PrefillPart], rows: Rows, cache: GroupCache
     ) -> Tensor:
-        """Compute prompts for their slots and rows; return the rows' logits."""
-        prefilled, behind = prefill(self._model, parts, self._filler)
-        self.prefilled += sum(part.length for part in parts)
+        """Compute prompts for their slots and rows, equal ones once; return the rows' logits."""
+        distinct, places = distinct_parts(parts)
+        prefilled, behind = prefill(self._model, distinct, self._filler)
+        self.prefilled += sum(part.length for part in distinct)
+        if len(distinct) < len(parts):
+            prefilled = [KeysValues(keys[places], values[places]) for keys, values in prefilled]
+            behind = behind[places]
         cache.insert(prefilled, [len(request.prompt.token_ids) for request in requests], len(self._slots))
         for request in requests:
             position = int(rotary_axes(request.prompt.position_ids).max()) + 1

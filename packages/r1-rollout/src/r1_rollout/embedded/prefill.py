@@ -76,6 +76,24 @@ def alike(inputs: Sequence[Mapping[str, Tensor]]) -> list[list[int]]:
     return [indices for indices, _ in parts]
 
 
+def distinct_parts(parts: Sequence[PrefillPart]) -> tuple[list[PrefillPart], list[int]]:
+    """Return the parts without copies of one prompt, and the place there of each of `parts`.
+
+    Copies share their lists of tokens, as the first requests of a group's agents do. Nothing else is compared.
+    """
+    distinct: list[PrefillPart] = []
+    known: dict[tuple[int, ...], int] = {}
+    places = []
+    for part in parts:
+        prompt = part.prompt
+        key = (id(prompt.token_ids), id(prompt.position_ids), id(prompt.model_inputs), id(part.prefix))
+        if key not in known:
+            known[key] = len(distinct)
+            distinct.append(part)
+        places.append(known[key])
+    return distinct, places
+
+
 def prefill(model: "PreTrainedModel", parts: Sequence[PrefillPart], filler: int) -> tuple[list[KeysValues], Tensor]:
     """Run parts of prompts, padded on the right, through the model.
 

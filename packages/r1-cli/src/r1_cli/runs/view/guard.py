@@ -1,7 +1,6 @@
 """Access control of the `r1 view` server, and security headers for browsers."""
 
 import hmac
-import ipaddress
 from collections.abc import Awaitable, Callable
 from typing import Any
 from urllib.parse import parse_qs
@@ -58,13 +57,6 @@ class Guard:
 
     def _is_token(self, given: str) -> bool:
         return hmac.compare_digest(given.encode("utf-8", "replace"), (self._token or "").encode())
-
-
-def is_loopback(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def allowed_hosts(host: str) -> frozenset[str] | None:

@@ -1,9 +1,10 @@
 """What agents do in a sampling call, as one sequence of events: live, recorded, and repeated from the record."""
 
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Protocol, TypeAlias
@@ -20,7 +21,8 @@ if TYPE_CHECKING:
     from r1_cli.gateway.server import GatewayServer
 
 IDLE_SECONDS = 0.02  # between two looks at which agents have ended, while none waits for a turn
-POLL_SECONDS = 0.01  # of the engine's work between two looks at the agents
+POLL_SECONDS = 0.01  # between two looks at the agents, with an engine that runs by itself
+SKIPPED = 4  # occasions to wait for further requests, after a wait that brought none
 OVER = "the episode is over"
 
 Sent: TypeAlias = tuple[str, ChatRequest, Future[ChatReply]] | tuple[str, float]
@@ -142,6 +144,8 @@ class LiveAgents(EngineTurns):
         super().__init__(session, use)
         self._pool, self._server, self._queue = pool, server, queue
         self._sessions: dict[str, str] = {}  # key of the episode, by the id of the server's session
+        self._step_seconds = 0.0  # of the latest decoding step, if the engine runs in this process
+        self._skips = 0  # see SKIPPED
 
     def start(self, key: str, row: Mapping[str, object], images: Sequence[object]) -> None:
         id_ = uuid.uuid4().hex  # what an agent of an earlier call sends late is of no other episode
@@ -156,25 +160,47 @@ class LiveAgents(EngineTurns):
             del self._sessions[id_]
 
     def poll(self) -> Iterator[Event]:
-        ended = self._pool.poll(0.0)
-        yield from self._read_queue(wait=not (self.pending or ended))  # also a reward that was sent before the end
+        ended, known = self._pool.poll(0.0), {*self.pending}
+        seconds = 0.0 if self.pending or ended else IDLE_SECONDS
+        yield from self._read_queue(seconds)  # also a reward that was sent before the end
         for key, answer in ended:
             if isinstance(answer, StepResult):
                 self._pool.finish(key)
             yield Ended(key, answer)
-        yield from self.poll_engine(POLL_SECONDS)
+        if self.pending - known:
+            yield from self._wait_for_others()
+        begun, steps_here = time.perf_counter(), self.session.steps is not None
+        sampled = self.poll_engine(0.0 if steps_here else POLL_SECONDS)
+        if not self.pending - known:
+            self._step_seconds = time.perf_counter() - begun if steps_here else 0.0
+        yield from sampled
+
+    def _wait_for_others(self) -> Iterator[Event]:
+        """Give other agents the time of one decoding step to ask, too, when one has.
+
+        Requests that enter together are prefilled in one batch, and decode together. An engine that runs by itself
+        batches by itself.
+        """
+        if self._skips:
+            self._skips -= 1
+            return
+        first, until = len(self.pending), time.perf_counter() + self._step_seconds
+        while len(self.pending) < len(self._sessions) and (left := until - time.perf_counter()) > 0:
+            yield from self._read_queue(left)
+        if first == len(self.pending) < len(self._sessions):
+            self._skips = SKIPPED
 
     def close(self) -> None:
         self.session.close()
         for key in [*self._sessions.values()]:
             self.stop(key)
-        for _ in self._read_queue(wait=False):  # whose sessions are over
+        for _ in self._read_queue(0.0):  # whose sessions are over
             pass
 
-    def _read_queue(self, *, wait: bool) -> Iterator[Event]:
-        """Yield everything that agents have sent."""
-        while (item := self._next(wait)) is not None:
-            wait = False
+    def _read_queue(self, timeout: float) -> Iterator[Event]:
+        """Yield everything that agents have sent; wait up to `timeout` seconds for the first."""
+        while (item := self._next(timeout)) is not None:
+            timeout = 0.0
             key = self._sessions.get(item[0])
             if len(item) == 3:
                 if key is None:
@@ -184,13 +210,13 @@ class LiveAgents(EngineTurns):
             elif key is not None:
                 yield Rewarded(key, item[1])
 
-    def _next(self, wait: bool) -> Sent | None:
+    def _next(self, timeout: float) -> Sent | None:
         items = self._queue.items
         with suppress(Empty):
-            if not wait:
+            if not timeout:
                 return items.get_nowait()
-            with self._use.waiting():
-                return items.get(timeout=IDLE_SECONDS)
+            with nullcontext() if self.pending else self._use.waiting():
+                return items.get(timeout=timeout)
         return None
 
 
