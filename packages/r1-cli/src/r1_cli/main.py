@@ -14,6 +14,7 @@ from r1_cli.commands.rewards import reward, score_a
 from r1_cli.commands.runs import diagnose, diff, report, view
 from r1_cli.commands.sample import rows, sample
 from r1_cli.commands.sft import sft
+from r1_cli.commands.stages import run
 from r1_cli.commands.train import train
 
 SHELLS = ("bash", "zsh", "fish")
@@ -46,6 +47,7 @@ main.add_command(sft)
 main.add_command(evaluate)
 main.add_command(sample)
 main.add_command(rows)
+main.add_command(run)
 main.add_command(check)
 main.add_command(estimate)
 main.add_command(merge)

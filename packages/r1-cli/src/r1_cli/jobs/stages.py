@@ -1,0 +1,217 @@
+"""`r1 run`: run stages one after the other, each as a command in a process of its own; skip those that stand."""
+
+import hashlib
+import json
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, cast
+
+from r1_cli.checkpoint.folders import CheckpointStore, write_json
+from r1_cli.config.load import load_config
+from r1_cli.config.problems import ConfigError, Problem
+from r1_cli.config.rules import Command
+from r1_cli.config.settings import read_file
+from r1_cli.config.stages import REFERENCE, Stage, Stages, resolve
+from r1_data.types import JsonObject
+
+State = Literal["stands", "resumes", "begins"]
+
+
+class StageError(Exception):
+    """A stage failed, or has not written its output."""
+
+
+@dataclass(frozen=True, slots=True)
+class StageFolder:
+    """What a stage writes: `NAME/`, and beside it `NAME.stage.json`, its record."""
+
+    stage: Stage
+    root: Path
+
+    @property
+    def path(self) -> Path:
+        return self.root / self.stage.name
+
+    @property
+    def _file(self) -> Path:
+        return self.root / f"{self.stage.name}.stage.json"
+
+    @property
+    def output(self) -> Path | None:
+        """The output, None if it is missing."""
+        if self.stage.command in ("train", "sft"):
+            return CheckpointStore(self.path).latest()
+        return self.planned if self.planned.exists() else None
+
+    @property
+    def planned(self) -> Path:
+        """Where the output will be; of a training, the folder of its checkpoints."""
+        names = {"rows": "rows.parquet", "eval": "result.json", "merge": "model"}
+        return self.path / names.get(self.stage.command, "")
+
+    def record(self) -> JsonObject:
+        try:
+            found = json.loads(self._file.read_text())
+        except (OSError, ValueError):  # none, or torn
+            return {}
+        return found if isinstance(found, dict) else {}
+
+    def write(self, **values: object) -> None:
+        write_json(self._file, {**self.record(), **values})
+
+    def state(self, digest: str) -> State:
+        known = self.record()
+        if known.get("digest") != digest:
+            return "begins"
+        return "stands" if known.get("ended") and self.output is not None else "resumes"
+
+    def begin(self, digest: str) -> None:
+        """Note that the stage begins; set aside what it wrote from other inputs."""
+        if self.record().get("digest") != digest and self.path.exists():
+            number = 1
+            while (aside := self.path.with_name(f"{self.stage.name}.replaced-{number}")).exists():
+                number += 1
+            self.path.rename(aside)
+        self.path.mkdir(parents=True, exist_ok=True)
+        self.write(digest=digest, command=self.stage.command, ended=False)
+
+
+class StageRun:
+    """The stages of a file, with their folders and the digests of their inputs."""
+
+    def __init__(self, stages: Stages) -> None:
+        self.stages = stages.stages
+        self.folders = {one.name: StageFolder(one, stages.output) for one in self.stages}
+        self.digests: dict[str, str] = {}
+        for one in self.stages:
+            self.digests[one.name] = digest_of(one, self.digests)
+
+    def check(self) -> None:
+        """Raises ConfigError for the configurations of all stages. Values with outputs of stages are not checked."""
+        problems: list[Problem] = []
+        for stage in self.stages:
+            if not stage.kind.has_config:
+                continue
+            known = {one.key for one in stage.settings if REFERENCE.search(json.dumps(one.value))}
+            known |= {"worker.actor.model.model_path"} if stage.argument else set()
+            try:
+                load_config(self._configuration(stage), command=cast(Command, stage.command))
+            except ConfigError as error:
+                problems += [
+                    Problem(f"stages.{stage.name}: {one.key}", one.message, one.value, one.origin)
+                    for one in error.problems
+                    if one.key not in known
+                ]
+        if problems:
+            raise ConfigError(problems)
+
+    def states(self) -> dict[str, State]:
+        return {name: folder.state(self.digests[name]) for name, folder in self.folders.items()}
+
+    def run(self, stage: Stage) -> None:
+        """Run a stage. Raises StageError if it fails or is interrupted."""
+        folder = self.folders[stage.name]
+        folder.begin(self.digests[stage.name])
+        words, begun = self.words(stage), time.time()
+        typed = shlex.join(["r1", *words])
+        folder.write(typed=typed)
+        code, interrupted = run_command(words)
+        spent = float(folder.record().get("seconds", 0.0)) + time.time() - begun
+        folder.write(seconds=spent)
+        if code or interrupted:
+            ended = f"was interrupted (code {code})" if interrupted else f"ended with code {code}"
+            raise StageError(f"stage {stage.name} {ended}; run the same command again to resume it\n  {typed}")
+        if folder.output is None:
+            raise StageError(f"stage {stage.name} ended without its output, {folder.planned}\n  {typed}")
+        folder.write(ended=True, output=str(folder.output))
+
+    def words(self, stage: Stage) -> list[str]:
+        """Return the command of a stage, in words."""
+        outputs, folder = self._outputs(), self.folders[stage.name]
+        words = [stage.command]
+        if stage.argument:
+            words.append(str(resolve(stage.argument.value, outputs)))
+        if stage.kind.has_config:
+            words += self._configuration(stage)
+        if stage.command == "eval":
+            words += ["--json", str(folder.planned)]
+        elif stage.command not in ("train", "sft"):
+            words += ["--output", str(folder.planned)]
+        for one in stage.options:
+            value, name = resolve(one.value, outputs), f"--{one.key.replace('_', '-')}"
+            if isinstance(value, bool):
+                words += [name] * value
+            else:
+                words += [
+                    word for each in (value if isinstance(value, list) else [value]) for word in (name, str(each))
+                ]
+        return words
+
+    def _configuration(self, stage: Stage) -> list[str]:
+        outputs = self._outputs()
+        words = [f"config={stage.config}"]
+        words += [f"{one.key}={json.dumps(resolve(one.value, outputs), ensure_ascii=False)}" for one in stage.settings]
+        folder = self.folders[stage.name].path
+        return [*words, f"trainer.save_checkpoint_path={folder}"] if stage.command in ("train", "sft") else words
+
+    def _outputs(self) -> dict[str, Path]:
+        return {name: folder.output or folder.planned for name, folder in self.folders.items()}
+
+
+def digest_of(stage: Stage, digests: Mapping[str, str]) -> str:
+    """Return the digest of a stage's inputs: its command, settings, files that these name, and the stages it needs."""
+    values = [[one.key, one.value] for one in stage.inputs]
+    if stage.kind.has_config and stage.config and Path(stage.config).is_file():
+        values += [[one.key, one.value] for one in read_file(Path(stage.config))]
+    read = [value for key, value in values if not key.startswith("trainer.")]  # these name what is written
+    files = {path: fingerprint(Path(path)) for value in read for path in _paths(value)}
+    whole = [stage.command, values, sorted(files.items()), [digests[name] for name in stage.needs]]
+    return hashlib.sha256(json.dumps(whole, default=str).encode()).hexdigest()
+
+
+def _paths(value: object) -> Iterator[str]:
+    """Yield the files and folders that a value names: FILE, FILE:FUNCTION or FILE@SPLIT."""
+    for one in value if isinstance(value, list) else [value]:
+        if isinstance(one, str):
+            names = (one, one.rpartition(":")[0], one.rpartition("@")[0])
+            yield from (name for name in names if ("/" in name or "." in name.strip(".")) and Path(name).exists())
+
+
+def fingerprint(path: Path) -> str:
+    """Return a digest of a file's content, or of the names, sizes and times of a folder's files."""
+    if path.is_file():
+        with path.open("rb") as stream:
+            return hashlib.file_digest(stream, "sha256").hexdigest()
+    found = sorted(one for one in path.rglob("*") if one.is_file())
+    listed = [(str(one.relative_to(path)), one.stat().st_size, one.stat().st_mtime_ns) for one in found]
+    return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
+
+
+def run_command(words: list[str]) -> tuple[int, bool]:
+    """Run `r1` in a process of its own; return its exit code, and whether a signal asked it to stop."""
+    process, signals = subprocess.Popen([sys.executable, "-m", "r1_cli.main", *words]), list[int]()
+    with _forwarding(process, signals):
+        code = process.wait()
+    return code, bool(signals)
+
+
+@contextmanager
+def _forwarding(process: "subprocess.Popen[bytes]", signals: list[int]) -> Iterator[None]:
+    def forward(number: int, _: object) -> None:
+        signals.append(number)
+        if number == signal.SIGTERM:  # a terminal sends SIGINT to both
+            process.terminate()
+
+    before = {one: signal.signal(one, forward) for one in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for one, handler in before.items():
+            signal.signal(one, handler)
