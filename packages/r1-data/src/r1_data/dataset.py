@@ -41,7 +41,7 @@ class Summary:
 
 
 @dataclass(frozen=True, slots=True)
-class Limit:
+class LengthLimit:
     tokens: int
     name: str  # of the setting
     what: str  # it limits
@@ -56,7 +56,7 @@ class RowDataset(Generic[Item, Rendered]):
         rows: Sequence[tuple[str, Row]] | Sequence[Mapping[str, object]],
         reader: Callable[[str, Mapping[str, object]], Item],
         renderer: ItemRenderer[Item, Rendered],
-        limit: Limit,
+        limit: LengthLimit,
         *,
         bad_rows: BadRows = "refuse",
         progress: Callable[[int, int], None] | None = None,
@@ -220,7 +220,7 @@ class PromptDataset(RowDataset[Example, Prompt]):
             rows,
             reader,
             renderer,
-            Limit(max_prompt_length, "max_prompt_length", "prompt", "skip" if filter_overlong else "refuse"),
+            LengthLimit(max_prompt_length, "max_prompt_length", "prompt", "skip" if filter_overlong else "refuse"),
             bad_rows=bad_rows,
             progress=progress,
             memory=memory,
@@ -267,7 +267,7 @@ class Mixture:
 
 
 def _choose(
-    lengths: Sequence[int | DataError], limit: Limit, bad_rows: BadRows
+    lengths: Sequence[int | DataError], limit: LengthLimit, bad_rows: BadRows
 ) -> tuple[list[tuple[int, int]], Summary]:
     total, most, cuts = len(lengths), limit.tokens, limit.overlong == "cut"
     skipped = {"refuse": (), "skip_media": (MediaError,), "skip": (DataError,)}[bad_rows]

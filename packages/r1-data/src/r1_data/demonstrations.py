@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from r1_data.assistant import AnswerFinder, Found
-from r1_data.dataset import BadRows, Limit, Overlength, RowDataset
+from r1_data.dataset import BadRows, LengthLimit, Overlength, RowDataset
 from r1_data.prefetch import PromptMemory
 from r1_data.references import Video
 from r1_data.render import PER_TOKEN, Renderer
@@ -273,7 +273,9 @@ class ConversationDataset(RowDataset[Conversation, tuple[Demonstration, ...]]):
     ) -> None:
         """As `RowDataset`, which has the other arguments. `renderer` has the limit and what happens beyond it."""
         overlong: dict[Truncation, Overlength] = {"error": "error", "drop": "skip", "right": "cut"}
-        limit = Limit(renderer.max_length or sys.maxsize, "max_length", "conversation", overlong[renderer.truncation])
+        limit = LengthLimit(
+            renderer.max_length or sys.maxsize, "max_length", "conversation", overlong[renderer.truncation]
+        )
         super().__init__(
             rows,
             reader,
