@@ -5,7 +5,7 @@ from typing import Literal
 
 import click
 
-from r1_cli.commands.common import ANY_WORDS, Existing, share_processors, user_errors, writing
+from r1_cli.commands.common import ANY_WORDS, Existing, UserError, share_processors, user_errors, writing
 from r1_cli.commands.models import model_path
 
 
@@ -17,6 +17,10 @@ from r1_cli.commands.models import model_path
 @click.option("--shard", metavar="I/N", default="1/1", help="Sample the I-th of N parts of the rows.")
 @click.option("--limit", type=click.IntRange(min=1), help="Sample the first so many rows only.")
 @click.option("--block", type=click.IntRange(1, 1000), help="Rows of one call of the engine and one file.")
+@click.option("--served-name", help="Of the model of an endpoint; MODEL is then its address.")
+@click.option("--api-key-env", default="OPENAI_API_KEY", show_default=True, help="Variable with an endpoint's key.")
+@click.option("--concurrency", type=click.IntRange(min=1), default=32, show_default=True, help="Requests at a time.")
+@click.option("--timeout", type=click.FloatRange(min=0.01), default=600.0, show_default=True, help="Seconds a request.")
 def sample(
     model: str,
     settings: tuple[str, ...],
@@ -25,15 +29,21 @@ def sample(
     shard: str,
     limit: int | None,
     block: int | None,
+    served_name: str | None,
+    api_key_env: str,
+    concurrency: int,
+    timeout: float,
 ) -> None:
     """Sample answers of MODEL to the training rows of a configuration, and score them with its reward.
 
     MODEL is a Hugging Face folder, a hub name or a checkpoint. Run the same command again and it resumes; answers that
-    are in the folder are not sampled again. Shards may run at the same time and share the folder:
+    are in the folder are not sampled again. Shards may run at the same time and share the folder. MODEL may also be the
+    address of an OpenAI-compatible server:
 
     \b
       r1 sample my-model examples/quickstart/config.yaml --n 16 --output samples
       r1 sample my-model config.yaml --output samples --shard 3/8
+      r1 sample http://localhost:8000/v1 config.yaml --served-name teacher --output samples
       r1 view samples
     """
     from r1_cli.config import ConfigError, load_config
@@ -43,18 +53,24 @@ def sample(
 
     with user_errors(ConfigError, DataError, RewardSpecError, ValueError):
         part = RowShard.parse(shard)
-        more = [f"worker.actor.model.model_path={model_path(model)}"]
+        address = model.startswith(("http://", "https://"))
+        if address and not served_name:
+            raise UserError("--served-name is missing: the name of the model at the endpoint")
+        more = [] if address else [f"worker.actor.model.model_path={model_path(model)}"]
         more += [] if n is None else [f"worker.rollout.n={n}"]
         config, _ = load_config([*settings, *more], command="sample")
 
         share_processors()
+        from r1_cli.build.endpoint import open_endpoint
         from r1_cli.jobs.sample import SampleOptions, sample_rows
         from r1_cli.models.load import ModelError
         from r1_rewards.types import RewardFailure
         from r1_rollout.errors import RolloutError
 
         with user_errors(ModelError, RewardSpecError, RewardFailure, RolloutError), writing(output):
-            sample_rows(model, config, SampleOptions(output, part, limit, block))
+            server = open_endpoint(model, api_key_env, concurrency, timeout) if address else None
+            options = SampleOptions(output, part, limit, block, server, served_name or "")
+            sample_rows(None if address else model, config, options)
 
 
 @click.command(short_help="Choose rows of training from sampled answers.")

@@ -4,10 +4,11 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from rich.console import Console
 
+from r1_cli.build.endpoint import EndpointEngine
 from r1_cli.build.prompts import build_prompts
 from r1_cli.build.rendering import build_renderer, open_rendering
 from r1_cli.build.rewards.connect import connect_models, in_evaluation
@@ -19,14 +20,18 @@ from r1_cli.config.model import LoraConfig
 from r1_cli.config.sources import Source
 from r1_cli.hardware import Hardware, find_hardware
 from r1_cli.models.files import ModelFiles, open_model
+from r1_cli.models.load import ModelError
 from r1_cli.runs.track.console import ConsoleReporter, configure_logging
 from r1_cli.train.types import Sampler
 from r1_data.dataset import Mixture
 from r1_data.render import Renderer
+from r1_rewards.services.endpoint import HttpEndpoint
 from r1_rollout.types import Generator
 from r1_rollout.weights import LocalWeights
 
 if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
     from r1_cli.train.episodes.agents import Player
 
 
@@ -52,6 +57,20 @@ class Inference:
         engine = build_engine(self.config, self.hardware, self.files, lambda: weights, self.stack)
         return self.connect(verifier, engine), LocalWeights(weights.state_dict, 0)
 
+    def open_endpoint(self, endpoint: HttpEndpoint, served_name: str) -> Sampler:
+        """Return a sampler that asks a server. Raises ModelError: the server cannot do what the configuration needs."""
+        if self.player is not None:
+            raise ModelError("worker.rollout.multi_turn.enable: a server of others plays no episodes")
+        verifier = self.open_verifier()
+        if verifier.asking:
+            raise ModelError(
+                "worker.reward.reward_function asks the model itself, which a server of others does not answer"
+            )
+        self.stack.callback(endpoint.close)
+        engine = EndpointEngine(endpoint, served_name, self.files.tokenizer)
+        sampler = build_sampler(self.config, self.files, verifier, cast("Generator", engine))
+        return replace(sampler, tokenizer=cast("PreTrainedTokenizerBase", engine))
+
     def open_verifier(self) -> DispatchingVerifier:
         """Raises RewardSpecError: a reward does not exist, or needs a column that its rows lack."""
         verifier = open_verifier(self.config, self.sources, self.stack)
@@ -65,17 +84,19 @@ class Inference:
 
 
 def open_inference(
-    model: str, config: RunConfig, sources: Sequence[Source], console: Console, stack: ExitStack
+    model: str | None, config: RunConfig, sources: Sequence[Source], console: Console, stack: ExitStack
 ) -> Inference:
     """Read the files of `model`, a folder, a hub name or a checkpoint of r1, and check every row of `sources`.
+
+    Without `model`, the files are those of the configuration.
 
     Raises:
         DataError, ModelError: something cannot work.
     """
     config = with_all_weights(config)
     configure_logging(console)
-    checkpoint = Path(model) / "actor"
-    files = open_model(config, str(checkpoint) if checkpoint.is_dir() else model)
+    checkpoint = Path(model or "") / "actor"
+    files = open_model(config, str(checkpoint) if model and checkpoint.is_dir() else model)
     reporter = stack.enter_context(ConsoleReporter(console, step_lines=False))
     renderer = build_renderer(config, files)
     player = open_player(config, files, renderer, stack)

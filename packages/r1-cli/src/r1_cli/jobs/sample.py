@@ -12,6 +12,7 @@ from pathlib import Path
 import pyarrow as pa
 from rich.console import Console
 
+from r1_cli.build.endpoint import EndpointEngine
 from r1_cli.build.sampler import build_sampling
 from r1_cli.checkpoint.folders import write_json
 from r1_cli.checkpoint.locks import exclusive
@@ -29,14 +30,17 @@ from r1_cli.runs.track.timing import Stopwatch
 from r1_cli.train.groups.group import Group
 from r1_cli.train.metrics.step import length_metrics, reward_metrics, source_metrics
 from r1_cli.train.recorder import MediaFolder, to_table
-from r1_cli.train.sampling.generate import render_prompts, sample_groups
+from r1_cli.train.sampling.generate import DrainRule, render_prompts, sample_groups
 from r1_cli.train.types import Sampler
+from r1_rewards.services.endpoint import HttpEndpoint
 from r1_rewards.types import RewardFailure
+from r1_rollout.errors import EngineError
 from r1_rollout.types import SamplingParams
 
 log = logging.getLogger("r1")
 
 MOST_GROUPS, MOST_ANSWERS = 1_000, 2_048  # of a block: it is sampled in one call, and lost if the command is killed
+PAID_ANSWERS = 256  # the same of an endpoint
 MOST_UNSCORED = 0.05  # share of the answers, above which the command ends
 NAMED = 3  # rows in a message
 
@@ -47,6 +51,8 @@ class SampleOptions:
     shard: RowShard = RowShard()  # noqa: RUF009 (frozen)
     limit: int | None = None  # rows; None: all
     block: int | None = None  # rows; None: `block_size`
+    endpoint: HttpEndpoint | None = None  # samples in place of a model of this machine
+    served_name: str = ""  # of the endpoint's model
 
 
 @dataclass(slots=True)
@@ -58,10 +64,11 @@ class Counts:
     answers: int = 0
     unscored: int = 0  # answers
     unreadable: int = 0  # rows
+    undone: int = 0  # groups that the endpoint did not answer
     changed: list[str] = field(default_factory=list)  # rows that are others than when they were sampled
 
 
-def sample_rows(model: str, config: RunConfig, options: SampleOptions) -> Counts:
+def sample_rows(model: str | None, config: RunConfig, options: SampleOptions) -> Counts:
     """Sample the rows of the shard whose answers are not in the folder yet.
 
     Raises:
@@ -71,12 +78,14 @@ def sample_rows(model: str, config: RunConfig, options: SampleOptions) -> Counts
     """
     console, folder, counts = Console(), SampleFolder(options.output), Counts()
     config = keep_unscored(config)
-    size = options.block or block_size(config.worker.rollout.n)
+    size = options.block or block_size(config.worker.rollout.n, of_endpoint=options.endpoint is not None)
     with ExitStack() as stack:
         stack.enter_context(folder.locked(options.shard))
         opened = open_inference(model, config, training_sources(config.data), console, stack)
         params, _ = build_sampling(config)
         identity = describe_sampling(opened, params, size)
+        if options.endpoint is not None:
+            identity["model"] = options.served_name
         with exclusive(folder.path):
             folder.require_same(identity)
             write_json(folder.path / CONFIG_FILE, printable(config))
@@ -89,7 +98,10 @@ def sample_rows(model: str, config: RunConfig, options: SampleOptions) -> Counts
         )
         start["shard"], start["counts"] = str(options.shard), asdict(counts)
         if missing:
-            sampler, weights = opened.open_sampler()
+            if options.endpoint is None:
+                sampler, weights = opened.open_sampler()
+            else:
+                sampler, weights = opened.open_endpoint(options.endpoint, options.served_name), None
             with sampler.generator.active(weights):
                 for number, (block, keys) in enumerate(missing, start=1):
                     what = f"block {number} of {len(missing)}"
@@ -100,12 +112,15 @@ def sample_rows(model: str, config: RunConfig, options: SampleOptions) -> Counts
         f"{folder.path}: {counts.groups} groups sampled, {counts.there} were there ({options.shard} of the rows)",
         highlight=False, markup=False, soft_wrap=True,
     )  # fmt: skip
+    if counts.undone:
+        raise EngineError(f"{counts.undone} groups are not done: run the same command again")
     return counts
 
 
-def block_size(n: int) -> int:
-    """Return the rows of a block for n answers a row: a function of n alone, so that all shards agree on it."""
-    return max(16, min(MOST_GROUPS, MOST_ANSWERS // n))
+def block_size(n: int, *, of_endpoint: bool = False) -> int:
+    """Return the rows of a block for n answers a row: the same for all shards."""
+    answers = PAID_ANSWERS if of_endpoint else MOST_ANSWERS
+    return max(16, min(MOST_GROUPS, answers // n))
 
 
 def keep_unscored(config: RunConfig) -> RunConfig:
@@ -202,9 +217,11 @@ def sample_block(
     """Sample the groups of `keys`, by place, in one call of the engine, and write them."""
     dataset, places = opened.prompts.parts[block.source], {block.rows[place]: place for place in keys}
     rendered = list(render_prompts(dataset, list(places)))
-    found = sample_groups(
-        sampler, [prompt for _, prompt in rendered], params, Stopwatch(), opened.reporter.progress, what
-    )
+    prompts = [prompt for _, prompt in rendered]
+    # A server may leave groups unanswered.
+    rule = DrainRule(0, lambda group: True) if isinstance(sampler.generator, EndpointEngine) else None
+    found = sample_groups(sampler, prompts, params, Stopwatch(), opened.reporter.progress, what, rule)
+    counts.undone += len(rendered) - len(found)
     groups = [found[number] for number in sorted(found)]
     counts.unreadable += len(places) - len(rendered)
     if not groups:
