@@ -84,7 +84,8 @@ def write_chosen(folders: Sequence[Path], choice: Choice, options: RowsOptions) 
     console = Console()
     configure_logging(console)
     groups = read_groups(folders, options.least)
-    config, _ = load_config([f"config={folders[0] / CONFIG_FILE}"], command="data")
+    # A saved configuration names every key; the length of conversations is not read here.
+    config, _ = load_config([f"config={folders[0] / CONFIG_FILE}", "data.max_length=2"], command="data")
     identity = digest_identity(SampleFolder(folders[0]).identity())
     rows = SampledRows(open_sources(training_sources(config.data)), identity)
     if options.reward is not None:
