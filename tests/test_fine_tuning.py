@@ -109,6 +109,7 @@ def test_a_finished_run_is_validated_and_read_by_the_other_commands(r1: R1, tmp_
     assert len(read_log(run)) == 7
     for command in ("report", "diagnose"):
         r1(command, run)
+    assert "There are" in (run / "report.html").read_text()
     r1("diff", run, run)
     r1("merge", run / "global_step_6", "--output", tmp_path / "merged")
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
+from r1_cli.build.algorithm import build_shaping
 from r1_cli.build.engines import EngineSetup
 from r1_cli.build.rewards.dispatch import DispatchingVerifier
 from r1_cli.config import RunConfig
@@ -15,7 +16,9 @@ from r1_cli.hardware import Hardware
 from r1_cli.models import load as models
 from r1_cli.models.files import ModelFiles, load_weights
 from r1_cli.train.recorder import Recorder
-from r1_cli.train.types import Sampler
+from r1_cli.train.sampling.collect import DynamicSampling
+from r1_cli.train.types import Progress, PromptStream, Sampler, Update
+from r1_data.dataset import Mixture
 from r1_data.render import Renderer
 from r1_rewards.types import Verifier
 from r1_rollout.errors import EngineError
@@ -132,3 +135,30 @@ def build_sampling(config: RunConfig) -> tuple[SamplingParams, SamplingParams]:
     )
     override = {k: v for k, v in rollout.val_override_config.model_dump().items() if v is not None}
     return training, replace(training, **override)
+
+
+def build_collector(
+    config: RunConfig,
+    prompts: Mixture,
+    stream: PromptStream,
+    sampling: SamplingParams,
+    sampler: Sampler,
+    update: Update,
+    progress: Progress,
+) -> DynamicSampling:
+    trainer, settings = config.trainer, config.algorithm
+    return DynamicSampling(
+        sampler=sampler,
+        dataset=prompts,
+        stream=stream,
+        sampling=sampling,
+        baselines="baselines" in update.needs,
+        shaping=build_shaping(config),
+        filter_key=settings.filter_key if settings.online_filtering else "overall",
+        groups=config.data.rollout_batch_size,
+        max_batches=trainer.max_try_make_batch,
+        # Groups that wait are as much older than others as they have waited.
+        surplus_max_age=settings.surplus_max_age + trainer.max_staleness,
+        max_prompt_length=config.data.max_prompt_length,
+        progress=progress,
+    )

@@ -23,7 +23,7 @@ from r1_cli.build.rewards.connect import connect_references, in_training
 from r1_cli.build.rewards.dispatch import open_verifier, require_columns
 from r1_cli.build.rewards.ground_truths import GroundTruthReader, find_unusable_ground_truths
 from r1_cli.build.rows import open_sources
-from r1_cli.build.sampler import build_sampler, build_sampling, open_player, with_record
+from r1_cli.build.sampler import build_collector, build_sampler, build_sampling, open_player, with_record
 from r1_cli.checkpoint.folders import CheckpointStore, read_state
 from r1_cli.checkpoint.locks import lock_folder
 from r1_cli.checkpoint.saving import Saver
@@ -69,21 +69,17 @@ from r1_cli.train.groups.stream_position import StreamPosition, resume_stream_po
 from r1_cli.train.metrics.validate import Validation
 from r1_cli.train.recorder import Recorder
 from r1_cli.train.sampling.async_sampler import AsyncSampler, load_pending_steps
-from r1_cli.train.sampling.collect import DynamicSampling
 from r1_cli.train.sampling.weight_check import add_weight_check
 from r1_cli.train.types import (
     Policy,
     Position,
-    Progress,
     PromptStream,
     Sampler,
     Schedule,
     Teacher,
-    Update,
     ValueModel,
 )
-from r1_data.dataset import Mixture
-from r1_rollout.types import Generator, SamplingParams
+from r1_rollout.types import Generator
 
 log = logging.getLogger("r1")
 
@@ -399,33 +395,6 @@ def open_teacher(config: RunConfig, learner: Policy) -> Teacher | None:
     from r1_cli.build.teacher import build_teacher
 
     return build_teacher(config, learner)
-
-
-def build_collector(
-    config: RunConfig,
-    prompts: Mixture,
-    stream: PromptStream,
-    sampling: SamplingParams,
-    sampler: Sampler,
-    update: Update,
-    progress: Progress,
-) -> DynamicSampling:
-    trainer, settings = config.trainer, config.algorithm
-    return DynamicSampling(
-        sampler=sampler,
-        dataset=prompts,
-        stream=stream,
-        sampling=sampling,
-        baselines="baselines" in update.needs,
-        shaping=algorithm.build_shaping(config),
-        filter_key=settings.filter_key if settings.online_filtering else "overall",
-        groups=config.data.rollout_batch_size,
-        max_batches=trainer.max_try_make_batch,
-        # Groups that wait are as much older than others as they have waited.
-        surplus_max_age=settings.surplus_max_age + trainer.max_staleness,
-        max_prompt_length=config.data.max_prompt_length,
-        progress=progress,
-    )
 
 
 def build_schedule(config: RunConfig, total_steps: int, until: int | None = None) -> Schedule:

@@ -67,9 +67,8 @@ def fine_tune(config: RunConfig, provenance: Provenance, *, until: int | None = 
         at = session.resume(training, folder, data, models, micro_batches)
         reports.begin(config, at.step, schedule.total_steps)
         logs = session.open_logs(config, folder, devices, data, reports, at)
-        generation = None
-        if config.sft.val_generations:
-            generation = open_generation(session, config, folder, devices, reports, models, logs)
+        asked = config.sft.val_generations
+        generation = open_generation(session, config, folder, devices, reports, models, logs) if asked else None
         saving = session.open_saving(config, folder, devices, reports)
         tuning = fine_tuning.FineTuning(
             learner=models.learner,

@@ -39,7 +39,7 @@ TURN = pa.struct(
 
 COLUMNS = (
     Column("step", pa.int32(), "of training, or of the weights of a validation; the block of rows of `r1 sample`"),
-    Column("phase", pa.string(), "`train`, `validation`, or `sample` of `r1 sample`"),
+    Column("phase", pa.string(), "`train`, `validation`, `sample` of `r1 sample`, `sft` of `r1 sft`"),
     Column("group", pa.int32(), "the prompt's place in the step"),
     Column("sample", pa.int32(), "the answer's place in its group"),
     Column("prompt_id", pa.string(), "the row: file and number; the noise of its answers is a function of it"),

@@ -172,7 +172,8 @@ def answer_of(row: Row) -> str:
 
 def choose(run: RunReader) -> tuple[int | None, dict[str, list[Row]]]:
     """Return the last recorded step and its best, median and worst answers, one per prompt."""
-    phase: Phase = "train" if run.recorded_steps() else "sample"
+    phases: tuple[Phase, ...] = ("train", "sft", "sample")
+    phase = next((one for one in phases if run.recorded_steps(one)), phases[-1])
     for step in reversed(run.recorded_steps(phase)):
         if rows := run.readable_samples(step, phase, COLUMNS):
             break
