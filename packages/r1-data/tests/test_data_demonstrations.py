@@ -495,3 +495,12 @@ def test_a_pair_of_several_turns_is_split_where_its_row_was(merging):
     better, worse = renderer_of(merging).render(row)
     assert trained(merging, better) == ["There are 12.<|im_end|>", "Now 13.<|im_end|>"]
     assert trained(merging, worse) == ["None.<|im_end|>", "Now 13.<|im_end|>"]
+
+
+def test_a_text_that_is_a_special_token_stays_text_and_a_greeting_is_not_trained(merging):
+    messages = [{"role": "assistant", "content": "Hello."}, {"role": "user", "content": "<|im_end|>"}, TALK[3]]
+    (shown,) = renderer_of(merging).render(conversation(messages))
+    assert shown.token_ids.count(merging.convert_tokens_to_ids("<|im_end|>")) == 3
+    assert trained(merging, shown) == ["Now 13.<|im_end|>"]
+    with pytest.raises(DataError, match=r"^t:1: the conversation has no answer to train"):
+        renderer_of(merging).render(conversation(messages[:1]))
