@@ -6,19 +6,32 @@ from dataclasses import replace
 
 import pytest
 import torch
+from cli_references import Canned, prompt_of
+from loopback import answering
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from r1_cli.build.algorithm import build_update
-from r1_cli.build.teacher_model import PROBES, find_difference, require_same_tokenizer
+from r1_cli.build.rewards.served_model import ServedReading
+from r1_cli.build.teacher import rewrite_prompt
+from r1_cli.build.teacher_model import (
+    PROBES,
+    find_difference,
+    require_same_tokenizer,
+    require_same_tokens_on_servers,
+)
 from r1_cli.config import ConfigError, load_config
 from r1_cli.models.load import ModelError
 from r1_cli.plan.announce import describe_distillation
 from r1_cli.plan.memory import estimate
 from r1_cli.plan.phases import find_phases
-from r1_cli.train.teaching import SAME, AdvantageTeacher, LossTeacher
+from r1_cli.train.groups.group import Group
+from r1_cli.train.teaching import SAME, AdvantageTeacher, LossTeacher, TeacherModel
 from r1_core.advantages.distillation import Distillation, NoTask
 from r1_core.types import Sample
+from r1_data.types import DataError, Example
+from r1_rewards.services.endpoint import Patience
+from r1_rewards.types import RewardFailure
 
 BASE = ["data.train_files=owner/rows@train", "worker.actor.model.model_path=owner/model"]
 TEACHER = "worker.teacher.model.model_path=owner/teacher"
@@ -79,6 +92,14 @@ def test_without_a_teacher_nothing_changes():
         (["algorithm.adv_estimator=gae"], "algorithm.adv_estimator", "task_reward=true"),
         (["worker.teacher.model.model_path=./no/such"], "worker.teacher.model.model_path", "no such folder"),
         (["algorithm.distillation.clip=0"], "algorithm.distillation.clip", "more than 0"),
+        (["worker.teacher.urls=http://a:1"], "worker.teacher.urls", "set one of them"),
+        (["worker.teacher.model.model_path=policy"], "worker.teacher.model.model_path", "set context or max_pixels"),
+        (["worker.teacher.context=./no.jinja"], "worker.teacher.context", "no such file"),
+        (
+            ["algorithm.distillation.form=loss", "worker.teacher.max_pixels=9999"],
+            "algorithm.distillation.form",
+            "or form=advantage",
+        ),
     ],
 )
 def test_settings_that_do_not_go_together_are_named(words, key, message):
@@ -168,36 +189,166 @@ class Learner:
 
 
 def samples():
-    mask = torch.tensor([False, True, True])
+    """Two answers [3, 4], to prompts [1, 2] of the sources math and geo."""
+    mask = torch.tensor([False, False, True, True])
     return [
         Sample(
-            torch.tensor([1, 2, 3]), mask, torch.arange(3)[None], group_id=i, reward=0.0,
+            torch.tensor([1, 2, 3, 4]), mask, torch.arange(4)[None], group_id=i, reward=0.0,
             old_logprobs=-1.0 * mask, advantages=2.0 * mask,
         )
         for i in range(2)
     ]  # fmt: skip
 
 
+GROUPS = [Group(prompt_of(row=row, data_source=name), ()) for row, name in enumerate(("math", "geo"))]
+MINE = TeacherModel()
+
+
 @pytest.mark.parametrize(("task_reward", "expected"), [(False, 0.25), (True, 2.25)])
 def test_the_teacher_adds_to_the_advantages_or_replaces_them(task_reward, expected):
-    teacher = AdvantageTeacher(Learner(0.5), Distillation(coef=0.5, task_reward=task_reward))
-    taught = teacher.teach(samples(), [])
-    assert [one.advantages.tolist() for one in taught] == [[0.0, expected, expected]] * 2
+    teacher = AdvantageTeacher(Learner(0.5), Distillation(coef=0.5, task_reward=task_reward), lambda name: MINE)
+    taught = teacher.teach(samples(), GROUPS)
+    assert [one.advantages.tolist() for one in taught] == [[0.0, 0.0, expected, expected]] * 2
     assert teacher.metrics(taught, [])["distillation/kl"] == -0.5
 
 
 def test_a_teacher_that_is_the_policy_is_told_once(caplog):
-    teacher = AdvantageTeacher(Learner(0.0), Distillation())
+    mine = TeacherModel()
+    teacher = AdvantageTeacher(Learner(0.0), Distillation(), lambda name: mine)
     with caplog.at_level(logging.WARNING, "r1"):
         for _ in range(2):
-            found = teacher.metrics(teacher.teach(samples(), []), [])
+            found = teacher.metrics(teacher.teach(samples(), GROUPS), [])
     assert json.dumps(found["distillation/kl"]) == "0.0"
     assert caplog.messages == [SAME]
 
 
 def test_the_loss_reports_its_divergence():
     teacher, before = LossTeacher(), samples()
-    assert teacher.teach(before, []) == before
+    assert teacher.teach(before, GROUPS) == before
     updates = [{"distillation_loss": 0.25}, {"distillation_loss": 0.75}]
     assert teacher.metrics(before, updates) == {"distillation/divergence": 0.5}
     assert teacher.metrics(before, []) == {}
+
+
+class Silent(Canned):
+    """Answers nothing to the first `times` calls."""
+
+    def __init__(self, times, value=-0.5):
+        super().__init__(value)
+        self.times = times
+
+    def read_logprobs(self, *arguments):
+        found = super().read_logprobs(*arguments)
+        return [[] for _ in found] if len(self.calls) <= self.times else found
+
+
+def teacher_of(**models):
+    found = {name: TeacherModel(reading) for name, reading in models.items()}
+    return AdvantageTeacher(Learner(0.0), Distillation(), found.get)
+
+
+def test_each_source_has_its_own_teacher_and_one_without_keeps_the_reward(caplog):
+    both = teacher_of(math=Canned(-0.5), geo=Canned(-2.0)).teach(samples(), GROUPS)
+    assert [one.advantages.tolist() for one in both] == [[0, 0, 0.5, 0.5], [0, 0, -1.0, -1.0]]
+    teacher = teacher_of(math=Canned(-0.5))
+    for _ in range(2):
+        taught = teacher.teach(samples(), GROUPS)
+    assert [one.advantages.tolist() for one in taught] == [[0, 0, 0.5, 0.5], [0, 0, 2.0, 2.0]]
+    assert teacher.metrics(taught, [])["distillation/without_teacher"] == 0.5
+    assert caplog.messages == ["rows of geo have no teacher: they train on the task's reward alone"]
+
+
+def test_a_prompt_of_the_teachers_own_is_read_with_the_policys_answer():
+    reading = Canned(-0.5)
+    hinted = replace(prompt_of(), token_ids=[9] * 4, position_ids=torch.arange(4)[None])
+    model = TeacherModel(reading, lambda group: hinted)
+    (first, _) = AdvantageTeacher(Learner(0.0), Distillation(), lambda name: model).teach(samples(), GROUPS)
+    assert reading.calls == [[(hinted, [3, 4], 0)] * 2]
+    assert first.teacher_logprobs[2:].tolist() == [-0.5, -0.5]
+
+
+def test_rows_without_an_answer_are_asked_for_again_and_then_the_run_ends():
+    reading = Silent(1)
+    assert teacher_of(math=reading, geo=Canned()).teach(samples(), GROUPS)[0].advantages[2] == 0.5
+    assert len(reading.calls) == 2
+    with pytest.raises(RewardFailure, match=r"no log-prob of 2 of 4 tokens.*failure_share=0.1"):
+        teacher_of(math=Silent(9), geo=Canned()).teach(samples(), GROUPS)
+
+
+def test_up_to_the_share_of_failures_tokens_learn_nothing_and_are_counted():
+    teacher = teacher_of(math=Silent(9), geo=Canned(-0.5))
+    teacher.failure_share = 0.5
+    taught = teacher.teach(samples(), GROUPS)
+    assert [one.advantages.tolist() for one in taught] == [[0] * 4, [0, 0, 0.5, 0.5]]
+    assert teacher.metrics(taught, [])["distillation/without_teacher"] == 0.5
+
+
+# --- prompts of the teacher's own ------------------------------------------------------------------------------------
+
+
+def example_of(content):
+    messages = [{"role": "system", "content": "s"}, {"role": "user", "content": content}]
+    return Example("rows:7", messages, (), "42", metadata={"hint": "h"})
+
+
+def hint(content, answer, hint, **columns):
+    return f"{content} ({hint}: {answer})"
+
+
+def test_a_context_rewrites_the_text_and_leaves_the_pictures():
+    assert rewrite_prompt(hint, example_of("6*7?")).messages[1]["content"] == "6*7? (h: 42)"
+    parts = [{"type": "image"}, {"type": "text", "text": "6*7?"}]
+    rewritten = rewrite_prompt(hint, example_of(parts))
+    assert rewritten.messages[1]["content"] == [{"type": "image"}, {"type": "text", "text": "6*7? (h: 42)"}]
+    assert rewritten.messages[0] == {"role": "system", "content": "s"}
+
+
+def test_a_context_that_cannot_be_applied_names_the_row():
+    with pytest.raises(DataError, match=r"rows:7: the teacher's context fails.*missing"):
+        rewrite_prompt(lambda **columns: columns["missing"], example_of("x"))
+    with pytest.raises(DataError, match="rows:7: the prompt has no user message"):
+        rewrite_prompt(hint, replace(example_of("x"), messages=[{"role": "system", "content": "s"}]))
+
+
+# --- servers ---------------------------------------------------------------------------------------------------------
+
+READY = Patience(timeout=5.0, deadline=5.0, tries=1)
+
+
+def tokenizes_by(other):
+    def respond(body, path, headers):
+        assert path == "/tokenize"
+        return 200, {"tokens": other.encode(json.loads(body)["prompt"], add_special_tokens=False)}
+
+    return respond
+
+
+def test_servers_are_compared_by_their_own_answers():
+    with answering(tokenizes_by(tokenizer())) as url:
+        require_same_tokens_on_servers(ServedReading(url, patience=READY), "urls", None, tokenizer())
+    with (
+        answering(tokenizes_by(tokenizer(split=r"\s+"))) as url,
+        pytest.raises(ModelError, match=r"splits 'The quick.*r1 sft"),
+    ):
+        require_same_tokens_on_servers(ServedReading(url, patience=READY), "urls", None, tokenizer())
+
+
+def test_a_server_that_does_not_tokenize_needs_a_tokenizer_path():
+    with (
+        answering(lambda body, path, headers: (404, {})) as url,
+        pytest.raises(ModelError, match=r"HTTP 404.*set tokenizer_path"),
+    ):
+        require_same_tokens_on_servers(ServedReading(url, patience=READY), "urls", None, tokenizer())
+
+
+def test_teachers_by_source_are_read_from_the_configuration():
+    config = config_of(
+        NONE, "worker.teacher.sources.geo.urls=http://a:1", "worker.teacher.sources.math.model.model_path=owner/t",
+        "worker.reward.reward_function=math",
+    )  # fmt: skip
+    teacher = config.worker.teacher
+    assert teacher.of("geo").urls == "http://a:1"
+    assert (teacher.of("other"), teacher.in_learner) == (None, "owner/t")
+    assert config.learns_task
+    with pytest.raises(ConfigError, match="temperature 1"):
+        config_of(NONE, "worker.teacher.urls=http://a:1", "worker.rollout.temperature=0.7", "worker.rollout.n=1")

@@ -144,6 +144,10 @@ class RowDataset(Generic[Item, Rendered]):
         """Whether workers or other machines render in the background."""
         return self._row_renderer.concurrent
 
+    def example(self, index: int) -> Item:
+        """Read the i-th kept row again, without rendering it. Raises DataError that names the row."""
+        return self._row_renderer.read(self._kept[index][0])
+
     def job(self, index: int) -> RenderJob[Rendered]:
         return RenderJob(self._row_renderer, *self._kept[index])
 
@@ -258,6 +262,10 @@ class Mixture:
                 planned[self.parts[which].memory].append(self.parts[which].job(own))
         for memory, jobs in planned.items():
             memory.prefetch(jobs)
+
+    def example(self, index: int) -> Example:
+        which, own = self._place(index)
+        return self.parts[which].example(own)
 
     def _place(self, index: int) -> tuple[int, int]:
         if not 0 <= index < len(self):

@@ -68,7 +68,7 @@ def build_learner(
     if reference is None and not config.algorithm.disable_kl:
         # Never trained, so its computing precision is enough.
         reference = load_weights(config, model, computing, hardware.device, parallel, reference_shard)
-    teacher = load_teacher(config, hardware, model, parallel, computing) if config.worker.teacher.used else None
+    teacher = load_teacher(config, hardware, model, parallel, computing) if config.worker.teacher.in_learner else None
     optimizer = build_policy_optimizer(config, policy)
     if parallel.rank == 0:
         log_trained_parameters(policy, optimizer)

@@ -1,14 +1,129 @@
-"""Build the teacher that a run distils from."""
+"""Build the teachers that a run distils from: in the learner, in this process, or on servers."""
 
-from r1_cli.config import RunConfig
-from r1_cli.train.teaching import AdvantageTeacher, LossTeacher
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+from r1_cli.build.rendering import build_renderer
+from r1_cli.build.rewards.connect import padded_batching
+from r1_cli.build.rewards.frozen_model import open_frozen
+from r1_cli.build.rewards.own_models import LearnerReading
+from r1_cli.build.rewards.served_model import ServedReading
+from r1_cli.build.teacher_model import require_same_tokens_on_servers
+from r1_cli.config import ConfigError, Problem, RunConfig
+from r1_cli.config.distillation import POLICY, OneTeacherConfig
+from r1_cli.hardware import Hardware
+from r1_cli.models.files import ModelFiles
+from r1_cli.train.groups.group import Group
+from r1_cli.train.teaching import AdvantageTeacher, LossTeacher, TeacherModel
 from r1_cli.train.types import Policy, Teacher
 from r1_core.advantages.distillation import Distillation
+from r1_data.dataset import Mixture
+from r1_data.messages import compile_format_prompt
+from r1_data.types import DataError, Example, Message, Prompt
+from r1_rewards.types import RewardSpecError
 
 
-def build_teacher(config: RunConfig, learner: Policy) -> Teacher:
-    settings = config.algorithm.distillation
-    if settings.form == "loss":
+def build_teacher(
+    config: RunConfig, hardware: Hardware, model: ModelFiles, learner: Policy, prompts: Mixture
+) -> Teacher:
+    """Open the teachers of a run, whose training rows are `prompts`.
+
+    Raises:
+        ConfigError: a server's address is invalid, or a context does not parse.
+        ModelError: a model cannot be loaded, or has other tokens than the policy.
+    """
+    distillation = config.algorithm.distillation
+    if distillation.form == "loss":
         return LossTeacher()
-    distillation = Distillation(settings.coef, settings.clip, settings.task_reward)
-    return AdvantageTeacher(learner, distillation)
+    opened: dict[int, TeacherModel] = {
+        id(one): _open(config, hardware, model, learner, prompts, key, one)
+        for key, one in config.worker.teacher.every.items()
+    }
+
+    def find(source: str) -> TeacherModel | None:
+        settings = config.worker.teacher.of(source)
+        return None if settings is None else opened[id(settings)]
+
+    term = Distillation(distillation.coef, distillation.clip, distillation.task_reward)
+    temperature, share = config.worker.rollout.temperature, config.worker.teacher.failure_share
+    return AdvantageTeacher(learner, term, find, temperature, share)
+
+
+def _open(
+    config: RunConfig,
+    hardware: Hardware,
+    model: ModelFiles,
+    learner: Policy,
+    prompts: Mixture,
+    key: str,
+    settings: OneTeacherConfig,
+) -> TeacherModel:
+    temperature, path = config.worker.rollout.temperature, settings.model.model_path
+    rewrite = _prompts(config, model, prompts, key, settings) if settings.privileged else lambda group: group.prompt
+    if settings.urls:
+        reading = _open_servers(settings, key, model)
+        return TeacherModel(reading, rewrite)
+    if path == POLICY:
+        return TeacherModel(LearnerReading(learner, "policy", temperature), rewrite)
+    if path == config.worker.teacher.in_learner:
+        return TeacherModel(LearnerReading(learner, "teacher", temperature) if settings.privileged else None, rewrite)
+    name = f"{key}.model.model_path"
+    return TeacherModel(open_frozen(path or "", name, config, hardware, model, padded_batching(config)), rewrite)
+
+
+def _open_servers(settings: OneTeacherConfig, key: str, model: ModelFiles) -> ServedReading:
+    try:
+        reading = ServedReading(settings.urls or "", served_name=settings.served_name, token_env=settings.token_env)
+    except RewardSpecError as error:
+        raise ConfigError([Problem(f"{key}.urls", str(error), settings.urls)]) from error
+    require_same_tokens_on_servers(reading, f"{key}.urls={settings.urls}", settings.tokenizer_path, model.tokenizer)
+    return reading
+
+
+# --- prompts of the teacher's own -------------------------------------------------------------------------------------
+
+
+def _prompts(
+    config: RunConfig, model: ModelFiles, prompts: Mixture, key: str, settings: OneTeacherConfig
+) -> Callable[[Group], Prompt]:
+    pixels = {"min_pixels": settings.min_pixels, "max_pixels": settings.max_pixels}
+    own = config.data.model_copy(update={name: value for name, value in pixels.items() if value is not None})
+    renderer = build_renderer(config.model_copy(update={"data": own}), model)
+    rewrite: Callable[[Example], Example] = lambda example: example  # noqa: E731
+    if settings.context:
+        try:
+            template = compile_format_prompt(Path(settings.context).read_text(encoding="utf-8"), settings.context)
+        except DataError as error:
+            raise ConfigError([Problem(f"{key}.context", str(error))]) from error
+        rewrite = partial(rewrite_prompt, template.render)
+
+    def prompt_of(group: Group) -> Prompt:
+        if group.row < 0:
+            raise DataError(f"{group.prompt.id}: its row is unknown, so that the teacher's prompt cannot be rendered")
+        return renderer.render(rewrite(prompts.example(group.row)))
+
+    return prompt_of
+
+
+def rewrite_prompt(render: Callable[..., str], example: Example) -> Example:
+    """Return the example with the text of its last user message rewritten by `render(content=, answer=, columns…)`.
+
+    Pictures stay, before the text. Raises DataError that names the row.
+    """
+    place = max((i for i, one in enumerate(example.messages) if one["role"] == "user"), default=-1)
+    if place < 0:
+        raise DataError(f"{example.id}: the prompt has no user message, which the teacher's context rewrites")
+    message: Message = example.messages[place]
+    parts = (
+        message["content"] if isinstance(message["content"], list) else [{"type": "text", "text": message["content"]}]
+    )
+    content = "".join(part["text"] for part in parts if part["type"] == "text")
+    try:
+        text = render(**{**example.metadata, "content": content, "answer": example.ground_truth})
+    except Exception as error:  # a template may call any method of the row's values
+        raise DataError(f"{example.id}: the teacher's context fails on this row ({error})") from error
+    media = [part for part in parts if part["type"] != "text"]
+    changed = {**message, "content": [*media, {"type": "text", "text": text}] if media else text}
+    return replace(example, messages=[*example.messages[:place], changed, *example.messages[place + 1 :]])

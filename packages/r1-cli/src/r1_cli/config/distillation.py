@@ -8,32 +8,105 @@ from pydantic import Field
 
 from r1_cli.config.files import names_folder, where_or_near
 from r1_cli.config.problems import KeyProblem, KeyRemark
-from r1_cli.config.section import NonNegative, Positive, Section, UserPath
+from r1_cli.config.section import Count, NonNegative, Positive, Ratio, Section, UserPath
 
 TEACHER = "worker.teacher"
+POLICY = "policy"  # in place of a path: the policy itself
 DISTILLATION = "algorithm.distillation"
 PATH = f"{TEACHER}.model.model_path"
 
 
 class TeacherModelConfig(Section):
-    model_path: UserPath | None = None  # a frozen model that the run loads: a folder or a hub name
+    # a frozen model that the run loads: a folder or a hub name; policy: the policy itself, with a prompt of its own
+    model_path: UserPath | None = None
     trust_remote_code: bool = False
 
 
-class TeacherConfig(Section):
-    """The model that a run distils from; without one there is no distillation."""
+class OneTeacherConfig(Section):
+    """A teacher: a model that the run loads, the policy itself, or servers."""
 
     model: TeacherModelConfig = TeacherModelConfig()
-    offload: bool = True  # its weights stay in host memory, each layer is copied to the device
+    urls: str | None = None  # equal OpenAI-compatible vLLM servers, separated by commas, in place of `model`
+    served_name: str | None = None  # the model's name there; null: the only one
+    tokenizer_path: UserPath | None = None  # of servers that do not answer /tokenize
+    token_env: str = "OPENAI_API_KEY"  # variable of the environment with the servers' token
+    # a Jinja file that rewrites the user's message for the teacher; sees content, answer and every column
+    context: UserPath | None = None
+    min_pixels: Count | None = None  # of the teacher's pictures; null: as the policy's
+    max_pixels: Count | None = None
 
     @property
     def used(self) -> bool:
-        return self.model.model_path is not None
+        return self.model.model_path is not None or self.urls is not None
 
-    def file_problems(self) -> Iterator[KeyProblem]:
+    @property
+    def privileged(self) -> bool:
+        """Whether it sees another prompt than the policy."""
+        return bool(self.context or self.min_pixels or self.max_pixels)
+
+    @property
+    def loaded(self) -> str | None:
+        """The path of the model that the run loads for it."""
         path = self.model.model_path
-        if path and names_folder(path) and not Path(path).is_dir():
-            yield PATH, f"no such folder{where_or_near(path)}"
+        return None if path == POLICY else path
+
+    def problems(self, key: str, temperature: float) -> Iterator[KeyProblem]:
+        path = self.model.model_path
+        if not self.used:
+            yield f"{key}.model.model_path", "is missing: name a model, policy, or servers in urls"
+        if path and self.urls:
+            yield f"{key}.urls", "stands in place of model.model_path; set one of them"
+        if path == POLICY and not self.privileged:
+            message = "is its own teacher, so it needs a prompt of its own: set context or max_pixels"
+            yield f"{key}.model.model_path", message
+        if path and path != POLICY and names_folder(path) and not Path(path).is_dir():
+            yield f"{key}.model.model_path", f"no such folder{where_or_near(path)}"
+        if self.context and not Path(self.context).is_file():
+            yield f"{key}.context", f"no such file{where_or_near(self.context)}"
+        if self.urls and temperature != 1.0:
+            message = f"servers give log-probs at temperature 1, and worker.rollout.temperature is {temperature:g}"
+            yield f"{key}.urls", message
+
+
+class TeacherConfig(OneTeacherConfig):
+    """What a run distils from; without a teacher there is no distillation."""
+
+    # by data source, in place of the teacher above; null: that source trains on the task's reward alone
+    sources: dict[str, OneTeacherConfig | None] = Field(default_factory=dict)
+    offload: bool = True  # weights of a loaded teacher stay in host memory, each layer is copied to the device
+    failure_share: Ratio = (
+        0.1  # of a step's tokens that may lack a log-prob because servers failed; above, the run ends
+    )
+
+    @property
+    def used(self) -> bool:
+        return super().used or any(self.sources.values())
+
+    def of(self, source: str) -> OneTeacherConfig | None:
+        """Return the teacher of a data source, or None."""
+        if source in self.sources:
+            return self.sources[source]
+        return self if super().used else None
+
+    @property
+    def every(self) -> dict[str, OneTeacherConfig]:
+        """All teachers by their key, the default first."""
+        found: dict[str, OneTeacherConfig] = {TEACHER: self} if super().used else {}
+        return found | {f"{TEACHER}.sources.{name}": one for name, one in self.sources.items() if one is not None}
+
+    @property
+    def covers_all(self) -> bool:
+        """Whether every data source has a teacher."""
+        return super().used and None not in self.sources.values()
+
+    @property
+    def in_learner(self) -> str | None:
+        """The path of the model that the learner holds: the first that is to be loaded."""
+        return next((one.loaded for one in self.every.values() if one.loaded), None)
+
+    def all_problems(self, temperature: float) -> Iterator[KeyProblem]:
+        for key, one in self.every.items():
+            yield from one.problems(key, temperature)
 
 
 class DistillationConfig(Section):
@@ -46,15 +119,20 @@ class DistillationConfig(Section):
     task_reward: bool = False  # add it to the task's advantages; false: it replaces them, and rewards are only shown
     clip: Positive = Field(default=10.0)  # nats, of form=advantage
 
-    def problems(self, *, full_kl: bool, kl_in_reward: bool, critic: bool) -> Iterator[KeyProblem]:
+    def problems(
+        self, teacher: TeacherConfig, *, full_kl: bool, kl_in_reward: bool, critic: bool
+    ) -> Iterator[KeyProblem]:
         """Yield what does not go together in a run with a teacher, whose other parts are the arguments."""
+        if self.form == "loss" and (teacher.sources or teacher.urls or teacher.privileged or not teacher.loaded):
+            message = "needs all logits of one teacher, which the run loads and which sees the policy's prompts: set "
+            yield f"{DISTILLATION}.form", f"{message}{PATH} alone, or form=advantage"
         if self.form == "advantage" and self.divergence != "reverse_kl":
             message = "needs algorithm.distillation.form=loss: an advantage of sampled tokens estimates reverse_kl"
             yield f"{DISTILLATION}.divergence", message
         if self.form == "loss" and full_kl:
             message = "compares the policy with a reference over the vocabulary, as algorithm.distillation.form=loss "
             yield "algorithm.kl_penalty", f"{message}does with the teacher; set another, or algorithm.disable_kl=true"
-        if self.task_reward:
+        if self.task_reward or not teacher.covers_all:
             return
         if kl_in_reward:
             message = "distillation without the task's reward has no place for a KL in the reward, set true"

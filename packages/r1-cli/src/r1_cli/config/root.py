@@ -57,7 +57,8 @@ class RunConfig(Section):
     @property
     def learns_task(self) -> bool:
         """Whether rewards enter the advantages; a teacher may replace them."""
-        return not self.worker.teacher.used or self.algorithm.distillation.task_reward
+        teacher = self.worker.teacher
+        return not teacher.covers_all or self.algorithm.distillation.task_reward
 
     def trained(self, owner: Owner) -> UpdateConfig:
         return self.worker.actor if owner == "actor" else self.worker.critic

@@ -68,7 +68,7 @@ def _input_problems(config: RunConfig, command: Command, max_length: int | None)
     yield from config.trainer.file_problems(saves=command in ("train", "sft"))
     yield from model.position_problems("worker.actor.model", data.max_response_length, max_length)
     yield from reward.file_problems()
-    yield from config.worker.teacher.file_problems()
+    yield from config.worker.teacher.all_problems(rollout.temperature)
     yield from function_problems("algorithm.adv_estimator", config.algorithm.adv_estimator)
     yield from function_problems("worker.actor.loss_type", config.worker.actor.loss_type)
 
@@ -98,6 +98,7 @@ def _training_problems(config: RunConfig, provenance: Provenance) -> Iterator[Ke
     yield from range_problems(actor, LOSS_OPTIONS, actor.loss_type)
     if config.worker.teacher.used:
         yield from algorithm.distillation.problems(
+            config.worker.teacher,
             full_kl=algorithm.kl_penalty == "full" and not algorithm.disable_kl,
             kl_in_reward=not (algorithm.use_kl_loss or algorithm.disable_kl),
             critic=config.has_critic,

@@ -362,6 +362,7 @@ class TrainingSession:
         config: RunConfig,
         folder: RunFolder,
         devices: Devices,
+        data: Data,
         reports: Reports,
         models: Models,
         logs: Logs,
@@ -377,7 +378,7 @@ class TrainingSession:
             update=sampling.update,
             schedule=schedule,
             validation=sampling.validation,
-            teacher=open_teacher(config, models.learner),
+            teacher=open_teacher(config, devices, models.learner, data),
             store=saving.store,
             saver=saving.saver,
             tracker=logs.tracker,
@@ -389,12 +390,12 @@ class TrainingSession:
         )
 
 
-def open_teacher(config: RunConfig, learner: Policy) -> Teacher | None:
+def open_teacher(config: RunConfig, devices: Devices, learner: Policy, data: Data) -> Teacher | None:
     if not config.worker.teacher.used:
         return None
     from r1_cli.build.teacher import build_teacher
 
-    return build_teacher(config, learner)
+    return build_teacher(config, devices.hardware, devices.model, learner, data.training.prompts)
 
 
 def build_schedule(config: RunConfig, total_steps: int, until: int | None = None) -> Schedule:

@@ -50,7 +50,7 @@ def train(config: RunConfig, provenance: Provenance, *, until: int | None = None
         logs = session.open_logs(config, folder, devices, data, reports, at)
         sampler = session.connect_rewards(config, folder, devices, data, models, reports, logs)
         sampling = session.open_sampling(config, folder, data, reports, schedule, stream, sampler, at)
-        run = session.open_run(config, folder, devices, reports, models, logs, schedule, sampling)
+        run = session.open_run(config, folder, devices, data, reports, models, logs, schedule, sampling)
         if config.trainer.val_only:
             return validate_only(run, at)
         last = loop.train(run, at)

@@ -86,7 +86,7 @@ def estimate(config: RunConfig, models: Models | None = None) -> Memory | None:
 
 def _count_teacher(config: RunConfig, actors: int) -> int:
     """Return the weights of the teacher that the run loads, without a local folder as many as the actor's."""
-    path = config.worker.teacher.model.model_path
+    path = config.worker.teacher.in_learner
     return sum(prod(shape) for _, shape in read_shapes(Path(path))) or actors if path else 0
 
 

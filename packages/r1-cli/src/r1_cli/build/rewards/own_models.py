@@ -15,15 +15,15 @@ from r1_rollout.types import PromptLike, Replaying
 if TYPE_CHECKING:
     from r1_rollout.types import Tokens
 
-FIELDS = {"policy": "old_logprobs", "reference": "ref_logprobs"}
+FIELDS = {"policy": "old_logprobs", "reference": "ref_logprobs", "teacher": "teacher_logprobs"}
 
 
 @dataclass(frozen=True, slots=True)
 class LearnerReading:
-    """Log-probs of the learner's policy or reference, in its own micro-batches and only at its temperature."""
+    """Log-probs of the learner's policy, reference or teacher, in its own micro-batches and only at its temperature."""
 
     learner: Policy
-    model: Literal["policy", "reference"]
+    model: Literal["policy", "reference", "teacher"]
     temperature: float
 
     concurrent = False  # it is on the devices, and often in the process, of the engine

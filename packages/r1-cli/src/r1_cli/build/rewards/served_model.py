@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from r1_rollout.types import Tokens
 
 COMPLETIONS = "/v1/completions"
+TOKENIZE = "/tokenize"
+PLAIN = {"add_special_tokens": False}
 LEAST = -9999.0  # what vLLM writes for a log-prob of minus infinity, which JSON has not
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 Query = tuple[PromptLike, "Tokens", int]
@@ -56,7 +58,7 @@ class ServedReading:
         Raises:
             RewardSpecError: an address is invalid, or the token would be sent unencrypted.
         """
-        bases = [url.strip().rstrip("/").removesuffix("/v1") for url in urls.split(",")]
+        self.bases = bases = [url.strip().rstrip("/").removesuffix("/v1") for url in urls.split(",")]
         token = os.environ.get(token_env)
         for url in bases:
             parts = urlsplit(url)
@@ -65,15 +67,23 @@ class ServedReading:
                     f"{url}: the token in {token_env} would cross the network in the clear; write https://, or name a "
                     "variable in token_env that is not set"
                 )
-        headers = {"authorization": f"Bearer {token}"} if token else {}
-        self._endpoints = {
-            path: HttpEndpoint(
-                [base + path for base in bases], patience or Patience(), headers=headers, concurrency=concurrency
-            )
-            for path in (COMPLETIONS, GENERATE)
-        }
+        self._headers = {"authorization": f"Bearer {token}"} if token else {}
+        self._patience, self._concurrency = patience or Patience(), concurrency
+        self._endpoints = {path: self._endpoint(bases, path) for path in (COMPLETIONS, GENERATE)}
         self._named = {"model": served_name} if served_name else {}
         self._told: set[str] = set()
+
+    def _endpoint(self, bases: Sequence[str], path: str) -> HttpEndpoint:
+        urls = [base + path for base in bases]
+        return HttpEndpoint(urls, self._patience, headers=self._headers, concurrency=self._concurrency)
+
+    def tokenize(self, base: str, texts: Sequence[str]) -> list[list[int]]:
+        """Return the token ids that a server of `bases` gives these texts. Raises RequestFailed if it does not."""
+
+        async def tokenize_all(post: Post) -> list[list[int]]:
+            return await asyncio.gather(*(post({**self._named, "prompt": one, **PLAIN}, read_ids) for one in texts))
+
+        return self._endpoint([base], TOKENIZE).run(tokenize_all)
 
     def read_logprobs(
         self,
@@ -108,7 +118,7 @@ class ServedReading:
         except RequestFailed as error:
             if error.cause not in self._told:
                 self._told.add(error.cause)
-                log.warning("no log-probs of a reference answer, and perhaps of more: %s", error)
+                log.warning("no log-probs of an answer, and perhaps of more: %s", error)
             return []
 
 
@@ -121,6 +131,14 @@ def _echo(prompt: PromptLike, tokens: Sequence[int]) -> dict[str, Any]:
         "logprobs": 0,
         "prompt_logprobs": 0,
     }
+
+
+def read_ids(reply: object) -> list[int]:
+    """Return the token ids of a server's reply to `/tokenize`. Raises Unusable if it has none."""
+    found = reply.get("tokens") if isinstance(reply, Mapping) else None
+    if not isinstance(found, list) or not all(isinstance(token, int) for token in found):
+        raise Unusable(f"the reply has no token ids: {str(reply)[:80]!r}")
+    return found
 
 
 def read_tail(reply: object, *, tokens: Sequence[int], total: int) -> list[float]:
@@ -150,6 +168,6 @@ def _of_token(row: object, token: int) -> float:
 
 
 def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
+    if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
         raise Unusable(f"a log-prob is {str(value)[:40]!r}, no number")
     return -math.inf if value <= LEAST else float(value)
