@@ -13,12 +13,11 @@ from transformers import PreTrainedTokenizerFast
 
 from r1_cli.build.algorithm import build_update
 from r1_cli.build.rewards.served_model import ServedReading
-from r1_cli.build.teacher import rewrite_prompt
+from r1_cli.build.teacher import require_same_tokens_on_servers, rewrite_prompt
 from r1_cli.build.teacher_model import (
     PROBES,
     find_difference,
     require_same_tokenizer,
-    require_same_tokens_on_servers,
 )
 from r1_cli.config import ConfigError, load_config
 from r1_cli.models.load import ModelError

@@ -4,17 +4,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from r1_cli.build.rendering import build_renderer
 from r1_cli.build.rewards.connect import padded_batching
 from r1_cli.build.rewards.frozen_model import open_frozen
 from r1_cli.build.rewards.own_models import LearnerReading
 from r1_cli.build.rewards.served_model import ServedReading
-from r1_cli.build.teacher_model import require_same_tokens_on_servers
+from r1_cli.build.teacher_model import OTHER, PROBES, require_same_tokenizer
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.distillation import POLICY, OneTeacherConfig
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
+from r1_cli.models.load import ModelError, load_tokenizer
 from r1_cli.train.groups.group import Group
 from r1_cli.train.teaching import AdvantageTeacher, LossTeacher, TeacherModel
 from r1_cli.train.types import Policy, Teacher
@@ -22,6 +24,7 @@ from r1_core.advantages.distillation import Distillation
 from r1_data.dataset import Mixture
 from r1_data.messages import compile_format_prompt
 from r1_data.types import DataError, Example, Message, Prompt
+from r1_rewards.services.endpoint import RequestFailed
 from r1_rewards.types import RewardSpecError
 
 
@@ -80,6 +83,30 @@ def _open_servers(settings: OneTeacherConfig, key: str, model: ModelFiles) -> Se
         raise ConfigError([Problem(f"{key}.urls", str(error), settings.urls)]) from error
     require_same_tokens_on_servers(reading, f"{key}.urls={settings.urls}", settings.tokenizer_path, model.tokenizer)
     return reading
+
+
+def require_same_tokens_on_servers(reading: ServedReading, owner: str, path: str | None, own: Any) -> None:
+    """Raise ModelError unless servers split the probes as the policy's tokenizer `own` does.
+
+    Args:
+        path: the tokenizer of servers that do not answer `/tokenize`.
+    """
+    if path:
+        other, _ = load_tokenizer(path, vision_language=False, trust_remote_code=False)
+        require_same_tokenizer(f"{owner}, tokenizer_path={path}", own, other)
+        return
+    texts = [*PROBES, *map(str, own.all_special_tokens)]
+    for base in reading.bases:
+        try:
+            found = reading.tokenize(base, texts)
+        except RequestFailed as error:
+            raise ModelError(
+                f"{owner}: {base} does not say how it tokenizes ({error}); set tokenizer_path to the teacher's model"
+            ) from error
+        for text, theirs in zip(texts, found, strict=True):
+            mine = own.encode(text, add_special_tokens=False)
+            if mine != theirs:
+                raise ModelError(f"{owner}: {base} splits {text!r} into {theirs}, the policy into {mine}. {OTHER}")
 
 
 # --- prompts of the teacher's own -------------------------------------------------------------------------------------

@@ -3,12 +3,10 @@
 import logging
 from typing import Any
 
-from r1_cli.build.rewards.served_model import ServedReading
 from r1_cli.config.distillation import PATH, TeacherConfig
 from r1_cli.models import load as models
 from r1_cli.models.families import is_vision_language
 from r1_cli.models.files import ModelFiles, resolve_model_path
-from r1_rewards.services.endpoint import RequestFailed
 
 log = logging.getLogger("r1")
 
@@ -74,32 +72,6 @@ def require_same_tokenizer(owner: str, own: Any, other: Any) -> None:
             "%s: it ends answers with %r, the policy with %r, which the teacher may find unlikely",
             owner, other.eos_token, own.eos_token,
         )  # fmt: skip
-
-
-def require_same_tokens_on_servers(reading: ServedReading, owner: str, path: str | None, own: Any) -> None:
-    """Raise ModelError unless servers split the probes as the policy's tokenizer `own` does.
-
-    Args:
-        path: the tokenizer of servers that do not answer `/tokenize`.
-    """
-    if path:
-        other, _ = models.load_tokenizer(path, vision_language=False, trust_remote_code=False)
-        require_same_tokenizer(f"{owner}, tokenizer_path={path}", own, other)
-        return
-    texts = [*PROBES, *map(str, own.all_special_tokens)]
-    for base in reading.bases:
-        try:
-            found = reading.tokenize(base, texts)
-        except RequestFailed as error:
-            raise models.ModelError(
-                f"{owner}: {base} does not say how it tokenizes ({error}); set tokenizer_path to the teacher's model"
-            ) from error
-        for text, theirs in zip(texts, found, strict=True):
-            mine = own.encode(text, add_special_tokens=False)
-            if mine != theirs:
-                raise models.ModelError(
-                    f"{owner}: {base} splits {text!r} into {theirs}, the policy into {mine}. {OTHER}"
-                )
 
 
 def find_difference(own: Any, other: Any) -> str | None:
