@@ -43,6 +43,8 @@ def test_a_stage_runs_behind_those_that_it_reads_with_their_outputs(tmp_path: Pa
     rows = f'data.train_files="{out}/chosen/rows.parquet"'
     assert cold == ["sft", config, rows, "sft.epochs=2", f"trainer.save_checkpoint_path={out}/cold"]
     assert score == ["eval", f"{out}/cold", config, "--json", f"{out}/score/result.json"]
+    (out / "cold/actor").mkdir(parents=True)
+    assert jobs._weights(out / "cold") == out / "cold/actor"  # where config.json is
     assert resolve(["a", "${stages.x.rows}/b"], {"x": Path("c")}) == ["a", "c/b"]
 
 

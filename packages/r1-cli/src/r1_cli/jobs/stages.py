@@ -155,7 +155,7 @@ class StageRun:
         return words
 
     def _configuration(self, stage: Stage) -> list[str]:
-        outputs = self._outputs()
+        outputs = {name: _weights(path) for name, path in self._outputs().items()}
         words = [f"config={stage.config}"]
         words += [f"{one.key}={json.dumps(resolve(one.value, outputs), ensure_ascii=False)}" for one in stage.settings]
         folder = self.folders[stage.name].path
@@ -163,6 +163,11 @@ class StageRun:
 
     def _outputs(self) -> dict[str, Path]:
         return {name: folder.output or folder.planned for name, folder in self.folders.items()}
+
+
+def _weights(output: Path) -> Path:
+    """Return the folder of a checkpoint's model, which configurations name; another output itself."""
+    return output / "actor" if (output / "actor").is_dir() else output
 
 
 def digest_of(stage: Stage, digests: Mapping[str, str]) -> str:
