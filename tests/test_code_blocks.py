@@ -70,6 +70,16 @@ BY: Mapping[str, Mapping[str, list[str]]] = {
         ],
     },
     "docs/view.md": {"bash": [SERVER]},
+    "docs/distillation.md": {
+        "bash": ["tests/test_distillation.py::test_two_ranks_distil_as_one_does"],
+        "yaml": [RUN] * 4,
+    },
+    "docs/sampling.md": {
+        "bash": ["tests/test_sampling.py::test_rows_are_chosen_with_their_messages_pictures_and_pass_rates"]
+    },
+    "docs/stages.md": {
+        kind: [f"{CLI}stages.py::test_stages_run_their_commands_and_stand_afterwards"] for kind in ("yaml", "indented")
+    },
     "README.md": {
         "indented": [
             f"{QUICK}the_model_learns_to_look",
@@ -135,6 +145,7 @@ BY: Mapping[str, Mapping[str, list[str]]] = {
 }
 SLOW = {  # train, or start processes that judge and decode
     "docs/first-run.md",
+    "docs/one-step.md",
     "docs/write-your-own.md",
     "docs/engines.md",
     "packages/r1-rewards/README.md",

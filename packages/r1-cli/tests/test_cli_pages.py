@@ -149,8 +149,9 @@ def test_steps_that_are_written_replaced_or_dropped_while_it_serves_are_seen(tmp
 
 def test_an_empty_folder_is_a_run_without_steps(tmp_path: Path) -> None:
     client = client_of(tmp_path)
-    nothing = {"state": "waiting", "told": "nothing is written there yet", "train": [], "validation": []}
-    assert client.get("/api/runs").json() == [{"name": tmp_path.name, **nothing}]
+    nothing = {"state": "waiting", "told": "nothing is written there yet"}
+    no_steps: dict[str, list[int]] = {phase: [] for phase in ("train", "validation", "sample", "sft")}
+    assert client.get("/api/runs").json() == [{"name": tmp_path.name, **nothing, **no_steps}]
     assert client.get("/api/curves?run=0").json() == {"rows": [], "next": 0, "times": 0}
     assert client.get("/api/samples?run=0").json() == {"total": 0, "rows": []}
     assert client.get("/api/same?prompt_id=x").json() == []

@@ -19,7 +19,7 @@ PATH = f"{TEACHER}.model.model_path"
 class TeacherModelConfig(Section):
     # a frozen model that the run loads: a folder or a hub name; policy: the policy itself, with a prompt of its own
     model_path: UserPath | None = None
-    trust_remote_code: bool = False
+    trust_remote_code: bool = False  # run Python code from the teacher's repository
 
 
 class OneTeacherConfig(Section):
@@ -33,7 +33,7 @@ class OneTeacherConfig(Section):
     # a Jinja file that rewrites the user's message for the teacher; sees content, answer and every column
     context: UserPath | None = None
     min_pixels: Count | None = None  # of the teacher's pictures; null: as the policy's
-    max_pixels: Count | None = None
+    max_pixels: Count | None = None  # likewise; more than the policy's: a sharper picture
 
     @property
     def used(self) -> bool:
@@ -74,9 +74,8 @@ class TeacherConfig(OneTeacherConfig):
     # by data source, in place of the teacher above; null: that source trains on the task's reward alone
     sources: dict[str, OneTeacherConfig | None] = Field(default_factory=dict)
     offload: bool = True  # weights of a loaded teacher stay in host memory, each layer is copied to the device
-    failure_share: Ratio = (
-        0.1  # of a step's tokens that may lack a log-prob because servers failed; above, the run ends
-    )
+    # of a step's tokens that may lack a log-prob because servers failed; above, the run ends
+    failure_share: Ratio = 0.1
 
     @property
     def used(self) -> bool:
