@@ -45,7 +45,7 @@ BY: Mapping[str, Mapping[str, list[str]]] = {
         "python": [RUN, RUN, RUN, INSTALLS],
         "yaml": [
             RUN,
-            "tests/test_episodes.py::test_a_run_trains_an_agent_that_knows_nothing_but_an_address",
+            "tests/test_episodes.py::test_a_run_trains_an_agent_that_knows_nothing_but_an_address_and_a_replay_repeats_it",
             "tests/test_episodes.py::test_each_source_of_a_run_has_tools_or_an_environment_of_its_own",
         ],
     },
