@@ -35,6 +35,21 @@ def test_what_needs_a_loop_is_refused_by_name(key: str, value: int) -> None:
         pass
 
 
+@pytest.mark.parametrize(
+    "teacher",
+    [
+        {"urls": "http://127.0.0.1:1/v1"},
+        {"sources": {"shapes": {"model": {"model_path": "owner/teacher"}}}},
+        {"model": {"model_path": "owner/teacher"}, "max_pixels": 50176},
+    ],
+)
+def test_a_teacher_that_the_learner_does_not_hold_is_refused(teacher: dict[str, Any]) -> None:
+    config = {**SMALL, "worker": {**SMALL["worker"], "teacher": teacher}, "trainer": {"n_gpus_per_node": 1}}
+    config["algorithm"] = {"disable_kl": True}
+    with pytest.raises(ConfigError, match=r"worker\.teacher.*needs r1 train"), r1_cli.open(config):
+        pass
+
+
 def test_a_mapping_is_checked_as_a_file_is_and_a_loaded_configuration_is_taken() -> None:
     with pytest.raises(ConfigError, match="rollout_batch_sise"), r1_cli.open({"data": {"rollout_batch_sise": 4}}):
         pass

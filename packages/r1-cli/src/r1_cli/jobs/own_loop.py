@@ -18,6 +18,7 @@ from r1_cli.checkpoint.folders import CheckpointStore
 from r1_cli.config import ConfigError, Problem, RunConfig, load_config
 from r1_cli.jobs.session import TrainingSession, build_schedule
 from r1_cli.jobs.startup import RunFolder
+from r1_cli.models.files import ModelFiles, save_assets
 from r1_cli.plan.batches import make_plan
 from r1_cli.runs.track.timing import Stopwatch
 from r1_cli.train.groups.group import Group
@@ -35,7 +36,7 @@ class Parts:
     """What `r1_cli.open` hands out. The learner's learning rate follows `config` as that of `r1 train` does."""
 
     config: RunConfig
-    learner: Policy  # see `r1_core.Learner`; it has a reference model if the configuration uses one
+    learner: Policy  # see `r1_core.Learner`; it has a reference model, or a teacher, if the configuration names one
     critic: ValueModel | None
     engine: Generator  # see `r1_rollout.types.Generator`
     prompts: Mixture  # of `data.train_files`, by index
@@ -43,6 +44,7 @@ class Parts:
     stream: PromptStream  # gives the indices of a step's prompts: `stream.batch(0)`
     verifier: Verifier  # scores a list of `r1_rewards.RewardInput`
     sampling: SamplingParams  # of training
+    _model: ModelFiles
     _sampler: Sampler
     _progress: Progress
     _version: int = field(default=0)  # of the weights that the engine had last
@@ -59,6 +61,15 @@ class Parts:
             groups = sample_groups(self._sampler, prompts, params, Stopwatch(), self._progress)
         return [groups[index] for index in range(len(prompts))]
 
+    def save(self, folder: "str | PathLike[str]") -> None:
+        """Write the learner's weights with configuration and tokenizer: a Hugging Face folder, without the optimizer.
+
+        With LoRA the weights are those of the adapter. Raises OSError if a file cannot be written.
+        """
+        path = Path(folder)
+        save_assets(self._model, path)
+        self.learner.save(path, model_only=True)
+
 
 @contextmanager
 def open_parts(config: "str | PathLike[str] | Mapping[str, Any] | RunConfig") -> Iterator[Parts]:
@@ -71,7 +82,8 @@ def open_parts(config: "str | PathLike[str] | Mapping[str, Any] | RunConfig") ->
 
     Raises:
         ConfigError, DataError, ModelError, RewardSpecError: as `r1 train` before its first step; also for settings that
-            need `r1 train`: several devices or turns, `trainer.max_staleness`, a teacher.
+            need `r1 train`: several devices or turns, `trainer.max_staleness`, a teacher that
+            the learner does not hold.
     """
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="r1-open-")))
@@ -100,6 +112,7 @@ def open_parts(config: "str | PathLike[str] | Mapping[str, Any] | RunConfig") ->
             stream,
             data.verifier,
             build_sampling(settings)[0],
+            devices.model,
             sampler,
             reports.console.progress,
         )
@@ -115,12 +128,13 @@ def _write_config(config: "str | PathLike[str] | Mapping[str, Any] | RunConfig",
 
 def _require_simple(config: RunConfig) -> None:
     """Raise ConfigError for settings that the parts alone do not carry out."""
-    trainer, rollout = config.trainer, config.worker.rollout
+    trainer, rollout, teacher = config.trainer, config.worker.rollout, config.worker.teacher
+    held = bool(teacher.loaded) and not teacher.privileged and not teacher.sources
     found = {
         "trainer.n_gpus_per_node": trainer.devices > 1,
         "trainer.max_staleness": trainer.max_staleness > 0,
         "worker.rollout.multi_turn.enable": rollout.multi_turn.enable,
-        "worker.teacher": config.worker.teacher.used,
+        "worker.teacher": teacher.used and not held,  # it needs `Teacher.teach`
     }
     message = "needs r1 train: r1_cli.open assembles one learner on one device, without what a loop does"
     if any(found.values()):
