@@ -56,11 +56,29 @@ def test_a_folder_that_cannot_be_made_is_named_before_anything_is_loaded(tmp_pat
 
 
 def test_a_model_folder_without_a_readable_configuration_is_named(tmp_path: Path) -> None:
-    (tmp_path / "step" / "actor").mkdir(parents=True)
+    shard = tmp_path / "step/actor/model_world_size_1_rank_0.pt"
+    shard.parent.mkdir(parents=True)
+    shard.touch()
     text = problems(f"worker.actor.model.model_path={tmp_path / 'step'}")
-    assert "no config.json (a checkpoint's model is in its folder actor)" in text
+    assert f"no config.json: run r1 merge {tmp_path / 'step'} first" in text
     (tmp_path / "step" / "config.json").write_text("{")
     assert "its config.json cannot be read" in problems(f"worker.actor.model.model_path={tmp_path / 'step'}")
+
+
+def test_a_checkpoint_stands_for_the_model_in_it(tmp_path: Path) -> None:
+    def found() -> str | None:
+        config, _ = load_config([*BASE, f"worker.actor.model.model_path={tmp_path / 'step'}"])
+        return config.worker.actor.model.model_path
+
+    merged = tmp_path / "step/actor/huggingface"
+    merged.mkdir(parents=True)
+    model(merged)
+    (merged / "model.safetensors").touch()
+    assert found() == str(merged), "shards of EasyR1 lie beside"
+    model(tmp_path / "step/actor")
+    assert found() == str(tmp_path / "step/actor")
+    model(tmp_path / "step")
+    assert found() == str(tmp_path / "step"), "a model, whatever it holds"
 
 
 def test_a_response_longer_than_the_models_positions_is_refused(tmp_path: Path) -> None:

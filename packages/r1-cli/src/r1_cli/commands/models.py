@@ -44,12 +44,11 @@ def evaluate(model: str, settings: tuple[str, ...], json_path: Path | None) -> N
 
 def model_path(model: str) -> str:
     """Return the folder with the model of a checkpoint, or `model` itself. Raises UserError if it is missing."""
-    from r1_cli.config.files import names_folder, where_or_near
+    from r1_cli.config.files import find_model_folder, names_folder, where_or_near
 
     if not Path(model).is_dir() and (names_folder(model) or (Path(model).parent.is_dir() and "/" in model)):
         raise UserError(f"{model}: no such folder{where_or_near(model)}")
-    trained = Path(model) / "actor"
-    return str(trained) if trained.is_dir() else model
+    return find_model_folder(model)
 
 
 def own_configuration(model: str, settings: tuple[str, ...]) -> list[str]:

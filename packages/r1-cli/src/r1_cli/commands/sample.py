@@ -70,7 +70,7 @@ def sample(
         with user_errors(ModelError, RewardSpecError, RewardFailure, RolloutError), writing(output):
             server = open_endpoint(model, api_key_env, concurrency, timeout) if address else None
             options = SampleOptions(output, part, limit, block, server, served_name or "")
-            sample_rows(None if address else model, config, options)
+            sample_rows(config, options)
 
 
 @click.command(short_help="Choose rows of training from sampled answers.")

@@ -6,7 +6,7 @@ from typing import Literal
 
 from pydantic import Field
 
-from r1_cli.config.files import names_folder, where_or_near
+from r1_cli.config.files import ModelPath, names_folder, where_or_near
 from r1_cli.config.problems import KeyProblem, KeyRemark
 from r1_cli.config.section import Count, NonNegative, Positive, Ratio, Section, UserPath
 
@@ -18,7 +18,7 @@ PATH = f"{TEACHER}.model.model_path"
 
 class TeacherModelConfig(Section):
     # a frozen model that the run loads: a folder or a hub name; policy: the policy itself, with a prompt of its own
-    model_path: UserPath | None = None
+    model_path: ModelPath | None = None
     trust_remote_code: bool = False  # run Python code from the teacher's repository
 
 

@@ -4,8 +4,12 @@ import ast
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Annotated
+
+from pydantic import AfterValidator
 
 from r1_cli.config.problems import KeyProblem
+from r1_cli.config.section import UserPath
 from r1_core.registry import own_needs
 from r1_rewards.spec import SERVICES, RewardSpec, check_options, check_settings, parse_spec
 from r1_rewards.types import RewardSpecError, suggest
@@ -152,6 +156,19 @@ def where_or_near(name: str) -> str:
     path = Path(name)
     near = get_close_matches(path.name, _names_in(path.parent), n=1, cutoff=0.6)
     return f"; did you mean {path.parent / near[0]}?" if near else f" (working directory: {Path.cwd()})"
+
+
+def find_model_folder(name: str) -> str:
+    """Return the model's folder if `name` is a checkpoint of r1, or a merged one of EasyR1 or veRL; else `name`."""
+    folder = Path(name)
+    if (folder / "config.json").is_file() or not (folder / "actor").is_dir():
+        return name
+    merged = folder / "actor/huggingface"
+    of_shards = not (folder / "actor/config.json").is_file() and any(merged.glob("*.safetensors"))
+    return str(merged if of_shards else folder / "actor")
+
+
+ModelPath = Annotated[UserPath, AfterValidator(find_model_folder)]
 
 
 def names_folder(name: str) -> bool:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from r1_cli.config.files import names_folder, where_or_near
+from r1_cli.config.files import ModelPath, names_folder, where_or_near
 from r1_cli.config.problems import KeyProblem
 from r1_cli.config.section import Count, Section, Tree, UserPath
 
@@ -27,7 +27,7 @@ class LoraConfig(Section):
 
 
 class ModelConfig(Section):
-    model_path: UserPath | None = None  # a Hugging Face folder or hub name
+    model_path: ModelPath | None = None  # a Hugging Face folder, a hub name or a checkpoint (global_step_N)
     tokenizer_path: UserPath | None = None  # null: the model's own
     override_config: Tree = Field(default_factory=dict)  # entries of the model's config.json
     enable_gradient_checkpointing: bool = True  # recompute activations in the backward pass: less memory, more time
@@ -57,7 +57,8 @@ class ModelConfig(Section):
         try:
             found = self.read_config()
         except FileNotFoundError:
-            hint = " (a checkpoint's model is in its folder actor)" if (folder / "actor").is_dir() else ""
+            shards = any(folder.glob("model_world_size_*"))
+            hint = f": run r1 merge {folder.parent} first" if shards else ""
             yield f"{key}.model_path", f"the folder has no config.json{hint}"
             return
         except (OSError, ValueError, TypeError) as error:

@@ -33,7 +33,7 @@ def evaluate_model(model: str, config: RunConfig, json_path: Path | None = None)
         raise ConfigError([Problem("data.val_files", "names no rows to evaluate on; set it", "null")])
     console, (_, sampling) = Console(), build_sampling(config)
     with ExitStack() as stack:
-        opened = open_inference(model, config, sources, console, stack)
+        opened = open_inference(config, sources, console, stack)
         sampler, weights = opened.open_sampler()
         sets = build_validation(opened.prompts, sources, sampling)
         validation = Validation(sampler, sets, config.data.val_batch_size, shown=0, progress=opened.reporter.progress)

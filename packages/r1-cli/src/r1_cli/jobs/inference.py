@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from rich.console import Console
@@ -83,20 +82,15 @@ class Inference:
         return build_sampler(self.config, self.files, verifier, engine, self.player)
 
 
-def open_inference(
-    model: str | None, config: RunConfig, sources: Sequence[Source], console: Console, stack: ExitStack
-) -> Inference:
-    """Read the files of `model`, a folder, a hub name or a checkpoint of r1, and check every row of `sources`.
-
-    Without `model`, the files are those of the configuration.
+def open_inference(config: RunConfig, sources: Sequence[Source], console: Console, stack: ExitStack) -> Inference:
+    """Read the files of the configuration's model, and check every row of `sources`.
 
     Raises:
         DataError, ModelError: something cannot work.
     """
     config = with_all_weights(config)
     configure_logging(console)
-    checkpoint = Path(model or "") / "actor"
-    files = open_model(config, str(checkpoint) if model and checkpoint.is_dir() else model)
+    files = open_model(config)
     reporter = stack.enter_context(ConsoleReporter(console, step_lines=False))
     renderer = build_renderer(config, files)
     player = open_player(config, files, renderer, stack)

@@ -14,12 +14,18 @@ from r1_cli.plan.announce import NOTHING_SAVED
 from r1_cli.train.types import Position
 
 
-def print_next_steps(console: Console, store: CheckpointStore, at: Position, total_steps: int) -> None:
-    for line in closing_lines(store, at.step, total_steps, typed_command(sys.argv[0], os.environ), at.idle):
+def print_next_steps(
+    console: Console, store: CheckpointStore, at: Position, total_steps: int, *, has_task: bool = True
+) -> None:
+    """Print the lines. Without `has_task`, the run's configuration has no rewards to evaluate a model by."""
+    command = typed_command(sys.argv[0], os.environ)
+    for line in closing_lines(store, at.step, total_steps, command, at.idle, has_task=has_task):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
-def closing_lines(store: CheckpointStore, step: int, total_steps: int, command: str, idle: int = 0) -> list[str]:
+def closing_lines(
+    store: CheckpointStore, step: int, total_steps: int, command: str, idle: int = 0, *, has_task: bool = True
+) -> list[str]:
     """Return the lines. `command` is how the user calls `r1`; `idle` counts the latest steps without signal."""
     done = f"step {step}/{total_steps}: " + (
         "the run is complete" if step >= total_steps else "the run is not complete"
@@ -34,10 +40,11 @@ def closing_lines(store: CheckpointStore, step: int, total_steps: int, command: 
         chosen = store.path(best)
         lines.append(f"best in validation: {chosen} (reward {read_state(chosen)['val_reward_score']:.3f})")
     folder = shlex.quote(str(chosen))
-    run = shlex.quote(str(store.root))
-    after = [f"eval {folder}", f"merge {folder} --output my-model", f"view {run}", f"report {run}"]
+    run, task = shlex.quote(str(store.root)), "" if has_task else " TASK.yaml"
+    after = [f"eval {folder}{task}", f"merge {folder} --output my-model", f"view {run}", f"report {run}"]
     if 0 < step <= idle:
-        lines.append("no step learned anything: the rewards of each group were equal, so the weights have not changed")
+        reason = "the rewards of each group were equal" if has_task else "the loss was not finite"
+        lines.append(f"no step learned anything: {reason}, so the weights have not changed")
         after = [f"diagnose {run}", f"view {run}"]
     return [*lines, f"next: {command} {after[0]}", *(f"      {command} {words}" for words in after[1:])]
 

@@ -68,7 +68,7 @@ class Counts:
     changed: list[str] = field(default_factory=list)  # rows that are others than when they were sampled
 
 
-def sample_rows(model: str | None, config: RunConfig, options: SampleOptions) -> Counts:
+def sample_rows(config: RunConfig, options: SampleOptions) -> Counts:
     """Sample the rows of the shard whose answers are not in the folder yet.
 
     Raises:
@@ -81,7 +81,7 @@ def sample_rows(model: str | None, config: RunConfig, options: SampleOptions) ->
     size = options.block or block_size(config.worker.rollout.n, of_endpoint=options.endpoint is not None)
     with ExitStack() as stack:
         stack.enter_context(folder.locked(options.shard))
-        opened = open_inference(model, config, training_sources(config.data), console, stack)
+        opened = open_inference(config, training_sources(config.data), console, stack)
         params, _ = build_sampling(config)
         identity = describe_sampling(opened, params, size)
         if options.endpoint is not None:

@@ -94,7 +94,8 @@ def fine_tune(config: RunConfig, provenance: Provenance, *, until: int | None = 
         if saving.stop.exit_code:
             logs.manifest_entry["end"] = f"left after step {last.step}, by a signal"
     if until is None:
-        print_next_steps(console, folder.store, last, schedule.total_steps)
+        has_task = config.worker.reward.reward_function is not None
+        print_next_steps(console, folder.store, last, schedule.total_steps, has_task=has_task)
     return saving.stop.exit_code
 
 
