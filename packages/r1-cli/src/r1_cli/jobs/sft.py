@@ -24,13 +24,15 @@ from r1_cli.config.section import with_value
 from r1_cli.config.sources import Source, training_sources, validation_sources
 from r1_cli.jobs.next_steps import print_next_steps
 from r1_cli.jobs.session import TrainingSession, build_schedule
-from r1_cli.jobs.startup import Data, DataSplit, Devices, Logs, Models, Reports, RunFolder, Trained
+from r1_cli.jobs.startup import Data, DataSplit, Devices, Logs, Models, Reports, RunFolder, Saving, Trained
 from r1_cli.plan.disk import require_disk_space
 from r1_cli.plan.fine_tuning import FineTuningPlan, make_plan, show_plan
 from r1_cli.runs.track.console import configure_logging
 from r1_cli.train import fine_tuning, run
 from r1_cli.train.demonstrations import DemonstrationReader
 from r1_cli.train.metrics.validate import Validation
+from r1_cli.train.types import Schedule
+from r1_data.stream import Stream, WeightedStream
 from r1_data.types import DataError
 
 log = logging.getLogger("r1")
@@ -70,25 +72,8 @@ def fine_tune(config: RunConfig, provenance: Provenance, *, until: int | None = 
         asked = config.sft.val_generations
         generation = open_generation(session, config, folder, devices, reports, models, logs) if asked else None
         saving = session.open_saving(config, folder, devices, reports)
-        tuning = fine_tuning.FineTuning(
-            learner=models.learner,
-            schedule=schedule,
-            store=saving.store,
-            saver=saving.saver,
-            tracker=logs.tracker,
-            recorder=logs.recorder,
-            stop=saving.stop,
-            assets=saving.assets,
-            timeline=reports.timeline,
-            reader=DemonstrationReader(as_demonstrations(data.training.prompts)),
-            stream=stream,
-            steps_per_epoch=stream.batches_per_epoch,
-            objective=build_objective(training),
-            preference=build_preference(config),
-            tokenizer=devices.model.tokenizer,
-            val_readers=[DemonstrationReader(as_demonstrations(part)) for part in data.validation.prompts.parts],
-            val_batch_size=config.data.val_batch_size,
-            open_generation=generation,
+        tuning = build_fine_tuning(
+            config, training, data, devices, models, schedule, stream, saving, logs, reports, generation
         )
         last = run.train(tuning, at)
         if saving.stop.exit_code:
@@ -97,6 +82,41 @@ def fine_tune(config: RunConfig, provenance: Provenance, *, until: int | None = 
         has_task = config.worker.reward.reward_function is not None
         print_next_steps(console, folder.store, last, schedule.total_steps, has_task=has_task)
     return saving.stop.exit_code
+
+
+def build_fine_tuning(
+    config: RunConfig,
+    training: RunConfig,
+    data: Data,
+    devices: Devices,
+    models: Trained,
+    schedule: Schedule,
+    stream: Stream | WeightedStream,
+    saving: Saving,
+    logs: Logs,
+    reports: Reports,
+    generation: Callable[[], Validation | None] | None,
+) -> fine_tuning.FineTuning:
+    return fine_tuning.FineTuning(
+        learner=models.learner,
+        schedule=schedule,
+        store=saving.store,
+        saver=saving.saver,
+        tracker=logs.tracker,
+        recorder=logs.recorder,
+        stop=saving.stop,
+        assets=saving.assets,
+        timeline=reports.timeline,
+        reader=DemonstrationReader(as_demonstrations(data.training.prompts)),
+        stream=stream,
+        steps_per_epoch=stream.batches_per_epoch,
+        objective=build_objective(training),
+        preference=build_preference(config),
+        tokenizer=devices.model.tokenizer,
+        val_readers=[DemonstrationReader(as_demonstrations(part)) for part in data.validation.prompts.parts],
+        val_batch_size=config.data.val_batch_size,
+        open_generation=generation,
+    )
 
 
 def open_data(config: RunConfig, devices: Devices, reports: Reports, stack: ExitStack) -> Data:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from r1_rewards.sandbox.code_tests import IMPORTS, AssertTests, CallTests, CodeTests, StdinTests, TestsError
 from r1_rewards.sandbox.execution import Execution, Sandbox
 from r1_rewards.sandbox.jail import values
-from r1_rewards.sandbox.pipes import Conversation, OutputError
+from r1_rewards.sandbox.pipes import JsonChannel, OutputError
 
 Verdict = Literal["passed", "wrong", "exception", "timeout", "memory", "output"]
 
@@ -245,7 +245,7 @@ class _SolutionProcess:
     def __init__(self, source: str, sandbox: Sandbox) -> None:
         self._source = source
         self._sandbox = sandbox
-        self._conversation: Conversation | None = None
+        self._conversation: JsonChannel | None = None
         self.broken: Verdict | None = None  # why the solution cannot even be loaded
 
     def ask(self, request: dict[str, object], deadline: float) -> dict[str, Any]:

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Literal
 
 from r1_rewards.sandbox.jail import values
-from r1_rewards.sandbox.pipes import Conversation, Ending, Exchange
+from r1_rewards.sandbox.pipes import Ending, Exchange, JsonChannel
 
 PROTECTIONS = {
     "network": "no sockets",
@@ -116,7 +116,7 @@ class Sandbox:
 
     def start(
         self, mode: Literal["solution", "assertions", "decoys"], source: str, units: Sequence[str] = ()
-    ) -> Conversation:
+    ) -> JsonChannel:
         """Start a process that exchanges lines; `end` it before the next. Raises SandboxError."""
         nothing = os.open(os.devnull, os.O_RDWR)
         their_requests, writer = os.pipe()
@@ -128,7 +128,7 @@ class Sandbox:
                 os.close(writer)
                 os.close(reader)
                 raise
-        return Conversation(writer, reader, self.limits.output_mib << 20)
+        return JsonChannel(writer, reader, self.limits.output_mib << 20)
 
     def end(self, kill: bool = True, *, ended: bool = False) -> int | None:
         """Kill the running process and all it started, and return its exit code.

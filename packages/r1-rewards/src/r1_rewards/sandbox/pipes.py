@@ -81,7 +81,7 @@ class Exchange:
         return bool(self._unsent)
 
 
-class Conversation:
+class JsonChannel:
     """JSON lines to and from an untrusted process."""
 
     def __init__(self, writer: int, reader: int, bound: int) -> None:
