@@ -48,7 +48,7 @@ def check(settings: tuple[str, ...], strict: bool, html: Path | None, rows: Path
         from r1_cli.models.files import open_model
         from r1_cli.models.load import ModelError
         from r1_cli.plan.data_check.page import write_page
-        from r1_cli.plan.data_check.run import run_conversation_check, run_prompt_check
+        from r1_cli.plan.data_check.run import run_check
         from r1_cli.plan.data_check.tables import show as show_tables
         from r1_cli.runs.track.console import ConsoleReporter, configure_logging
         from r1_data.check import Inspector
@@ -63,8 +63,15 @@ def check(settings: tuple[str, ...], strict: bool, html: Path | None, rows: Path
             workers = stack.enter_context(open_workers(config, inspector))
             file = stack.enter_context(rows.open("w", encoding="utf-8")) if rows else None
             write = (lambda found: print(json.dumps(found, ensure_ascii=False), file=file)) if file else None
-            run = run_conversation_check if provenance.is_set("sft") else run_prompt_check
-            report, show_row = run(config, inspector, workers, reporter.progress, strict, write)
+            report, show_row = run_check(
+                config,
+                inspector,
+                workers,
+                reporter.progress,
+                conversations=provenance.is_set("sft"),
+                strict=strict,
+                write=write,
+            )
             show_tables(console, report)
             if html:
                 with writing(html):

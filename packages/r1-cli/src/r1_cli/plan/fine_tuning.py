@@ -53,9 +53,9 @@ def show_plan(console: Console, config: RunConfig, provenance: Provenance, plan:
     last = (plan.rows - 1) % rows + 1
     table.add_row("steps per epoch", f"{plan.steps_per_epoch:,}", f"the last of {last:,} rows" if last < rows else "")
     source = "trainer.max_steps" if config.trainer.max_steps else f"sft.epochs={sft.epochs}"
-    table.add_row(
-        "steps in all", f"{plan.total_steps:,}", f"{source}, {plan.total_steps / plan.steps_per_epoch:.3g} epochs"
-    )
+    epochs = f"{plan.total_steps / plan.steps_per_epoch:.3g}"
+    passes = f"{epochs} {'epoch' if epochs == '1' else 'epochs'}"
+    table.add_row("steps in all", f"{plan.total_steps:,}", f"{source}, {passes}")
     table.add_section()
     for row in memory_rows(plan.memory, engine=sft.val_generations):
         table.add_row(*row)

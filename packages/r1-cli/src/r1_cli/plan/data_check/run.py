@@ -1,4 +1,4 @@
-"""Run the check of prompts or of fine-tuning rows, and return its report and how its page shows a row."""
+"""The check of prompts or of fine-tuning rows, with its report and how its page shows a row."""
 
 from collections.abc import Callable
 
@@ -15,26 +15,19 @@ from r1_data.workers import Workers
 Write = Callable[[dict[str, str]], object]
 
 
-def run_prompt_check(
+def run_check(
     config: RunConfig,
     inspector: Inspector,
     workers: Workers | None,
     progress: Progress,
+    *,
+    conversations: bool,
     strict: bool,
     write: Write | None,
 ) -> tuple[Report, ShowRow]:
-    report = check(config, inspector, workers, progress, strict=strict, write=write)
-    return report, prompt_rows(inspector.renderer, workers)
-
-
-def run_conversation_check(
-    config: RunConfig,
-    inspector: Inspector,
-    workers: Workers | None,
-    progress: Progress,
-    strict: bool,
-    write: Write | None,
-) -> tuple[Report, ShowRow]:
+    if not conversations:
+        report = check(config, inspector, workers, progress, strict=strict, write=write)
+        return report, prompt_rows(inspector.renderer, workers)
     renderer = build_conversation_renderer(config, inspector.renderer)
     report = check_conversations(config, renderer, progress, strict=strict, write=write)
     return report, conversation_rows(renderer)

@@ -94,7 +94,7 @@ def key_of(example: Example, identity: str) -> str:
 
 
 def _content(reference: MediaReference) -> bytes:
-    """Return what tells a picture or video from another. A file is told by name and size, so that it may be moved."""
+    """Return an identity of a picture or video. That of a file is its name and size, so the file may be moved."""
     if isinstance(reference, Video):
         frames = reference.source if isinstance(reference.source, tuple) else (reference.source,)
         return repr(reference.fps).encode() + b"".join(map(_content, frames))
