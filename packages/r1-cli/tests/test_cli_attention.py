@@ -15,6 +15,7 @@ from r1_cli.models import attention, kernels
 from r1_cli.models.attention import PACKED_ATTENTION, VISION_ATTENTION, attend_packed
 from r1_cli.models.kernels import Pieces, find_kernel
 from r1_core.learner.pack import Pack
+from r1_rollout.embedded import scores
 
 TEXT: dict[str, Any] = {
     "vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -223,7 +224,7 @@ def test_answers_attend_to_their_prompt_and_themselves_forwards_and_backwards(
     if way == "run by run":
         options["position_bias"] = torch.zeros(())
     layer = SimpleNamespace(is_causal=True, num_key_value_groups=2)
-    monkeypatch.setattr(attention, "sdpa_attention_forward", without_bias)
+    monkeypatch.setattr(scores, "sdpa_attention_forward", without_bias)
     found = attention._attend_within(layer, *given, pack, window, options)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     grads = (torch.autograd.grad((each * weights).sum(), given) for each in (found, expected))

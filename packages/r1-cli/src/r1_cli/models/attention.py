@@ -19,14 +19,13 @@ from weakref import ReferenceType, ref
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
 from r1_cli.models.families import find_value, is_vision_language
 from r1_cli.models.kernels import CAUSAL, EVERYTHING, Kernel, Pieces, find_kernel
 from r1_cli.models.shared_prompts import attend_to_prompts
 from r1_core.learner.pack import NO_PROMPT, Pack, cut_shared_rows
-from r1_rollout.embedded.kv import CHANGES_SCORES
+from r1_rollout.embedded.scores import attend, read_score_change
 
 PACKED_ATTENTION = "r1_packed"
 # Hugging Face passes the pictures' bounds to towers if "flash" is in the name, and otherwise loops over pictures.
@@ -77,18 +76,19 @@ def packed_attention(
     Returns:
         [1, T, heads, head size] and None for the attention weights.
     """
-    _require_known(module, kwargs)
     if attention_mask is None and pack is None and position_ids is not None and position_ids.numel() == query.shape[2]:
         pack = _find_pack(position_ids, _starts)
     if attention_mask is not None or pack is None or not _belongs(pack, module, query):
         if attention_mask is None and sliding_window is not None and sliding_window < query.shape[2]:
             attention_mask = _mask(query.shape[2], 0, sliding_window, query.device)
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+        return attend(module, query, key, value, attention_mask, kwargs), None
     if pack.sequence is None:
         return _attend_within(module, query, key, value, pack, sliding_window, kwargs), None
     key, value = (pack.sequence.repeat_heads(tensor) for tensor in (key, value))
     query, key, value = (pack.sequence.gather_tokens(tensor) for tensor in (query, key, value))
     share = SimpleNamespace(is_causal=True, num_key_value_groups=query.shape[1] // key.shape[1])
+    if kwargs.get("s_aux") is not None:
+        kwargs["s_aux"] = pack.sequence.part(kwargs["s_aux"], 0)
     found = _attend_within(share, query, key, value, pack, sliding_window, kwargs)
     return pack.sequence.gather_heads(found), None
 
@@ -119,7 +119,7 @@ def vision_attention(
     kwargs.pop("cu_seq_lens_k", None)
     kwargs.pop("max_length_k", None)
     if cu_seq_lens_q is None or attention_mask is not None:
-        return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
+        return attend(module, query, key, value, attention_mask, kwargs), None
     kernel = _find_kernel(query)
     if kernel is not None and max_length_q is not None:
         pieces = Pieces(cu_seq_lens_q, max_length_q, cu_seq_lens_q, max_length_q)
@@ -131,12 +131,6 @@ def vision_attention(
 def _belongs(pack: Pack, module: nn.Module, query: Tensor) -> bool:
     ranks = 1 if pack.sequence is None else pack.sequence.size
     return sum(pack.lengths) == query.shape[2] * ranks and getattr(module, "is_causal", True) is not False
-
-
-def _require_known(module: nn.Module, options: dict[str, Any]) -> None:
-    """Raise ValueError on options that change scores and that torch's attention would ignore."""
-    if unknown := sorted(name for name in CHANGES_SCORES if options.get(name) is not None):
-        raise ValueError(f"{type(module).__name__} changes its attention scores by {', '.join(unknown)}")
 
 
 # --- implementations -------------------------------------------------------------------------------------------------
@@ -154,6 +148,7 @@ def _attend_within(
     scale = options.get("scaling")
     window = sliding_window if sliding_window is not None and sliding_window < pack.farthest else None
     plain = not options.get("dropout") and options.get("position_bias") is None and key.shape == value.shape
+    plain = plain and read_score_change(module, options) is None
     kernel = _find_kernel(query, windowed=window is not None) if plain else None
     if kernel is not None:
         pieces = Pieces(pack.ends, pack.longest, pack.ends, pack.longest)
@@ -184,8 +179,8 @@ def _attend_by_pieces(
     for (_, pieces), *parts in zip(
         equal, *(tensor[0].split(cut, dim=1) for tensor in (query, key, value)), strict=True
     ):
-        given = (part.unflatten(1, (pieces, -1)).transpose(0, 1) for part in parts)
-        found.append(sdpa_attention_forward(module, *given, None, **options)[0].flatten(0, 1))
+        queries, keys, values = (part.unflatten(1, (pieces, -1)).transpose(0, 1) for part in parts)
+        found.append(attend(module, queries, keys, values, None, options).flatten(0, 1))
     return torch.cat(found)[None]
 
 
@@ -203,7 +198,7 @@ def _attend_by_segments(
         keys, values = (torch.cat([each[:, :, part] for part in seen], 2) for each in (key, value))
         masked = before or (window is not None and window < end - start)
         mask = _mask(end - start, before, window, query.device) if masked else None
-        found.append(sdpa_attention_forward(module, query[:, :, own], keys, values, mask, **options)[0])
+        found.append(attend(module, query[:, :, own], keys, values, mask, options))
     return torch.cat(found, 1)
 
 

@@ -36,7 +36,7 @@ def prepare(model: PreTrainedModel) -> Reach:
     kinds = set(setting(text, "layer_types") or ()) - _LAYERS
     if kinds:
         obstacle = f"{', '.join(sorted(kinds))} layers"
-    elif text._attn_implementation != ATTENTION or not all(part._supports_sdpa for part in _decoders(model, text)):
+    elif text._attn_implementation != ATTENTION or not all(map(_can_replace_attention, _decoders(model, text))):
         obstacle = "attention of its own, which torch's scaled_dot_product_attention cannot replace"
     elif "position_ids" not in signature(model.forward).parameters:
         obstacle = "positions that cannot be given to it (its forward takes no position_ids)"
@@ -50,6 +50,10 @@ def prepare(model: PreTrainedModel) -> Reach:
 def _decoders(model: PreTrainedModel, text: "PreTrainedConfig") -> list[Any]:
     parts = [part for part in model.modules() if isinstance(part, PreTrainedModel) and part.config is text]
     return [model, *parts]
+
+
+def _can_replace_attention(part: PreTrainedModel) -> bool:
+    return bool(part._supports_sdpa or part._supports_attention_backend)  # gpt-oss, for its sinks, has only the second
 
 
 def _known_positions(text: "PreTrainedConfig") -> int | None:

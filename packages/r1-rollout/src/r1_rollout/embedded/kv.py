@@ -16,15 +16,13 @@ import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.cache_utils import Cache
-from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
+from r1_rollout.embedded.scores import ScoreChange, attend, read_score_change
 from r1_rollout.embedded.segments import Layer, Readers, Segment, cut, put
 
 ATTENTION = "r1_rollout_decode"
 LOG2_E = math.log2(math.e)
-# Keywords of layers' attention that torch's attention leaves out without a word: bounds of scores, biases, sinks.
-CHANGES_SCORES = ("softcap", "s_aux", "sinks", "alibi", "head_mask")
 GRAIN = 64  # columns by which answers grow where kernels are replayed
 
 _decoding: ContextVar["GroupCache | None"] = ContextVar("decoding", default=None)
@@ -186,7 +184,7 @@ class GroupCache(Cache):
             own.values[places, :, columns] = value[rows]
         self.layer = layer
 
-    def attend(self, query: Tensor) -> Tensor:
+    def attend(self, query: Tensor, change: ScoreChange | None = None) -> Tensor:
         """Attend to prompts and answers with the scaled queries [rows, heads, queries, size] of each key head.
 
         Returns:
@@ -194,7 +192,7 @@ class GroupCache(Cache):
         """
         whole: Partial | None = None
         for segment, readers in (*self._prompt_readers, *self._answer_readers):
-            part = self._attend_segment(segment, readers, query)
+            part = self._attend_segment(segment, readers, query, change)
             if whole is None:  # the first segment of prompts, which every row reads
                 whole = part
             elif len(readers.rows) == len(query):
@@ -204,9 +202,14 @@ class GroupCache(Cache):
                 for tensor, changed in zip(whole, both, strict=True):
                     tensor[readers.rows] = changed
         assert whole is not None
+        if change is not None and change.sinks is not None:
+            sinks = (LOG2_E * change.sinks.to(whole.peak)).view(1, *query.shape[1:3], 1).expand_as(whole.peak)
+            whole = merge(whole, Partial(torch.zeros_like(whole.output), sinks, torch.ones_like(sinks)))
         return whole.output / whole.total
 
-    def _attend_segment(self, segment: Segment, readers: Readers, query: Tensor) -> "Partial":
+    def _attend_segment(
+        self, segment: Segment, readers: Readers, query: Tensor, change: ScoreChange | None
+    ) -> "Partial":
         places, (_, heads, queries, size) = len(segment.owners), query.shape
         own = segment.layers[self.layer]
         sorted_query = query if readers.straight else query[readers.members]
@@ -215,6 +218,7 @@ class GroupCache(Cache):
             own.keys[:places, ..., : segment.width],
             own.values[:places, :, : segment.width],
             segment.bias,
+            change,
         )
 
         def of_rows(tensor: Tensor) -> Tensor:
@@ -263,7 +267,9 @@ class Partial(NamedTuple):
     total: Tensor  # [batch, heads, queries, 1], the sum of the weights
 
 
-def partial_attention(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Partial:
+def partial_attention(
+    query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, change: ScoreChange | None = None
+) -> Partial:
     """Attend to some of the columns.
 
     Args:
@@ -275,6 +281,8 @@ def partial_attention(query: Tensor, keys: Tensor, values: Tensor, bias: Tensor 
     """
     fine = torch.promote_types(query.dtype, torch.float32)
     scores = (query @ keys).to(fine)
+    if change is not None:
+        scores = change.bound(scores, LOG2_E)
     if bias is not None:
         scores.add_(bias)
     peak = scores.amax(dim=-1, keepdim=True)
@@ -305,14 +313,12 @@ def decode_attention(
         [rows, 1, heads, size], and no weights.
 
     Raises:
-        RuntimeError: the model changes its scores, see `CHANGES_SCORES`, uses other keys, or a mask of its own.
+        RuntimeError: the model uses other keys, or a mask of its own.
+        ValueError: it changes its scores in a way that is not known, see `read_score_change`.
     """
-    if unknown := [name for name in CHANGES_SCORES if kwargs.get(name) is not None]:
-        raise RuntimeError(f"{type(module).__name__} changes its attention scores by {', '.join(unknown)}")
     cache = _decoding.get()
     if cache is None:
-        output, _ = sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
-        return output, None
+        return attend(module, query, key, value, attention_mask, kwargs), None
     if key is not cache.served or not cache.knows(attention_mask):
         raise RuntimeError(
             f"{type(module).__name__} does not attend to the keys as its cache gave them, or hides some of them by "
@@ -322,7 +328,8 @@ def decode_attention(
     scaling = kwargs.get("scaling")
     scale = LOG2_E * (size**-0.5 if scaling is None else scaling)
     grouped = query.reshape(rows, key.shape[1], -1, size) * scale
-    return cache.attend(grouped).to(query.dtype).reshape(rows, 1, heads, size), None
+    found = cache.attend(grouped, read_score_change(module, kwargs))
+    return found.to(query.dtype).reshape(rows, 1, heads, size), None
 
 
 AttentionInterface.register(ATTENTION, decode_attention)
