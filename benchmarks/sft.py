@@ -1,14 +1,15 @@
 """Supervised fine-tuning: r1's learner compared with TRL's SFTTrainer, padded and packed.
 
-uv run --isolated --group trl python benchmarks/sft.py [--rounds 3] [--share 0.5]
+uv run --isolated --group trl python benchmarks/sft.py [--rounds 5] [--share 0.5]
 
 All sides train the same random Qwen2 in float32 on the same tokenized rows, whose lengths have a long tail; the last
 `--share` of each row's tokens is trained. Timed is an epoch of optimizer steps of `--batch` rows (packed by TRL: of as
 many packs as hold about as many tokens), from the first step to the last, without tokenization and packing of rows.
 TRL has its defaults but for gradient checkpointing and saving, which are off: padded with 8 rows to a micro-batch, its
 default, and with 1, which needs no padding; packed by `bfd` into rows of `--pack` tokens. r1 packs micro-batches of
-`--pack` tokens. The sides take turns in this process, one thread each; the first round warms up. Ratios are of medians,
-of processor seconds (which other work on the machine changes less) and of seconds.
+`--pack` tokens. The sides take turns in this process, one thread each; the first round warms up. A ratio is of a side to
+r1 within one round: the median, the least and the greatest, of processor seconds (which other work on the machine
+changes less) and of seconds. `load` is the machine's before each round; above 2.5 seconds say nothing.
 
 `leak` is how far the log-probs of trained tokens in TRL's packed rows, and in r1's, are from those of each row alone,
 in nats: TRL's packing asks for FlashAttention, which processors do not have. `uncut` is the same of TRL's packed rows
@@ -132,12 +133,13 @@ def make_trainer(options: argparse.Namespace, rows: list[list[int]], folder: str
     return SFTTrainer(make_model(), config, train_dataset=data, processing_class=tokenizer)
 
 
-def make_trl(trainer: Any) -> Run:
+def make_trl(trainer: Any, steps: int) -> Run:
     clock = Clock()
     trainer.add_callback(clock)
 
     def train() -> Took:
         loss = trainer.train().training_loss
+        assert trainer.state.global_step == steps
         return clock.end[0] - clock.begin[0], clock.end[1] - clock.begin[1], loss
 
     return train
@@ -190,9 +192,16 @@ def summary(gaps: torch.Tensor) -> dict[str, float]:
     return {"mean": float(f"{gaps.mean():.2g}"), "largest": float(f"{gaps.max():.2g}")}
 
 
+def compare_rounds(seconds: list[float], of_r1: list[float]) -> dict[str, list[float]]:
+    """All rounds, and the median, least and greatest ratio to r1 within a round."""
+    ratios = [one / other for one, other in zip(seconds, of_r1, strict=True)]
+    found = statistics.median(ratios), min(ratios), max(ratios)
+    return {"rounds": [round(one, 2) for one in seconds], "ratio": [round(one, 2) for one in found]}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
-    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--rows", type=int, default=128)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--longest", type=int, default=1024)
@@ -214,13 +223,14 @@ def main() -> None:
         )  # fmt: skip
         sides = {
             "r1": make_r1(options, rows),
-            "trl padded, 8": make_trl(make_trainer(options, rows, folder, **of_eight)),
-            "trl padded, 1": make_trl(make_trainer(options, rows, folder, **of_one)),
-            "trl packed": make_trl(packs),
+            "trl padded, 8": make_trl(make_trainer(options, rows, folder, **of_eight), steps),
+            "trl padded, 1": make_trl(make_trainer(options, rows, folder, **of_one), steps),
+            "trl packed": make_trl(packs, steps),
         }
         times: dict[str, list[Took]] = {name: [] for name in sides}
-        losses = dict.fromkeys(sides, 0.0)
+        losses, loads = dict.fromkeys(sides, 0.0), []
         for number in range(options.rounds + 1):
+            loads.append(round(os.getloadavg()[0], 1))
             for name, train in sides.items():
                 took = train()
                 print(f"round {number}, {name}: {took[0]:.2f} processor s, {took[1]:.2f} s", flush=True)
@@ -230,16 +240,10 @@ def main() -> None:
                     losses[name] = round(took[2], 4)
         leaks = {"trl": leak_of_trl(packs), "uncut": leak_of_trl(packs, uncut=True), "r1": leak_of_r1(options, rows)}
     found: dict[str, Any] = {"trl": trl.__version__, "rows": options.rows, "tokens": total, "share": options.share}
-    found |= {"leak": leaks, "loss": losses}
+    found |= {"steps": steps, "leak": leaks, "loss": losses, "load": loads[1:]}
     for column, word in enumerate(("processor_seconds", "seconds")):
-        medians = {name: statistics.median(took[column] for took in taken) for name, taken in times.items()}
-        found[word] = {
-            name: {
-                "rounds": [round(took[column], 2) for took in times[name]],
-                "ratio": round(median / medians["r1"], 2),
-            }
-            for name, median in medians.items()
-        }
+        rounds = {name: [took[column] for took in taken] for name, taken in times.items()}
+        found[word] = {name: compare_rounds(taken, rounds["r1"]) for name, taken in rounds.items()}
     print(json.dumps(found))
 
 

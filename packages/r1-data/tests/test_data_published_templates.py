@@ -1,17 +1,22 @@
 """Which characters of published chat templates are trained, against what was found by reading each template.
 
-The templates are those that TRL 1.16 has in its package; they are read from there, if it is installed.
+The templates are those that TRL 1.16 has in its package; they are read from there, if it is installed. `PLAIN` and
+`THINKING` are the pieces of one conversation, written out; the markers cut ten conversations with calls and reasoning.
 """
 
 import re
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
+from published_markers import CONVERSATIONS, MARKERS, cut, render
+from transformers import PreTrainedTokenizerBase
 from turn_templates import special_tokenizer
 
-from r1_data.assistant import AnswerFinder
+from r1_data.assistant import AnswerFinder, Found
 from r1_data.render import Renderer
+from r1_data.types import DataError
 
 pytestmark = [
     pytest.mark.slow,  # the templates are in no environment unless asked for
@@ -79,10 +84,13 @@ def templates() -> dict[str, str]:
     return {name: text for name, text in texts.items() if not name.endswith("_training")}
 
 
-def found_in(template: str, messages: list[dict[str, str]]):
+def tokenizer_of(template: str) -> PreTrainedTokenizerBase:
     tokens = {token for token in _TOKEN.findall(template) if not _TAG.fullmatch(token)}
-    finder = AnswerFinder(Renderer(special_tokenizer({*tokens, "<s>", "</s>"}), chat_template=template))
-    return finder.find(messages)
+    return special_tokenizer({*tokens, "<s>", "</s>"})
+
+
+def found_in(template: str, messages: list[dict[str, Any]]) -> Found:
+    return AnswerFinder(Renderer(tokenizer_of(template), chat_template=template)).find(messages)
 
 
 @pytest.mark.parametrize("thinks", [False, True])
@@ -105,3 +113,21 @@ def test_what_is_trained_of_published_templates_is_what_a_reader_finds(thinks):
         assert [span.ended for span in found.spans] == [True, name not in ENDLESS], name
         shown = [thinks and thought in piece for thought, piece in zip(THOUGHTS, pieces, strict=True)]
         assert found.hidden == tuple(place for place, own in zip((1, 3), shown, strict=True) if thinks and not own)
+
+
+@pytest.mark.parametrize("kind", CONVERSATIONS)
+def test_what_is_trained_stands_between_the_markers_that_published_templates_write(kind):
+    texts, messages = templates(), CONVERSATIONS[kind]
+    assert texts.keys() == MARKERS.keys()
+    for name, template in texts.items():
+        markers = MARKERS[name]
+        if kind in markers.refused:
+            with pytest.raises(DataError):
+                found_in(template, messages)
+            continue
+        text, found = render(tokenizer_of(template), template, messages, markers), found_in(template, messages)
+        assert found.text == text, name
+        pieces = [(text[span.start : span.stop], span.ended) for span in found.spans]
+        assert pieces == list(cut(text, messages, markers)), name
+        thoughts = [message.get("reasoning_content") or message.get("thinking") for message in messages]
+        assert found.hidden == tuple(index for index, one in enumerate(thoughts) if one and one not in text), name

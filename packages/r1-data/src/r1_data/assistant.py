@@ -116,7 +116,7 @@ class AnswerFinder:
             return runs[-1].end(), True
         end = len(own.rstrip())
         # The token depends on what follows in gpt-oss and GLM.
-        direct = self.special.match(behind, end) or (None if calls else self.special.match(behind))
+        direct = self.special.match(behind, end) or self.special.match(behind)
         return (direct.end(), True) if direct else (end, False)
 
 
@@ -186,6 +186,8 @@ class _Case:
             length, ended = self.finder.ending(
                 behind, calls=bool(message.get("tool_calls")), compare=partial(self._compare, number, behind)
             )
+            if any(place > last + length for place in whole.all(IN_TEXT, number)):
+                raise self._error("it writes the message's text behind the results of its calls", number)
             yield Span(number, start, last + length, ended)
 
     def _tagged_spans(self, whole: Marks) -> Iterator[Span]:
@@ -210,9 +212,9 @@ class _Case:
 
     def _last(self, whole: Marks, number: int, message: Message) -> int | None:
         """Return where the last mark of an answer stands; None if it is empty."""
+        missing = "tool_calls" if message.get("tool_calls") else "content"
         last = whole.last(number)
-        if last is None and (message.get("content") or message.get("tool_calls")):
-            missing = "tool_calls" if message.get("tool_calls") else "content"
+        if message.get(missing) and (last is None or (missing == "tool_calls" and not whole.all(IN_CALL, number))):
             raise self._error(f"it does not show the message's {missing}", number)
         return last
 

@@ -33,7 +33,7 @@ from r1_data.workers import Workers
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_RULES = "1"  # increment when the same conversation gets another length or mask
+_RULES = "2"  # increment when the same conversation gets another length or mask
 _MEDIA = ("image", "video")  # types of content items
 
 

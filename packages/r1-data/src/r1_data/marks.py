@@ -70,7 +70,7 @@ def mark_tags(template: str) -> str | None:
 
 
 def mark_message(message: Message, number: int, special: "re.Pattern[str]", everywhere: bool) -> Message:
-    """Insert marks: behind an answer, its reasoning or its last call; in the middle of other texts."""
+    """Insert marks: behind an answer, its reasoning and its last call; in the middle of other texts."""
     assistant = message["role"] == "assistant"
     guard = partial(_guard, special=special, number=number)
 
@@ -94,14 +94,13 @@ def mark_message(message: Message, number: int, special: "re.Pattern[str]", ever
         function = last.get("function", last)
         named = {**function, "name": f"{function.get('name', '')}{_mark(IN_CALL, number)}"}
         changed["tool_calls"] = [*others, {**last, "function": named} if "function" in last else named]
-    change: Callable[[str], str] = guard if calls else mark
     content = message.get("content")
     if isinstance(content, str):
-        changed["content"] = change(content)
+        changed["content"] = mark(content)
     elif isinstance(content, list):
         texts = [index for index, part in enumerate(content) if part.get("type") == "text"]
         changed["content"] = [
-            {**part, "text": (change if index == texts[-1] else guard)(part["text"])} if index in texts else part
+            {**part, "text": (mark if index == texts[-1] else guard)(part["text"])} if index in texts else part
             for index, part in enumerate(content)
         ]
     return changed
