@@ -7,9 +7,9 @@ All sides train the same random Qwen2 in float32 on the same tokenized rows, who
 many packs as hold about as many tokens), from the first step to the last, without tokenization and packing of rows.
 TRL has its defaults but for gradient checkpointing and saving, which are off: padded with 8 rows to a micro-batch, its
 default, and with 1, which needs no padding; packed by `bfd` into rows of `--pack` tokens. r1 packs micro-batches of
-`--pack` tokens. The sides take turns in this process, one thread each; the first round warms up. A ratio is of a side to
-r1 within one round: the median, the least and the greatest, of processor seconds (which other work on the machine
-changes less) and of seconds. `load` is the machine's before each round; above 2.5 seconds say nothing.
+`--pack` tokens. The sides take turns in this process, one thread each; the first round warms up. A ratio is of a side
+to r1 within one round: the median, the least and the greatest, of processor seconds (which other work on the machine
+changes less) and of seconds. `load` is the machine's before each round.
 
 `leak` is how far the log-probs of trained tokens in TRL's packed rows, and in r1's, are from those of each row alone,
 in nats: TRL's packing asks for FlashAttention, which processors do not have. `uncut` is the same of TRL's packed rows
