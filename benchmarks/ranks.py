@@ -26,6 +26,7 @@ import torch
 import torch.distributed as dist
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from r1_cli.build.algorithm import build_schedule
 from r1_cli.cluster.actors import ActorGroup, ActorPlacement
 from r1_cli.cluster.placement import place_ranks
 from r1_cli.cluster.rank import Rank
@@ -36,7 +37,6 @@ from r1_cli.config.trainer import TrainerConfig
 from r1_cli.hardware import Hardware
 from r1_cli.jobs.engines import open_engine, start_engines
 from r1_cli.jobs.learner import open_placement, prepare_learner, start_ranks
-from r1_cli.jobs.session import build_schedule
 from r1_cli.models.files import open_model
 from r1_cli.plan.batches import count, make_plan
 from r1_core.advantages import GRPO, assign

@@ -8,13 +8,12 @@ import numpy as np
 import torch.distributed as dist
 from easyr1_runs import words_of
 
-from r1_cli.build.algorithm import build_update
+from r1_cli.build.algorithm import build_schedule, build_update
 from r1_cli.build.canary import draw_example
 from r1_cli.build.learner import build_learner
 from r1_cli.build.rendering import build_renderer
 from r1_cli.config import load_config
 from r1_cli.hardware import Hardware
-from r1_cli.jobs.session import build_schedule
 from r1_cli.models.files import open_model
 from r1_cli.plan.batches import make_plan
 from r1_cli.train.groups.group import Group, Response, to_samples

@@ -192,5 +192,5 @@ def test_every_module_has_a_docstring(module: str) -> None:
 @pytest.mark.slow  # imports everything that a run imports
 def test_a_run_of_single_answers_loads_nothing_of_episodes() -> None:
     parts = ("r1_cli.train.episodes", "r1_cli.train.groups.trajectory", "r1_data.turns", "r1_rewards.environments")
-    code = f"import sys, r1_cli.jobs.session; assert not [m for m in sys.modules if m.startswith({parts})]"
+    code = f"import sys, r1_cli.jobs.train; assert not [m for m in sys.modules if m.startswith({parts})]"
     subprocess.run([sys.executable, "-c", code], check=True)

@@ -10,7 +10,7 @@ from safetensors.torch import load_file
 
 from r1_cli.build import critic
 from r1_cli.build import learner as assembly
-from r1_cli.jobs import learner, session
+from r1_cli.jobs import learner, models
 from r1_core.learner.offload import Offload, OffloadableTensors, OffloadManager, bytes_on_device
 from r1_rollout.embedded import EmbeddedEngine
 
@@ -40,7 +40,7 @@ def test_a_run_that_offloads_learner_and_critic_is_the_same_to_the_bit(
 
     # vLLM claims a share of a device that is free.
     monkeypatch.setattr(learner, "build_learner", noted("learner", learner.build_learner))
-    monkeypatch.setattr(session, "open_engine", noted("engine", session.open_engine))
+    monkeypatch.setattr(models, "open_engine", noted("engine", models.open_engine))
     staying = run("staying")
     assert order == ["engine", "learner"]
     offload = OffloadableTensors.offload

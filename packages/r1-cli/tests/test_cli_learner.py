@@ -9,10 +9,10 @@ import torch
 import torch.distributed as dist
 
 from r1_cli.build import learner as assembly
+from r1_cli.build.algorithm import build_schedule
 from r1_cli.build.learner import build_learner, build_learning_rate, build_offload, build_shards, single_rank
 from r1_cli.config import load_config
 from r1_cli.hardware import Hardware
-from r1_cli.jobs.session import build_schedule
 from r1_cli.plan.batches import make_plan
 from r1_core.learner.offload import Offload
 from r1_core.learner.parallel import Parallel, Shard, shard_model

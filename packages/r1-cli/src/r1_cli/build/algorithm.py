@@ -1,4 +1,4 @@
-"""Build the algorithm of a run: objective, advantages, reward shaping, filter, and the initial position."""
+"""Build the algorithm of a run: schedule, objective, advantages, reward shaping, filter, and the initial position."""
 
 from pathlib import Path
 from typing import cast
@@ -9,7 +9,7 @@ from r1_cli.config.algorithm import bounds
 from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, settings_of
 from r1_cli.train.groups.advantages import AdvantageComputer, OverlongBuffer, Shaping
 from r1_cli.train.groups.stream_position import StreamPosition
-from r1_cli.train.types import Position, Update
+from r1_cli.train.types import Position, Schedule, Update
 from r1_core import advantages, losses
 from r1_core.filtering import EMAStd, GroupFilter, KeepAll, MeanRange, NonzeroVariance
 from r1_core.kl_control import AdaptiveKL, FixedKL, KLController
@@ -23,6 +23,26 @@ from r1_core.preference import Kind, PreferenceLoss
 from r1_core.reward_shaping import RewardNormalizer
 
 FINE_TUNING: dict[str, PolicyLoss] = {"nll": NLL(), "dft": NLL(dynamic=True)}  # see `config.fine_tuning.as_training`
+
+
+def build_schedule(config: RunConfig, total_steps: int, until: int | None = None) -> Schedule:
+    trainer, actor, critic = config.trainer, config.worker.actor, config.worker.critic
+    return Schedule(
+        total_steps=total_steps,
+        rollout_batch_size=config.data.rollout_batch_size,
+        global_batch_size=actor.global_batch_size,
+        ppo_epochs=actor.ppo_epochs,
+        max_idle_steps=trainer.max_idle_steps,
+        train_generations_to_log=trainer.train_generations_to_log,
+        val_freq=trainer.val_freq,
+        val_before_train=trainer.val_before_train,
+        save_freq=trainer.save_freq,
+        save_model_only=trainer.save_model_only,
+        critic_global_batch_size=critic.global_batch_size,
+        critic_ppo_epochs=critic.ppo_epochs,
+        critic_warmup=trainer.critic_warmup if config.has_critic else 0,
+        until=until,
+    )
 
 
 def build_update(config: RunConfig, *, updates_per_step: int) -> Update:

@@ -35,8 +35,10 @@ def evaluate_model(model: str, config: RunConfig, json_path: Path | None = None)
     with ExitStack() as stack:
         opened = open_inference(config, sources, console, stack)
         sampler, weights = opened.open_sampler()
-        sets = build_validation(opened.prompts, sources, sampling)
-        validation = Validation(sampler, sets, config.data.val_batch_size, shown=0, progress=opened.reporter.progress)
+        sets = build_validation(opened.data.prompts, sources, sampling)
+        validation = Validation(
+            sampler, sets, config.data.val_batch_size, shown=0, progress=opened.context.reporter.progress
+        )
         with sampler.generator.active(weights):
             groups = validation.sample("evaluation")
     result = {

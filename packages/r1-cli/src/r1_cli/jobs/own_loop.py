@@ -9,15 +9,16 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 
-from r1_cli.build.algorithm import try_algorithm
+from r1_cli.build.algorithm import build_schedule, try_algorithm
 from r1_cli.build.sampler import build_sampler, build_sampling
 from r1_cli.checkpoint.folders import CheckpointStore
 from r1_cli.config import ConfigError, Problem, RunConfig, load_config
-from r1_cli.jobs.session import TrainingSession, build_schedule
-from r1_cli.jobs.startup import RunFolder
+from r1_cli.jobs.context import RunFolder, open_training
+from r1_cli.jobs.data import open_data, open_stream
+from r1_cli.jobs.models import check_models, load_models
+from r1_cli.jobs.rollout import connect_rewards
 from r1_cli.models.files import ModelFiles, save_assets
 from r1_cli.plan.batches import make_plan
 from r1_cli.runs.track.timing import Stopwatch
@@ -90,20 +91,17 @@ def open_parts(config: "str | PathLike[str] | Mapping[str, Any] | RunConfig") ->
         settings, provenance = load_config([f"config={_write_config(config, root)}"])
         _require_simple(settings)
         try_algorithm(settings)
-        session = TrainingSession(Console(quiet=True), provenance, stack, torch.get_num_threads())
         folder = RunFolder(CheckpointStore(root), None)
-        settings, devices = session.reserve_devices(settings, folder)
-        reports = session.open_reports(settings, folder)
-        data = session.open_data(settings, devices, reports)
+        context = open_training(settings, provenance, folder, Console(quiet=True), stack)
+        data = open_data(context)
         sizes = [len(part) for part in data.training.prompts.parts]
-        schedule = build_schedule(settings, make_plan(settings, sizes, None).total_steps or 0)
-        stream = session.open_stream(settings, folder, data)
-        models = session.load_models(settings, devices, schedule)
-        settings, _ = session.check_models(settings, folder, devices, data, models)
-        session.connect_verifier(settings, folder, devices, data, models, reports)
-        sampler = build_sampler(settings, devices.model, data.verifier, models.engine)
+        schedule = build_schedule(context.config, make_plan(context.config, sizes, None).total_steps or 0)
+        stream = open_stream(context, data)
+        models = load_models(context, schedule)
+        context, _ = check_models(context, data, models)
+        connect_rewards(context, data, models)
         yield Parts(
-            settings,
+            context.config,
             models.learner,
             models.critic,
             models.engine,
@@ -111,10 +109,10 @@ def open_parts(config: "str | PathLike[str] | Mapping[str, Any] | RunConfig") ->
             data.validation.prompts,
             stream,
             data.verifier,
-            build_sampling(settings)[0],
-            devices.model,
-            sampler,
-            reports.console.progress,
+            build_sampling(context.config)[0],
+            context.model,
+            build_sampler(context.config, context.model, data.verifier, models.engine),
+            context.reporter.progress,
         )
 
 

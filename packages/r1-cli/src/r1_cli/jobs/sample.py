@@ -89,12 +89,14 @@ def sample_rows(config: RunConfig, options: SampleOptions) -> Counts:
         with exclusive(folder.path):
             folder.require_same(identity)
             write_json(folder.path / CONFIG_FILE, printable(config))
-        kept = [[part.job(index).row for index in range(len(part))] for part in opened.prompts.parts]
+        kept = [[part.job(index).row for index in range(len(part))] for part in opened.data.prompts.parts]
         blocks = [b for b in split_blocks(kept, size, options.limit) if options.shard.has(b.number)]
         missing = find_missing(folder, opened, blocks, digest_identity(identity), counts)
-        rows = {one.name: part.digest for one, part in zip(opened.sources, opened.prompts.parts, strict=True)}
+        rows = {one.name: part.digest for one, part in zip(opened.data.sources, opened.data.prompts.parts, strict=True)}
         start = stack.enter_context(
-            record_start(folder.path, printable(config), rows, [opened.hardware.kind, *opened.hardware.gpus], 0)
+            record_start(
+                folder.path, printable(config), rows, [opened.context.hardware.kind, *opened.context.hardware.gpus], 0
+            )
         )
         start["shard"], start["counts"] = str(options.shard), asdict(counts)
         if missing:
@@ -135,19 +137,19 @@ def keep_unscored(config: RunConfig) -> RunConfig:
 
 def describe_sampling(opened: Inference, params: SamplingParams, size: int) -> JsonObject:
     """Return what all answers of a folder have in common; two folders of one row and one description have the same."""
-    reward, rollout = opened.config.worker.reward, opened.config.worker.rollout
+    reward, rollout = opened.context.config.worker.reward, opened.context.config.worker.rollout
     rewards = {
         one.name: digest_reward(*(one.reward if one.reward_function else (reward.reward_function, {})))
-        for one in opened.sources
+        for one in opened.data.sources
     }
     return {
-        "model": digest_model(opened.files.path),
+        "model": digest_model(opened.context.model.path),
         "sampling": json.loads(json.dumps(asdict(params))),
         "rendering of prompts": opened.renderer.fingerprint(),
         "reward": rewards,
         "options of the reward": _digest(json.dumps(reward.reward_function_kwargs, sort_keys=True, default=str)),
         "multi_turn": rollout.multi_turn.model_dump(mode="json") if rollout.multi_turn.enable else None,
-        "tools and environments": {one.name: list(one.actor) for one in opened.sources if one.has_actor},
+        "tools and environments": {one.name: list(one.actor) for one in opened.data.sources if one.has_actor},
         "rows of a block": size,
     }
 
@@ -177,8 +179,8 @@ def find_missing(
     """Return the blocks that lack groups, each with the keys of these by place. Logs rows that have changed."""
     missing = []
     for block in blocks:
-        source = opened.opened[block.source]
-        part, rows, reader = opened.prompts.parts[block.source], source.rows, source.reader
+        source = opened.data.opened[block.source]
+        part, rows, reader = opened.data.prompts.parts[block.source], source.rows, source.reader
         there = folder.keys(block.number)
         lacking: dict[int, str] = {}
         for place, index in block.rows.items():
@@ -215,12 +217,12 @@ def sample_block(
     what: str,
 ) -> None:
     """Sample the groups of `keys`, by place, in one call of the engine, and write them."""
-    dataset, places = opened.prompts.parts[block.source], {block.rows[place]: place for place in keys}
+    dataset, places = opened.data.prompts.parts[block.source], {block.rows[place]: place for place in keys}
     rendered = list(render_prompts(dataset, list(places)))
     prompts = [prompt for _, prompt in rendered]
     # A server may leave groups unanswered.
     rule = DrainRule(0, lambda group: True) if isinstance(sampler.generator, EndpointEngine) else None
-    found = sample_groups(sampler, prompts, params, Stopwatch(), opened.reporter.progress, what, rule)
+    found = sample_groups(sampler, prompts, params, Stopwatch(), opened.context.reporter.progress, what, rule)
     counts.undone += len(rendered) - len(found)
     groups = [found[number] for number in sorted(found)]
     counts.unreadable += len(places) - len(rendered)

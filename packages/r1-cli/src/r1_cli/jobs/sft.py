@@ -1,14 +1,14 @@
-"""`r1 sft`, from a checked configuration to a fine-tuned checkpoint, over the phases of `session`."""
+"""`r1 sft`, from a checked configuration to a fine-tuned checkpoint, over the phases of `r1 train`."""
 
 import logging
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import cache
 
-import torch
 from rich.console import Console
 
-from r1_cli.build.algorithm import build_objective, build_preference
+from r1_cli.build.algorithm import build_objective, build_preference, build_schedule
 from r1_cli.build.demonstrations import (
     as_demonstrations,
     build_conversation_renderer,
@@ -22,9 +22,13 @@ from r1_cli.config import Provenance, RunConfig
 from r1_cli.config.fine_tuning import as_training
 from r1_cli.config.section import with_value
 from r1_cli.config.sources import Source, training_sources, validation_sources
+from r1_cli.jobs.context import TrainingContext, open_folder, open_training
+from r1_cli.jobs.data import Data, DataSplit
+from r1_cli.jobs.data import open_data as open_prompts
+from r1_cli.jobs.logs import Logs, Saving, open_logs, open_saving
+from r1_cli.jobs.models import Models, Trained, check_models, load_engine, prepare_trained, resume
 from r1_cli.jobs.next_steps import print_next_steps
-from r1_cli.jobs.session import TrainingSession, build_schedule
-from r1_cli.jobs.startup import Data, DataSplit, Devices, Logs, Models, Reports, RunFolder, Saving, Trained
+from r1_cli.jobs.rollout import open_sampler, open_validation
 from r1_cli.plan.disk import require_disk_space
 from r1_cli.plan.fine_tuning import FineTuningPlan, make_plan, show_plan
 from r1_cli.runs.track.console import configure_logging
@@ -50,31 +54,26 @@ def fine_tune(config: RunConfig, provenance: Provenance, *, until: int | None = 
     """
     console = Console()
     configure_logging(console)
-    training = as_training(config)  # as the learner sees it
-    require_disk_space(training)
+    require_disk_space(as_training(config))
     with ExitStack() as stack:
-        session = TrainingSession(console, provenance, stack, torch.get_num_threads())
-        folder = session.open_folder(config)
-        training, devices = session.reserve_devices(training, folder)
-        config = with_value(config, "trainer.n_gpus_per_node", training.trainer.n_gpus_per_node)
-        reports = session.open_reports(config, folder)
-        data = open_data(config, devices, reports, stack)
-        stream = build_row_stream(training, data.training.prompts, data.training.sources)
-        plan = plan_of(training, data, stream.batches_per_epoch)
-        show_plan(console, config, provenance, plan)
-        schedule = build_schedule(training, plan.total_steps, until)
+        folder = open_folder(config, stack)
+        training = open_training(as_training(config), provenance, folder, console, stack)  # as the learner sees it
+        devices = training.config.trainer.n_gpus_per_node
+        context = replace(training, config=with_value(config, "trainer.n_gpus_per_node", devices))
+        data = open_data(context)
+        stream = build_row_stream(training.config, data.training.prompts, data.training.sources)
+        plan = plan_of(training.config, data, stream.batches_per_epoch)
+        show_plan(console, context.config, provenance, plan)
+        schedule = build_schedule(training.config, plan.total_steps, until)
         data.training.prompts.prefetch(stream.batch(0))
-        models = Trained(*session.prepare_learner(training, devices, schedule)())
-        training, micro_batches = session.check_models(training, folder, devices, data, models, config)
-        at = session.resume(training, folder, data, models, micro_batches)
-        reports.begin(config, at.step, schedule.total_steps)
-        logs = session.open_logs(config, folder, devices, data, reports, at)
-        asked = config.sft.val_generations
-        generation = open_generation(session, config, folder, devices, reports, models, logs) if asked else None
-        saving = session.open_saving(config, folder, devices, reports)
-        tuning = build_fine_tuning(
-            config, training, data, devices, models, schedule, stream, saving, logs, reports, generation
-        )
+        models = prepare_trained(training, schedule)()
+        training, micro_batches = check_models(training, data, models, context.config)
+        at = resume(training, data, models, micro_batches)
+        context.begin(at.step, schedule.total_steps)
+        logs = open_logs(context, data, at)
+        generation = open_generation(context, models, logs) if config.sft.val_generations else None
+        saving = open_saving(context)
+        tuning = build_fine_tuning(training, data, models, schedule, stream, saving, logs, generation)
         last = run.train(tuning, at)
         if saving.stop.exit_code:
             logs.manifest_entry["end"] = f"left after step {last.step}, by a signal"
@@ -85,16 +84,13 @@ def fine_tune(config: RunConfig, provenance: Provenance, *, until: int | None = 
 
 
 def build_fine_tuning(
-    config: RunConfig,
-    training: RunConfig,
+    context: TrainingContext,
     data: Data,
-    devices: Devices,
     models: Trained,
     schedule: Schedule,
     stream: Stream | WeightedStream,
     saving: Saving,
     logs: Logs,
-    reports: Reports,
     generation: Callable[[], Validation | None] | None,
 ) -> fine_tuning.FineTuning:
     return fine_tuning.FineTuning(
@@ -106,25 +102,25 @@ def build_fine_tuning(
         recorder=logs.recorder,
         stop=saving.stop,
         assets=saving.assets,
-        timeline=reports.timeline,
+        timeline=context.timeline,
         reader=DemonstrationReader(as_demonstrations(data.training.prompts)),
         stream=stream,
         steps_per_epoch=stream.batches_per_epoch,
-        objective=build_objective(training),
-        preference=build_preference(config),
-        tokenizer=devices.model.tokenizer,
+        objective=build_objective(context.config),
+        preference=build_preference(context.config),
+        tokenizer=context.model.tokenizer,
         val_readers=[DemonstrationReader(as_demonstrations(part)) for part in data.validation.prompts.parts],
-        val_batch_size=config.data.val_batch_size,
+        val_batch_size=context.config.data.val_batch_size,
         open_generation=generation,
     )
 
 
-def open_data(config: RunConfig, devices: Devices, reports: Reports, stack: ExitStack) -> Data:
+def open_data(context: TrainingContext) -> Data:
     """Open all sources and check every row. Raises DataError if one cannot be used."""
-    renderer = build_renderer(config, devices.model)
+    config, counter = context.config, context.reporter.counter
+    renderer = build_renderer(config, context.model)
     conversations = build_conversation_renderer(config, renderer)
-    workers = stack.enter_context(open_workers(config, conversations, reports.timeline.record))
-    counter = reports.console.counter
+    workers = context.stack.enter_context(open_workers(config, conversations, context.timeline.record))
     training, validation = (
         DataSplit(sources, opened, build_demonstrations(config, opened, conversations, workers, counter))
         for sources, opened in (
@@ -161,24 +157,15 @@ def plan_of(training: RunConfig, data: Data, steps_per_epoch: int) -> FineTuning
     )
 
 
-def open_generation(
-    session: TrainingSession,
-    config: RunConfig,
-    folder: RunFolder,
-    devices: Devices,
-    reports: Reports,
-    models: Trained,
-    logs: Logs,
-) -> Callable[[], Validation | None]:
+def open_generation(context: TrainingContext, models: Trained, logs: Logs) -> Callable[[], Validation | None]:
     """Check the validation prompts and their rewards; return what opens the engine when a validation first samples."""
-    config = with_value(with_value(config, "data.train_files", None), "data.sources", None)
-    data = session.open_data(config, devices, reports)
+    config = with_value(with_value(context.config, "data.train_files", None), "data.sources", None)
+    validating = replace(context, config=config)
+    data = open_prompts(validating)
 
     @cache
-    def open_validation() -> Validation | None:
-        engine = session.open_engine(config, devices, models.learner)
-        opened = Models(models.learner, models.critic, engine)
-        sampler = session.connect_rewards(config, folder, devices, data, opened, reports, logs)
-        return session.open_validation(config, data, reports, sampler)
+    def open_once() -> Validation | None:
+        opened = Models(models.learner, models.critic, load_engine(validating, models.learner))
+        return open_validation(validating, data, open_sampler(validating, data, opened, logs.recorder))
 
-    return open_validation
+    return open_once

@@ -3,17 +3,20 @@
 from contextlib import ExitStack
 from pathlib import Path
 
-import torch
 from rich.console import Console
 
-from r1_cli.build.algorithm import try_algorithm
+from r1_cli.build.algorithm import build_schedule, try_algorithm
 from r1_cli.config import Provenance, RunConfig
+from r1_cli.jobs.context import TrainingContext, open_folder, open_training
+from r1_cli.jobs.data import Data, open_data, open_stream, show_plan
+from r1_cli.jobs.logs import Logs, open_logs, open_saving
+from r1_cli.jobs.models import Models, check_models, load_models, resume
 from r1_cli.jobs.next_steps import print_next_steps
-from r1_cli.jobs.session import TrainingSession, build_schedule
+from r1_cli.jobs.rollout import Sampling, open_sampler, open_sampling
 from r1_cli.plan.disk import require_disk_space
 from r1_cli.runs.track.console import configure_logging
 from r1_cli.train import loop
-from r1_cli.train.types import Position
+from r1_cli.train.types import Policy, Position, Schedule, Teacher
 
 
 def train(config: RunConfig, provenance: Provenance, *, until: int | None = None, answers: Path | None = None) -> int:
@@ -35,22 +38,22 @@ def train(config: RunConfig, provenance: Provenance, *, until: int | None = None
     try_algorithm(config)
     require_disk_space(config)
     with ExitStack() as stack:
-        session = TrainingSession(console, provenance, stack, torch.get_num_threads())
-        folder = session.open_folder(config)
-        config, devices = session.reserve_devices(config, folder)
-        reports = session.open_reports(config, folder)
-        data = session.open_data(config, devices, reports, answers)
-        plan = session.show_plan(config, devices, data)
-        schedule = build_schedule(config, plan.total_steps or 0, until)
-        stream = session.open_stream(config, folder, data)
-        models = session.load_models(config, devices, schedule)
-        config, micro_batches = session.check_models(config, folder, devices, data, models)
-        at = session.resume(config, folder, data, models, micro_batches)
-        reports.begin(config, at.step, schedule.total_steps)
-        logs = session.open_logs(config, folder, devices, data, reports, at)
-        sampler = session.connect_rewards(config, folder, devices, data, models, reports, logs)
-        sampling = session.open_sampling(config, folder, data, reports, schedule, stream, sampler, at)
-        run = session.open_run(config, folder, devices, data, reports, models, logs, schedule, sampling)
+        # Processes start while this one reads the data, engines reserve memory before the learner's weights are loaded,
+        # and nothing trains before rows, rewards and layouts are checked.
+        folder = open_folder(config, stack)
+        context = open_training(config, provenance, folder, console, stack)
+        data = open_data(context, answers)
+        plan = show_plan(context, data)
+        schedule = build_schedule(context.config, plan.total_steps or 0, until)
+        stream = open_stream(context, data)
+        models = load_models(context, schedule)
+        context, micro_batches = check_models(context, data, models)
+        at = resume(context, data, models, micro_batches)
+        context.begin(at.step, schedule.total_steps)
+        logs = open_logs(context, data, at)
+        sampler = open_sampler(context, data, models, logs.recorder)
+        sampling = open_sampling(context, data, schedule, stream, sampler, at)
+        run = open_run(context, data, models, logs, schedule, sampling)
         if config.trainer.val_only:
             return validate_only(run, at)
         last = loop.train(run, at)
@@ -59,6 +62,38 @@ def train(config: RunConfig, provenance: Provenance, *, until: int | None = None
     if until is None:
         print_next_steps(console, folder.store, last, schedule.total_steps)
     return run.stop.exit_code
+
+
+def open_run(
+    context: TrainingContext, data: Data, models: Models, logs: Logs, schedule: Schedule, sampling: Sampling
+) -> loop.Run:
+    saving = open_saving(context)
+    return loop.Run(
+        learner=models.learner,
+        engine=sampling.engine,
+        collector=sampling.collector,
+        async_sampler=sampling.async_sampler,
+        update=sampling.update,
+        schedule=schedule,
+        validation=sampling.validation,
+        teacher=open_teacher(context, models.learner, data),
+        store=saving.store,
+        saver=saving.saver,
+        tracker=logs.tracker,
+        recorder=logs.recorder,
+        stop=saving.stop,
+        assets=saving.assets,
+        critic=models.critic,
+        timeline=context.timeline,
+    )
+
+
+def open_teacher(context: TrainingContext, learner: Policy, data: Data) -> Teacher | None:
+    if not context.config.worker.teacher.used:
+        return None
+    from r1_cli.build.teacher import build_teacher
+
+    return build_teacher(context.config, context.hardware, context.model, learner, data.training.prompts)
 
 
 def validate_only(run: loop.Run, at: Position) -> int:

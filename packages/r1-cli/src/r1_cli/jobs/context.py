@@ -1,0 +1,119 @@
+"""The context of a command that runs a model: what each of its phases needs."""
+
+import logging
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from rich.console import Console
+from transformers import PretrainedConfig
+
+from r1_cli.checkpoint.folders import CheckpointStore
+from r1_cli.checkpoint.locks import lock_folder
+from r1_cli.cluster.own_process import OwnProcess
+from r1_cli.cluster.placement import Placement
+from r1_cli.config import Provenance, RunConfig
+from r1_cli.config.root import require_shareable
+from r1_cli.hardware import Hardware, find_hardware
+from r1_cli.jobs.engines import start_engine_process, start_engines
+from r1_cli.jobs.learner import open_placement, rank_hardware, resolve_devices, start_ranks
+from r1_cli.models.files import ModelFiles, open_critic_config, open_model
+from r1_cli.plan.start import find_start, rename_damaged, require_same_shape
+from r1_cli.runs.track import libraries
+from r1_cli.runs.track.console import ConsoleReporter
+from r1_cli.runs.track.timing import TIMELINE_FILE, Timeline
+
+if TYPE_CHECKING:
+    from r1_cli.cluster.actors import ActorGroup
+
+log = logging.getLogger("r1")
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    store: CheckpointStore
+    start: Path | None  # the checkpoint to resume from; None: a new run
+
+    @property
+    def path(self) -> Path:
+        return self.store.root
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """`stack` closes what a phase opens."""
+
+    config: RunConfig
+    model: ModelFiles
+    hardware: Hardware
+    reporter: ConsoleReporter
+    timeline: Timeline
+    stack: ExitStack
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingContext(Context):
+    provenance: Provenance
+    folder: RunFolder
+    critic_config: PretrainedConfig | None  # None without a critic
+    placement: Placement
+    ranks: "ActorGroup | None"
+    engines: "ActorGroup | None"
+    engine_process: OwnProcess | None  # samples while the learner computes, on the same machine
+    threads: int  # of torch, before an engine process gets half of them
+
+    @property
+    def devices(self) -> list[str]:
+        names = [device for rank in self.placement.ranks for device in rank.devices]
+        return names or [self.hardware.kind, *self.hardware.gpus]
+
+    def begin(self, step: int, total_steps: int) -> None:
+        trainer = self.config.trainer
+        self.reporter.begin(step, total_steps, f"{trainer.project_name} / {trainer.experiment_name}")
+
+
+def open_folder(config: RunConfig, stack: ExitStack) -> RunFolder:
+    """Lock the run's folder and find the checkpoint to resume from. Raises ConfigError if either fails."""
+    store = CheckpointStore(config.trainer.checkpoint_folder, limit=max(config.trainer.save_limit, 0) or None)
+    stack.enter_context(lock_folder(store.root))
+    start = find_start(config, store)
+    for line in rename_damaged(store, start):
+        log.warning("%s", line)
+    return RunFolder(store, start)
+
+
+def open_training(
+    config: RunConfig, provenance: Provenance, folder: RunFolder, console: Console, stack: ExitStack
+) -> TrainingContext:
+    """Read the model's files, place ranks and engines, and start their processes, which import in the background.
+
+    Returns:
+        The context, whose configuration has the number of devices.
+
+    Raises:
+        ConfigError, ModelError: the model does not fit the checkpoint or the settings.
+        ClusterError: a process does not start.
+    """
+    threads = torch.get_num_threads()
+    model, hardware = open_model(config), find_hardware()
+    require_same_shape(config, folder.start, model.config.to_dict())
+    config = resolve_devices(config, provenance, hardware)
+    require_shareable(config, model.config.get_text_config())
+    critic_config = open_critic_config(config, model) if config.has_critic else None
+    if critic_config is not None:
+        require_shareable(config, critic_config.get_text_config(), "critic")
+    stack.enter_context(libraries.redirect_library_logs(folder.path / libraries.LOG_FILE))
+    placement = stack.enter_context(open_placement(config, hardware))
+    hardware = rank_hardware(hardware, placement.ranks)
+    ranks = start_ranks(config, hardware, placement.ranks, stack)
+    engines = start_engines(config, hardware, placement.engines, stack)
+    process = start_engine_process(config, stack)
+    reporter = stack.enter_context(ConsoleReporter(console, step_lines="console" in config.trainer.logger))
+    timeline = Timeline(folder.path / TIMELINE_FILE, config.trainer.timeline)
+    stack.callback(timeline.close)
+    return TrainingContext(
+        config, model, hardware, reporter, timeline, stack, provenance, folder, critic_config, placement, ranks,
+        engines, process, threads,
+    )  # fmt: skip

@@ -1,0 +1,65 @@
+"""Open what a training run writes: logs, record, manifest and checkpoints."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any
+
+from r1_cli.checkpoint.folders import CheckpointStore
+from r1_cli.checkpoint.saving import Saver
+from r1_cli.checkpoint.stop import StopRequest
+from r1_cli.config import printable
+from r1_cli.jobs.context import TrainingContext
+from r1_cli.jobs.data import Data
+from r1_cli.jobs.resume import record_rows, report_changes
+from r1_cli.models.files import read_assets
+from r1_cli.runs.manifest import record_start
+from r1_cli.runs.reader import RunReader
+from r1_cli.runs.track import RunInfo, Tracker
+from r1_cli.train.recorder import Recorder
+from r1_cli.train.types import Position
+
+
+@dataclass(frozen=True, slots=True)
+class Logs:
+    tracker: Tracker
+    recorder: Recorder
+    manifest_entry: dict[str, Any]  # of this start; its `end` says how the run ended
+
+
+@dataclass(frozen=True, slots=True)
+class Saving:
+    store: CheckpointStore
+    saver: Saver
+    stop: StopRequest
+    assets: Callable[[], Mapping[str, bytes]]  # other files of a checkpoint, by path
+
+
+def open_logs(context: TrainingContext, data: Data, at: Position) -> Logs:
+    trainer, path, stack = context.config.trainer, context.folder.path, context.stack
+    resumed = context.folder.start is not None
+    info = RunInfo(trainer.project_name, trainer.experiment_name, path, printable(context.config), at.step)
+    named = [*data.training.named(), *data.validation.named(" (validation)")]
+    record_rows(path, named, resumed=resumed)
+    starts = RunReader(path).starts()
+    digests = {name: part.digest for name, part in named}
+    numerics = {"threads": context.threads, "micro_batches": at.micro_batches}
+    entry = stack.enter_context(record_start(path, info.config, digests, context.devices, at.step, numerics))
+    if resumed:
+        threads = starts[-1].get("numerics", {}).get("threads", context.threads) if starts else context.threads
+        before = {**RunReader(path).settings(), "OMP_NUM_THREADS": threads}
+        report_changes(before, {**info.config, "OMP_NUM_THREADS": context.threads})
+    tracker = Tracker(trainer.logger, info, context.reporter)
+    stack.callback(tracker.close)
+    recorder = Recorder(path, int(trainer.record_gb * 1e9), context.timeline.record)
+    stack.callback(recorder.close)
+    return Logs(tracker, recorder, entry)
+
+
+def open_saving(context: TrainingContext) -> Saving:
+    assets = cache(partial(read_assets, context.model, context.critic_config))
+    if context.config.trainer.save_freq > 0:
+        assets()  # now, while no step waits for it
+    saver = Saver(context.folder.store, context.timeline.record)
+    context.stack.callback(saver.close)
+    return Saving(context.folder.store, saver, context.stack.enter_context(StopRequest().listening()), assets)
