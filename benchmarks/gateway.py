@@ -1,6 +1,7 @@
 """Episodes of agents that sample over HTTP, compared with the same turns without the gateway.
 
 uv run python benchmarks/gateway.py [--prompts 8] [--samples 4] [--turns 4] [--rounds 5]
+uv run python benchmarks/gateway.py --hidden 512 --layers 8
 
 The model of tool_loop.py writes the same turn of `--thought` + 4 tokens whatever it is asked, so that all sides sample
 the same tokens:
@@ -13,29 +14,31 @@ the same tokens:
   sampled. Nothing is rendered, parsed or sent, and the turns of all episodes begin at the same moment, so that the
   engine fills prompts in fewer batches and decodes more rows at a time.
 
-The sides take turns in this process, with one thread and float32 on a processor. Reported are seconds, and the
-processor seconds of this process, which other work on the machine changes less; they leave out the processes of agents
-and environments. Ratios are of medians. The last line is one JSON object.
+The sides take turns in this process, each round in another order, with one thread and float32 on a processor. Reported
+are seconds, and processor seconds, which other work on the machine changes less: of this process, its user time alone,
+of the engine within it, and of the agents and environments, which have processes of their own. A ratio is the median of
+the rounds' ratios, with the least and the largest. The last line is one JSON object.
 """
 
 import argparse
 import copy
 import json
 import os
+import resource
 import statistics
 import tempfile
 import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import torch
-from tool_loop import LONGEST, Task, Timing, timed
+from tool_loop import LONGEST, Task, timed
 
 from r1_cli.gateway.server import GatewayServer
 from r1_cli.train.episodes.agent_events import RequestQueue, live_agents
@@ -55,6 +58,7 @@ from r1_rollout.weights import LocalWeights
 AGENT = """\
 import http.client
 import json
+import time
 import urllib.parse
 
 
@@ -68,11 +72,14 @@ def solve(row, base_url, api_key):
         connection.request("POST", f"{url.path}/chat/completions", body, headers)
         reply = json.loads(connection.getresponse().read())
         messages += [reply["choices"][0]["message"], {"role": "user", "content": "Go on."}]
-    return 1.0
+    return {"overall": 1.0, "processor": time.process_time()}
 """
 
 
 ENVIRONMENT = """\
+import time
+
+
 class Talk:
     def reset(self, row):
         self.turns = 0
@@ -82,7 +89,7 @@ class Talk:
         return None if self.turns == TURNS else "Go on."
 
     def score(self):
-        return 1.0
+        return {"overall": 1.0, "processor": time.process_time()}
 """
 
 
@@ -107,6 +114,18 @@ class CountedEngine(EmbeddedEngine):
 
 
 Work = tuple[int, int, float]  # turns and tokens of the policy, and seconds without a request to the engine
+
+
+@dataclass(frozen=True)
+class Figures:
+    """Of one side in one round."""
+
+    work: tuple[int, int]  # turns and tokens of the policy
+    seconds: float
+    processor: float  # seconds of this process
+    user: float  # the same without the kernel's
+    engine: float  # those within the engine
+    players: float  # of the processes of agents or environments
 
 
 class Sides:
@@ -138,6 +157,7 @@ class Sides:
         self.engine = CountedEngine(copy.deepcopy(task.model), end_token_ids={task.end}, tokenizer=task.tokenizer)
         self._weights = LocalWeights(task.model.state_dict().items(), version=1)
         self._episodes: list[list[tuple[Prompt, int]]] = []  # the prompt and the tokens of each turn
+        self._players = 0.0  # processor seconds of the agents or environments that played last
 
     def gateway(self) -> Work:
         return self._play(self._agents)
@@ -149,12 +169,14 @@ class Sides:
         """Play all episodes; return turns and tokens of the policy, and seconds without a request to the engine."""
         with self.engine.active(self._weights):
             groups = dict(player.generate(self.engine, self._prompts, self._params))
-        self._episodes = [
-            turns_of(self._prompts[index], sample, episode)
+        played = [
+            (self._prompts[index], sample, episode)
             for index, group in sorted(groups.items())
             for sample, episode in enumerate(group)
             if isinstance(episode, Trajectory) and not episode.forks and episode.failure is None
         ]
+        self._episodes = [turns_of(*one) for one in played]
+        self._players = sum(episode.score.parts["processor"] for _, _, episode in played if episode.score is not None)
         return (*self._count(), player.use.metrics()["timing_s/tools"])
 
     def direct(self) -> Work:
@@ -173,19 +195,24 @@ class Sides:
                         waiting[prompt.id] = rest
                         session.submit(prompt.id, prompt, max_tokens=length)
             session.close()
+        self._players = 0.0
         return (*self._count(), 0.0)
 
     def _count(self) -> tuple[int, int]:
         lengths = [length for episode in self._episodes for _, length in episode]
         return len(lengths), sum(lengths)
 
-    def measure(self) -> dict[str, tuple[Timing, float]]:
-        """Return the timing of each side in one round, and the engine's processor seconds in it."""
-        found: dict[str, tuple[Timing, float]] = {}
-        for name, side in (("gateway", self.gateway), ("environment", self.environment), ("direct", self.direct)):
-            self.engine.seconds = 0.0
+    def measure(self, number: int) -> dict[str, Figures]:
+        """Return the figures of each side in round `number`, whose order depends on it."""
+        names, found = ["gateway", "environment", "direct"], dict[str, Figures]()
+        for name in names[number % 3 :] + names[: number % 3]:
+            side: Callable[[], Work] = getattr(self, name)
+            self.engine.seconds, user = 0.0, resource.getrusage(resource.RUSAGE_SELF).ru_utime
             timing = timed(side)
-            found[name] = timing, self.engine.seconds
+            user = resource.getrusage(resource.RUSAGE_SELF).ru_utime - user
+            found[name] = Figures(
+                timing.work, timing.seconds, timing.processor_seconds, user, self.engine.seconds, self._players
+            )
         return found
 
 
@@ -208,28 +235,36 @@ def turns_of(prompt: Prompt, sample: int, episode: Trajectory) -> list[tuple[Pro
 def compare(task: Task, options: argparse.Namespace, folder: str) -> dict[str, Any]:
     with ExitStack() as stack:
         sides = Sides(task, options, folder, stack)
-        rounds = [sides.measure() for _ in range(options.rounds + 1)][1:]  # the first warms up
+        rounds = [sides.measure(number) for number in range(options.rounds + 1)][1:]  # the first warms up
     expected = options.prompts * options.samples * options.turns
     for one in rounds:
-        if any(figures.work != (expected, expected * (options.thought + 4)) for figures, _ in one.values()):
-            raise SystemExit(f"{[figures.work for figures, _ in one.values()]} turns and tokens instead of {expected}")
-    found: dict[str, Any] = dict(zip(("turns", "tokens"), rounds[0]["direct"][0].work, strict=True))
-    kinds: dict[str, Callable[[tuple[Timing, float]], float]] = {
-        "seconds": lambda one: one[0].seconds,
-        "processor seconds": lambda one: one[0].processor_seconds,
-        "engine's processor seconds": lambda one: one[1],
-        "processor seconds beside the engine": lambda one: one[0].processor_seconds - one[1],
+        if any(figures.work != (expected, expected * (options.thought + 4)) for figures in one.values()):
+            raise SystemExit(f"{[figures.work for figures in one.values()]} turns and tokens instead of {expected}")
+    kinds: dict[str, Callable[[Figures], float]] = {
+        "seconds": lambda one: one.seconds,
+        "processor seconds": lambda one: one.processor,
+        "user seconds": lambda one: one.user,
+        "processor seconds in the engine": lambda one: one.engine,
+        "processor seconds beside the engine": lambda one: one.processor - one.engine,
+        "processor seconds of agents and environments": lambda one: one.players,
     }
-    for name, kind in kinds.items():
-        figures = {side: [round(kind(one[side]), 3) for one in rounds] for side in rounds[0]}
-        medians = {side: statistics.median(values) for side, values in figures.items()}
-        found[name] = {
-            **figures,
-            "gateway to environment": round(medians["gateway"] / medians["environment"], 3),
-            "gateway to direct": round(medians["gateway"] / medians["direct"], 3),
-            "ms a request": {side: round(1000 * median / expected, 2) for side, median in medians.items()},
-        }
+    work = dict(zip(("turns", "tokens"), rounds[0]["direct"].work, strict=True))
+    return work | {name: summarize(rounds, kind, expected) for name, kind in kinds.items()}
+
+
+def summarize(rounds: list[dict[str, Figures]], kind: Callable[[Figures], float], requests: int) -> dict[str, Any]:
+    found: dict[str, Any] = {
+        f"{side}, ms a request": spread([1000 * kind(one[side]) / requests for one in rounds]) for side in rounds[0]
+    }
+    for other in ("environment", "direct"):
+        if all(kind(one[other]) for one in rounds):
+            found[f"gateway to {other}"] = spread([kind(one["gateway"]) / kind(one[other]) for one in rounds])
     return found
+
+
+def spread(values: list[float]) -> list[float]:
+    """Return the median, the least and the largest."""
+    return [round(value, 3) for value in (statistics.median(values), min(values), max(values))]
 
 
 def main() -> None:
@@ -238,12 +273,15 @@ def main() -> None:
     parser.add_argument("--samples", type=int, default=4, help="episodes to each prompt")
     parser.add_argument("--turns", type=int, default=4)
     parser.add_argument("--thought", type=int, default=60, help="words in a turn")
+    parser.add_argument("--hidden", type=int, default=128, help="dimensions of the model")
+    parser.add_argument("--layers", type=int, default=3, help="of the model")
     parser.add_argument("--rounds", type=int, default=5, help="that count, behind one to warm up")
     parser.add_argument("--workers", type=int, default=4, help="processes that agents are started from")
     options = parser.parse_args()
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
-        print(json.dumps(compare(Task(options.thought, options.prompts, options.samples), options, folder)))
+        task = Task(options.thought, options.prompts, options.samples, hidden=options.hidden, layers=options.layers)
+        print(json.dumps(compare(task, options, folder)))
 
 
 if __name__ == "__main__":

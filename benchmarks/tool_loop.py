@@ -53,7 +53,6 @@ PAD, START, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 CALL = ("<tool_call>", '\n{"name": "wait", "arguments": {}}\n', "</tool_call>")
 QUESTION = "How long does it take? This is question %d, and you may wait as often as you like."
 TURNS, LONGEST = 3, 1024  # turns of an episode, and tokens behind its prompt
-HIDDEN = 128
 TEMPLATE = """\
 {%- for message in messages %}{{ '<|im_start|>' + message.role + '\n' + message.content + '<|im_end|>\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"""
@@ -71,9 +70,11 @@ def wait() -> str:
 class Task:
     """A model that calls the tool in every turn, its tokenizer, and the questions."""
 
-    def __init__(self, thought: int, prompts: int, samples: int, template: str = TEMPLATE) -> None:
+    def __init__(
+        self, thought: int, prompts: int, samples: int, template: str = TEMPLATE, *, hidden: int = 128, layers: int = 3
+    ) -> None:
         self.tokenizer = make_tokenizer(thought, template)
-        self.model = make_model(self.tokenizer, thought)
+        self.model = make_model(self.tokenizer, thought, hidden, layers)
         self.samples = samples
         self.questions = [[{"role": "user", "content": QUESTION % number}] for number in range(prompts)]
 
@@ -94,11 +95,11 @@ def make_tokenizer(thought: int, template: str) -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def make_model(tokenizer: PreTrainedTokenizerFast, thought: int) -> Qwen2ForCausalLM:
+def make_model(tokenizer: PreTrainedTokenizerFast, thought: int, hidden: int, layers: int) -> Qwen2ForCausalLM:
     """Return a model in which each token of a turn makes the next one certain; a turn follows a newline."""
     torch.manual_seed(0)
     config = Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=HIDDEN, intermediate_size=3 * HIDDEN, num_hidden_layers=3,
+        vocab_size=len(tokenizer), hidden_size=hidden, intermediate_size=3 * hidden, num_hidden_layers=layers,
         num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=4096, tie_word_embeddings=False,
         bos_token_id=None, eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id,
     )  # fmt: skip

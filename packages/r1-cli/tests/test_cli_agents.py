@@ -48,11 +48,6 @@ AGENTS = Path(__file__).with_name("agent_toys.py")
 
 
 @pytest.fixture(scope="module")
-def toy() -> Toy:
-    return Toy()
-
-
-@pytest.fixture(scope="module")
 def served() -> Iterator[tuple[EnvironmentPool, GatewayServer, RequestQueue]]:
     with ExitStack() as stack:
         setup = EnvironmentSetup(agent=f"{AGENTS}:solve", episode_timeout=60.0)

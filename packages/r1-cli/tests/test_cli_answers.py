@@ -22,11 +22,6 @@ from r1_rewards.environments.types import CallRecord, StepResult
 from r1_rewards.types import Score
 
 
-@pytest.fixture(scope="module")
-def toy() -> Toy:
-    return Toy()
-
-
 @pytest.mark.parametrize("rounds", [True, False])
 def test_the_record_answers_as_the_environments_did_to_the_bit(toy: Toy, tmp_path: Path, rounds: bool) -> None:
     prompts, recorder = toy.prompts("3", "die", "2"), Recorder(tmp_path, 10**9)

@@ -24,22 +24,6 @@ from r1_rollout.errors import EngineError
 from r1_rollout.types import Completion
 
 
-@pytest.fixture(scope="module")
-def toy() -> Toy:
-    return Toy()
-
-
-@pytest.fixture(scope="module")
-def prompts(toy: Toy) -> list[Prompt]:
-    return toy.prompts("3", "2")
-
-
-@pytest.fixture(scope="module")
-def groups(toy: Toy, prompts: list[Prompt]) -> list[list[Trajectory]]:
-    with ExitStack() as stack:
-        return toy.play(toy.player(stack), prompts)
-
-
 def test_each_turn_goes_on_from_the_exact_tokens_before_it(toy: Toy, groups: list[list[Trajectory]]) -> None:
     for episode in (one for group in groups for one in group):
         assert [turn.role for turn in episode.turns] == ["assistant", "environment"] * 3

@@ -30,17 +30,6 @@ def toy() -> Toy:
     return Toy(FORGETFUL, "template")
 
 
-@pytest.fixture(scope="module")
-def prompts(toy: Toy) -> list[Prompt]:
-    return toy.prompts("3", "2")
-
-
-@pytest.fixture(scope="module")
-def groups(toy: Toy, prompts: list[Prompt]) -> list[list[Trajectory]]:
-    with ExitStack() as stack:
-        return toy.play(toy.player(stack), prompts)
-
-
 def shown(toy: Toy, prompt: Prompt, turns: list[str], forgotten: int) -> str:
     """The conversation as the template shows it, the first turns without their thoughts."""
     text = prompt.text

@@ -24,16 +24,6 @@ from r1_rewards.types import Score
 
 
 @pytest.fixture(scope="module")
-def toy() -> Toy:
-    return Toy()
-
-
-@pytest.fixture(scope="module")
-def prompts(toy: Toy) -> list[Prompt]:
-    return toy.prompts("3", "2")
-
-
-@pytest.fixture(scope="module")
 def learner() -> Learner:
     model = AutoModelForImageTextToText.from_pretrained(MODEL, dtype=torch.float32)
     attend_packed(model)

@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from r1_cli.gateway.anthropic_messages import ANTHROPIC_MESSAGES
 from r1_cli.gateway.chat_completions import CHAT_COMPLETIONS
@@ -25,6 +26,9 @@ from r1_cli.gateway.messages import ChatReply, ChatRequest, GatewayError
 from r1_cli.gateway.responses import RESPONSES, EarlierResponses
 from r1_data.types import JsonObject
 from r1_rewards.services import http_limits
+
+if TYPE_CHECKING:
+    import uvicorn
 
 TOKEN_BYTES = 32
 MAX_BODY_BYTES = 64 << 20
@@ -113,29 +117,29 @@ class GatewayServer:
         }
         self._sessions: dict[str, Session] = {}  # by their name in URLs
         self._warned: set[str] = set()
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        self._socket = socket.create_server((host, port), family=family, backlog=1024)
-        # Connections inherit it. asyncio sets it only on sockets of its own, and a reply would wait 40 ms for an ACK.
-        self._socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._socket = _listen(host, port)
         shown = f"[{host}]" if ":" in host else host
         self.url = f"http://{shown}:{self._socket.getsockname()[1]}"
-        self._server = uvicorn.Server(
-            uvicorn.Config(
-                self._serve,
-                http=http_limits.header_timeout_protocol(),
-                interface="asgi3",
-                ws="none",
-                proxy_headers=False,
-                lifespan="off",
-                log_config=None,
-                access_log=False,
-                server_header=False,
-                timeout_keep_alive=IDLE_SECONDS,
-                timeout_graceful_shutdown=STOP_SECONDS,
-            )
-        )
+        self._server = uvicorn.Server(self._settings())
         self._thread = threading.Thread(target=self._server.run, args=([self._socket],), name="gateway", daemon=True)
         self._thread.start()
+
+    def _settings(self) -> "uvicorn.Config":
+        import uvicorn
+
+        return uvicorn.Config(
+            self._serve,
+            http=http_limits.header_timeout_protocol(),
+            interface="asgi3",
+            ws="none",
+            proxy_headers=False,
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=IDLE_SECONDS,
+            timeout_graceful_shutdown=STOP_SECONDS,
+        )
 
     def open(self, session_id: str) -> SessionAddress:
         """Begin a session with a token of its own. Raises ValueError if it is open."""
@@ -244,6 +248,14 @@ class GatewayServer:
             raise GatewayError(400, "this run takes no rewards of agents")
         self._reward(session.id, float(value))
         return {}, {}
+
+
+def _listen(host: str, port: int) -> socket.socket:
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listening = socket.create_server((host, port), family=family, backlog=1024)
+    # Connections inherit it. asyncio sets it only on sockets of its own, and a reply would wait 40 ms for an ACK.
+    listening.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return listening
 
 
 def _to_json(value: JsonObject) -> bytes:

@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from r1_cli.train.groups.group import extend_positions
 from r1_cli.train.groups.trajectory import Call, StopReason, Trajectory, Turn, without_pictures
 from r1_core.types import join_inputs
 from r1_data.positions import append_positions
@@ -26,67 +26,117 @@ class EpisodeLimits:
     max_malformed_calls: int = 3  # turns in a row with a call that cannot be executed
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Piece:
+    """The tokens of one turn of a path."""
+
+    token_ids: list[int]
+    engine_token_ids: list[int]
+    position_ids: Tensor  # int64 [axes, tokens], in the whole path
+    logprobs: np.ndarray  # float32 [tokens], 0 on tokens of the environment
+    sampled: np.ndarray  # bool [tokens], those that the path trains
+
+
 class Path:
-    """Turns of which each prompt begins with the exact tokens of the turn before and its prompt."""
+    """Turns of which each prompt begins with the exact tokens of the turn before and its prompt.
+
+    It holds each turn's tokens once, and shares them with its copies; `context` puts them together.
+    """
 
     def __init__(self, prompt: Prompt) -> None:
         self.prompt = prompt
-        self.context = prompt  # what the next turn is sampled from
         self.text = prompt.text  # of the context, as `TurnRenderer.fork` reads it
         self.turns: list[Turn] = []
+        self.length = 0  # tokens behind the path's prompt
         self.weight_version = 0
+        self._pieces: list[Piece] = []
+        self._context: Prompt | None = prompt  # None: to be put together
+        self._furthest = _furthest(prompt.position_ids)
         self._later: dict[str, Tensor] = {}  # forward arguments of the environment's pictures
-        self._logprobs: list[np.ndarray] = []
-        self._sampled: list[np.ndarray] = []
+        self._model_inputs = prompt.model_inputs  # of all pictures
+        self._images = prompt.images
+        self._seen = hashlib.blake2b(np.asarray(prompt.token_ids, np.int32).tobytes(), digest_size=8)
 
     @property
-    def length(self) -> int:
-        """Tokens behind the path's prompt."""
-        return len(self.context.token_ids) - len(self.prompt.token_ids)
+    def context(self) -> Prompt:
+        """What the next turn is sampled from."""
+        if self._context is None:
+            tokens, engine_tokens = [*self.prompt.token_ids], [*self.prompt.engine_token_ids]
+            for piece in self._pieces:
+                tokens += piece.token_ids
+                engine_tokens += piece.engine_token_ids
+            self._context = replace(
+                self.prompt,
+                token_ids=tokens,
+                engine_token_ids=engine_tokens,
+                position_ids=self._position_ids(),
+                model_inputs=self._model_inputs,
+                images=self._images,
+            )
+        return self._context
+
+    def _position_ids(self) -> Tensor:
+        return torch.cat([self.prompt.position_ids, *(piece.position_ids for piece in self._pieces)], dim=1)
 
     @property
     def token_ids(self) -> list[int]:
         """Tokens behind the path's prompt."""
-        return self.context.token_ids[len(self.prompt.token_ids) :]
+        return [token for piece in self._pieces for token in piece.token_ids]
+
+    @property
+    def last_tokens(self) -> list[int]:
+        """Tokens of the latest turn; of the prompt before the first."""
+        return self._pieces[-1].token_ids if self._pieces else self.prompt.token_ids
+
+    @property
+    def seen(self) -> int:
+        """A hash of the context's tokens."""
+        return _as_state(self._seen)
 
     def copy(self) -> "Path":
         """Return a path that goes on from here by itself."""
         other = copy.copy(self)
-        other.turns, other._logprobs, other._sampled = [*self.turns], [*self._logprobs], [*self._sampled]
+        other.turns, other._pieces, other._seen = [*self.turns], [*self._pieces], self._seen.copy()
         return other
 
     def as_context(self, turns: int) -> None:
         """Leave the first `turns` turns of the policy to another path, which trains them."""
         own = [index for index, turn in enumerate(self.turns) if turn.role == "assistant"]
         for index in own[:turns]:
-            self._logprobs[index] = np.zeros_like(self._logprobs[index])
-            self._sampled[index] = np.zeros_like(self._sampled[index])
+            piece = self._pieces[index]
+            self._pieces[index] = replace(
+                piece, logprobs=np.zeros_like(piece.logprobs), sampled=np.zeros_like(piece.sampled)
+            )
 
-    def append(
+    def add_sampled(self, completion: Completion) -> None:
+        tokens = completion.token_ids.tolist()
+        positions = torch.arange(len(tokens)).expand(len(self._furthest), -1)
+        self._append(tokens, tokens, positions, completion.logprobs, sampled=True)
+
+    def add_continuation(self, piece: Continuation) -> None:
+        tokens, zeros = [*piece.token_ids], np.zeros(len(piece.token_ids), np.float32)
+        self._append(tokens, [*piece.engine_token_ids], piece.position_ids, zeros, sampled=False)
+        self.text += piece.text
+        if piece.model_inputs:
+            self._later = join_inputs([self._later, piece.model_inputs])
+            self._model_inputs = join_inputs([self.prompt.model_inputs, self._later])
+            self._images = [*self._images, *piece.images]
+
+    def _append(
         self,
         tokens: list[int],
-        position_ids: Tensor,
+        engine_tokens: list[int],
+        positions: Tensor,  # counted from 0
         logprobs: np.ndarray,
         *,
-        chosen: bool,
-        engine_tokens: list[int] | None = None,
+        sampled: bool,
     ) -> None:
-        self.context = replace(
-            self.context,
-            token_ids=[*self.context.token_ids, *tokens],
-            engine_token_ids=[*self.context.engine_token_ids, *(tokens if engine_tokens is None else engine_tokens)],
-            position_ids=position_ids,
-        )
-        self._logprobs.append(logprobs)
-        self._sampled.append(np.full(len(tokens), chosen))
-
-    def append_pictures(self, piece: Continuation) -> None:
-        self._later = join_inputs([self._later, piece.model_inputs])
-        self.context = replace(
-            self.context,
-            model_inputs=join_inputs([self.prompt.model_inputs, self._later]),
-            images=[*self.context.images, *piece.images],
-        )
+        moved = append_positions(self._furthest, positions)[:, self._furthest.shape[1] :]
+        self._furthest = _furthest(torch.cat([self._furthest, moved], dim=1))
+        self._pieces.append(Piece(tokens, engine_tokens, moved, logprobs, np.full(len(tokens), sampled)))
+        self._seen.update(np.asarray(tokens, np.int32).tobytes())
+        self.length += len(tokens)
+        self._context = None
 
     def trajectory(
         self,
@@ -101,14 +151,14 @@ class Path:
         """Return the finished path; `text` is everything behind its prompt, decoded. `prompt` is None for a group's."""
         return Trajectory(
             self.token_ids,
-            np.concatenate([np.zeros(0, np.float32), *self._logprobs]),
-            np.concatenate([np.zeros(0, np.bool_), *self._sampled]),
+            np.concatenate([np.zeros(0, np.float32), *(piece.logprobs for piece in self._pieces)]),
+            np.concatenate([np.zeros(0, np.bool_), *(piece.sampled for piece in self._pieces)]),
             self.turns,
-            self.context.position_ids,
+            self._position_ids(),
             stop_reason,
             self.weight_version,
             later_inputs=self._later,
-            images=self.context.images[len(self.prompt.images) :],
+            images=self._images[len(self.prompt.images) :],
             score=score,
             failure=failure,
             text=text,
@@ -161,7 +211,7 @@ class Episode:
     @property
     def length(self) -> int:
         """Tokens of the context behind the row's prompt."""
-        return len(self.context.token_ids) - len(self.prompt.token_ids)
+        return len(self.path.prompt.token_ids) + self.path.length - len(self.prompt.token_ids)
 
     @property
     def turns(self) -> int:
@@ -180,12 +230,10 @@ class Episode:
 
     def add_turn(self, completion: Completion, message: Message, text: str = "") -> None:
         """Append a sampled turn; `text` is as `TurnRenderer.decode_turn` returns it."""
-        path, tokens = self.path, completion.token_ids.tolist()
+        path = self.path
         begin = path.length
-        seen = np.asarray(path.context.token_ids, np.int32).tobytes()
-        state = _hash(seen if self._state is None else self._state.encode("utf-8", "replace"))
-        positions = extend_positions(path.context.position_ids, len(tokens))
-        path.append(tokens, positions, completion.logprobs, chosen=True)
+        state = path.seen if self._state is None else _hash(self._state.encode("utf-8", "replace"))
+        path.add_sampled(completion)
         path.text += text
         path.weight_version = completion.weight_version
         finish = completion.finish_reason
@@ -203,12 +251,7 @@ class Episode:
             return False
         path = self.path
         begin = path.length
-        positions = append_positions(path.context.position_ids, piece.position_ids)
-        zeros = np.zeros(len(piece.token_ids), np.float32)
-        path.append(list(piece.token_ids), positions, zeros, chosen=False, engine_tokens=list(piece.engine_token_ids))
-        path.text += piece.text
-        if piece.model_inputs:
-            path.append_pictures(piece)
+        path.add_continuation(piece)
         told = tuple(map(without_pictures, messages))
         path.turns.append(Turn("environment", begin, path.length, told, tuple(calls)))
         self.messages += told
@@ -231,13 +274,11 @@ class Episode:
 
     @property
     def last_tokens(self) -> list[int]:
-        """Tokens of the latest turn."""
-        last = self.path.turns[-1]
-        return self.path.token_ids[last.begin : last.end]
+        return self.path.last_tokens
 
     def closed(self, end_token_ids: frozenset[int]) -> bool:
         """Whether the policy ended its latest turn with an end token."""
-        return self.context.token_ids[-1] in end_token_ids
+        return self.last_tokens[-1] in end_token_ids
 
     def copy(self) -> "Episode":
         """Return an episode that goes on from here by itself."""
@@ -263,6 +304,15 @@ class Episode:
         return None if path.prompt is self.prompt else path.prompt
 
 
+def _furthest(position_ids: Tensor) -> Tensor:
+    """Return each axis' largest position, [axes, P] -> [axes, 1], or [axes, 0] for no token."""
+    return position_ids.amax(1, keepdim=True) if position_ids.shape[1] else position_ids
+
+
 def _hash(content: bytes) -> int:
-    """Return a hash that fits into int64 and is not 0, which stands for no state."""
-    return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "big", signed=True) or 1
+    return _as_state(hashlib.blake2b(content, digest_size=8))
+
+
+def _as_state(digest: "hashlib.blake2b") -> int:
+    """Return a number that fits into int64 and is not 0, which stands for no state."""
+    return int.from_bytes(digest.digest(), "big", signed=True) or 1
