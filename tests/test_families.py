@@ -33,9 +33,8 @@ def logprobs_alone(model: Any, prompt: Prompt, sample: Sample, kinds: Tensor) ->
 
 
 LAYOUTS = {True: "packed", False: "padded"}
-# A hybrid model is only ever padded: `test_packing` shows that a run finds out.
 HYBRID_CASES = ("pictures around a video", "picture last")  # transformers' own recurrence is slow
-READ = [(family, layout) for layout in LAYOUTS for family in families.VISION_FAMILIES] + [("qwen3_5", False)]
+READ = [(family, layout) for layout in LAYOUTS for family in (*families.VISION_FAMILIES, "qwen3_5")]
 
 
 @pytest.mark.parametrize(("family", "padding_free"), READ, ids=[f"{family} {LAYOUTS[how]}" for family, how in READ])

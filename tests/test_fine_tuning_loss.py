@@ -18,7 +18,6 @@ from r1_data.types import Prompt
 
 TEXT = (*families.TEXT_FAMILIES, *families.FURTHER_TEXT)
 FAMILIES = (*TEXT, *families.VISION_FAMILIES, *families.FURTHER_VISION, "mistral")
-HYBRID = ("qwen3_5_text", "qwen3_5")  # a run finds out that they do not pack, and pads them
 PICTURES = ("pictures around a video", "picture last")
 
 
@@ -60,7 +59,7 @@ def test_the_loss_is_that_of_hugging_face_in_every_layout(family: str) -> None:
     alone = torch.stack([loss_of_hugging_face(plain, *pair) for pair in zip(prompts, samples, strict=True)])
     expected = (alone * lengths).sum() / lengths.sum()
     expected.backward()
-    for layout in ("padded",) if family in HYBRID else ("padded", "packed", "packed, cut", "shared"):
+    for layout in ("padded", "packed", "packed, cut", "shared"):
         learner = make_learner(build(family), rows=3 if "cut" in layout else 99, padding_free=layout != "padded")
         learner.batching = replace(learner.batching, share_prompts=layout == "shared")
         found, metrics = learner.forward_backward_on_policy(samples, Objective(NLL()))

@@ -25,7 +25,7 @@ from r1_rollout.probes import Probes, text_probes
 from r1_rollout.weight_checks import TOLERANCE
 from r1_rollout.weights import LocalWeights
 
-PACKS = [("qwen2", True), ("qwen3_5_text", False)]
+PACKS = ["qwen2", "qwen3_5_text"]
 HYBRID = ("qwen3_5_text", "qwen3_5")
 FURTHER = (*families.FURTHER_TEXT, *families.FURTHER_VISION)
 ALL = (*families.TEXT_FAMILIES, *families.VISION_FAMILIES, *FURTHER)
@@ -52,16 +52,16 @@ def sharing_fault_of(learner: Learner, precision: torch.dtype = torch.float32) -
     ("family", "precision"),
     [(family, torch.float32) for family in ALL] + [(family, torch.bfloat16) for family in ("qwen3_moe", *HYBRID)],
 )
-def test_only_sequences_that_do_not_see_one_another_are_packed_and_share_prompts(
-    family: str, precision: torch.dtype
-) -> None:
+def test_every_family_packs_and_shares_prompts(family: str, precision: torch.dtype) -> None:
     learner = make_learner(families.make_model(family, scale=1.0).to(precision))
-    fault = fault_of(learner, precision)
-    assert (fault is not None) == (family in HYBRID)
-    if fault is None:
-        assert sharing_fault_of(learner, precision) is None
-    else:
-        assert "takes a packed row for one sequence" in fault
+    assert fault_of(learner, precision) is None
+    assert sharing_fault_of(learner, precision) is None
+
+
+def test_recurrent_layers_that_read_no_pack_are_found_out() -> None:
+    learner = make_learner(families.make_model("qwen3_5_text"))
+    learner.model.reads_pack = False
+    assert "takes a packed row for one sequence" in str(fault_of(learner))
 
 
 def test_a_model_that_reads_no_positions_is_found_out() -> None:
@@ -100,15 +100,23 @@ def settle(learner: Learner, *words: str) -> list[str]:
     return said
 
 
-@pytest.mark.parametrize(("asked", "family", "packs"), [(True, *case) for case in PACKS] + [(False, "qwen2", False)])
-def test_a_run_packs_and_shares_what_can_be_and_says_in_a_line_what_cannot(
-    asked: bool, family: str, packs: bool
-) -> None:
+@pytest.mark.parametrize("family", PACKS)
+def test_a_run_packs_and_shares_what_can_be(family: str) -> None:
     learner = make_learner(families.make_model(family))
-    said = settle(learner, f"worker.actor.padding_free={str(asked).lower()}")
-    assert learner.batching.padding_free == learner.batching.share_prompts == packs
-    assert said == [] if packs or not asked else len(said) == 1
-    assert all(f"{family} takes a packed row for one sequence" in line for line in said)
+    assert settle(learner) == []
+    assert learner.batching.padding_free
+    assert learner.batching.share_prompts
+    assert settle(learner, "worker.actor.padding_free=false") == []
+    assert not learner.batching.padding_free
+    assert not learner.batching.share_prompts
+
+
+def test_a_line_says_which_model_is_padded() -> None:
+    learner = make_learner(families.make_model("qwen3_5_text"))
+    learner.model.reads_pack = False
+    [line] = settle(learner)
+    assert "qwen3_5_text takes a packed row for one sequence" in line
+    assert not learner.batching.padding_free
 
 
 def ask_nothing(model: Any) -> None:
@@ -147,8 +155,10 @@ def test_ranks_do_not_share_rows_that_a_model_takes_for_one_sequence() -> None:
     words += ["worker.actor.model.model_path=owner/model", "worker.actor.ulysses_size=2"]
     tokenizer, model = families.make_tokenizer(), families.make_model("qwen3_5_text")
     files, renderer = ModelFiles("m", model.config, tokenizer, tokenizer), Renderer(tokenizer)
+    learner = make_learner(model)
+    model.reads_pack = False
     with pytest.raises(ConfigError, match=r"ulysses_size=2: .*qwen3_5_text takes a packed row for one sequence"):
-        choose_layout(load_config(words)[0], Hardware("cpu"), files, renderer, make_learner(model))
+        choose_layout(load_config(words)[0], Hardware("cpu"), files, renderer, learner)
 
 
 def samples_of(model: Any) -> list[Sample]:

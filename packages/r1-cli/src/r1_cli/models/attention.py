@@ -23,6 +23,7 @@ from transformers.masking_utils import sdpa_mask
 
 from r1_cli.models.families import find_value, is_vision_language
 from r1_cli.models.kernels import CAUSAL, EVERYTHING, Kernel, Pieces, find_kernel
+from r1_cli.models.recurrent import pack_recurrent_layers
 from r1_cli.models.shared_prompts import attend_to_prompts
 from r1_core.learner.pack import NO_PROMPT, Pack, cut_shared_rows
 from r1_rollout.embedded.scores import attend, read_score_change
@@ -37,9 +38,10 @@ def attend_packed(model: PreTrainedModel) -> None:
 
     Models without a choice of attention (BLOOM, GPT-J) keep their own.
     """
+    recurrent = pack_recurrent_layers(model)
     if not model._can_set_attn_implementation():
         model.config._attn_implementation = "eager"
-        model.reads_pack = False
+        model.reads_pack = recurrent
         return
     vision = is_vision_language(model.config)
     tower = model.get_encoder(modality="image") if vision else model
@@ -48,7 +50,7 @@ def attend_packed(model: PreTrainedModel) -> None:
     if vision and cuts and tower is not model:
         chosen["vision_config"] = VISION_ATTENTION
     model.set_attn_implementation(chosen)
-    model.reads_pack = bool(model._supports_attention_backend)  # read by `r1_core.learner.token_model`
+    model.reads_pack = recurrent or bool(model._supports_attention_backend)  # read by `r1_core.learner.token_model`
     cut_shared_rows(model)
 
 
