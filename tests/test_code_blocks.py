@@ -67,6 +67,7 @@ BY: Mapping[str, Mapping[str, list[str]]] = {
         "bash": [
             f"{TUNING}::test_a_finished_run_is_validated_and_read_by_the_other_commands",
             f"{TUNING}::test_a_preference_loss_prefers_the_chosen_answers",
+            "tests/test_reward_training.py::test_rl_and_selection_are_scored_by_the_model_that_was_trained",
         ],
     },
     "docs/view.md": {"bash": [SERVER]},

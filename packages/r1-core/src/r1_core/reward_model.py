@@ -1,33 +1,46 @@
-"""Train a reward model with `Critic`: Bradley–Terry on the values of the last tokens (arXiv 2203.02155).
+"""Train a reward model with `RewardLearner`: Bradley–Terry on the values of the last tokens (arXiv 2203.02155).
 
 The gradient of a loss of whole samples' values is, as in `preference`, a weighted sum of values' gradients, so both
 answers of a pair need not be in one micro-batch and may share their prompt.
 
-    critic = Critic(use_score_head(model), optimizer, rate, loss=WeightedValue(), aggregation="seq-mean-token-sum")
-    samples = critic.add_values([at_end(sample) for sample in samples])
+    learner = RewardLearner(use_score_head(model), optimizer, rate)
+    samples = learner.add_values([at_end(sample) for sample in samples])
     samples, metrics = weigh_values(samples)
-    critic.forward_backward(samples)
+    learner.forward_backward(samples)
 
 `model` is a Hugging Face token classifier with one label, for example `AutoModelForTokenClassification` of a language
-model with `num_labels=1`. Its weights have the names of `AutoModelForSequenceClassification`, so what `critic.save`
+model with `num_labels=1`. Its weights have the names of `AutoModelForSequenceClassification`, so what `learner.save`
 writes is a reward model as soon as configuration and tokenizer are beside it.
 """
 
 from collections.abc import Sequence
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import ClassVar, TypeVar
 
 import torch
 from torch import nn
 from torch.nn.functional import logsigmoid
 
 from r1_core.preference import check_pairs, warn_if_not_finite
+from r1_core.settings import NonNegative, check_settings
 from r1_core.types import Sample, rows, with_tokens
 
 Model = TypeVar("Model", bound=nn.Module)
 
 
+@dataclass(frozen=True, slots=True)
+class BradleyTerry:
+    """The loss of pairs of rewards that `weigh_values` computes, as a counterpart of `preference.PreferenceLoss`."""
+
+    center: NonNegative = 0.0
+    needs: ClassVar[tuple[str, ...]] = ("values",)
+
+    def __post_init__(self) -> None:
+        check_settings(self)
+
+
 def use_score_head(model: Model) -> Model:
-    """Let `Critic` find the head `score` of a token classifier; remove its bias and dropout.
+    """Let `RewardLearner` find the head `score` of a token classifier; remove its bias and dropout.
 
     The sequence classifier has neither, and pairs do not train a bias. Raises ValueError if the model has no linear
     `score`, or one with several outputs.

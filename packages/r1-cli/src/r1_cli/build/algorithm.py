@@ -15,14 +15,17 @@ from r1_core.filtering import EMAStd, GroupFilter, KeepAll, MeanRange, NonzeroVa
 from r1_core.kl_control import AdaptiveKL, FixedKL, KLController
 from r1_core.losses import Correction, PolicyLoss, Rejection
 from r1_core.losses.correction import Measure, Span
+from r1_core.losses.gradient import PolicyGradient
 from r1_core.losses.nll import NLL
 from r1_core.needs import OF_POLICY
 from r1_core.objective import Objective
 from r1_core.own import as_estimator, as_loss, try_own_estimator, try_own_loss
 from r1_core.preference import Kind, PreferenceLoss
+from r1_core.reward_model import BradleyTerry
 from r1_core.reward_shaping import RewardNormalizer
 
-FINE_TUNING: dict[str, PolicyLoss] = {"nll": NLL(), "dft": NLL(dynamic=True)}  # see `config.fine_tuning.as_training`
+# By the `loss_type` of `config.fine_tuning.as_training`. A reward model's learner has a loss of its own.
+FINE_TUNING: dict[str, PolicyLoss] = {"nll": NLL(), "dft": NLL(dynamic=True), "reward": PolicyGradient()}
 
 
 def build_schedule(config: RunConfig, total_steps: int, until: int | None = None) -> Schedule:
@@ -95,11 +98,13 @@ def build_objective(config: RunConfig) -> Objective:
     )
 
 
-def build_preference(config: RunConfig) -> PreferenceLoss | None:
+def build_preference(config: RunConfig) -> PreferenceLoss | BradleyTerry | None:
     """Return the loss of `r1 sft` that compares answers; None if it does not."""
     sft = config.sft
     if not sft.compares:
         return None
+    if sft.loss == "reward":
+        return BradleyTerry(sft.center)
     settings = {"label_smoothing": sft.label_smoothing} if sft.loss == "cdpo" else {}
     return PreferenceLoss(cast(Kind, sft.loss), sft.beta, gamma=sft.margin, **settings)
 

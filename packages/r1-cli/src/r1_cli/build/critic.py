@@ -31,7 +31,7 @@ def build_critic(
         trust_remote_code=critic.model.trust_remote_code,
         parallel=parallel,
         shard=build_shard(critic, hardware),
-        value_head=True,
+        head="value",
     )
     freeze(critic.model, model, "critic")
     if critic.model.enable_gradient_checkpointing:

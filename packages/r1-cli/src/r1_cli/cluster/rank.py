@@ -22,7 +22,7 @@ from torch._C._distributed_c10d import TCPStore
 from r1_cli.build.adapter import AdaptedLearner
 from r1_cli.build.algorithm import build_objective
 from r1_cli.build.critic import build_critic
-from r1_cli.build.learner import build_learner
+from r1_cli.build.reward_model import build_trained
 from r1_cli.cluster.batch_transfer import Array, to_array, unpack_samples, update_fields
 from r1_cli.cluster.direct import Ask, DirectBackend, Sender, open_sender
 from r1_cli.cluster.snapshots import SnapshotWriter
@@ -68,7 +68,7 @@ class NewFields:
 def build_policy(
     config: RunConfig, hardware: Hardware, schedule: Schedule, parallel: Parallel
 ) -> tuple[Learner, Objective]:
-    learner = build_learner(config, hardware, open_model(config), schedule, parallel)
+    learner = build_trained(config, hardware, open_model(config), schedule, parallel)
     return learner, build_objective(config)
 
 

@@ -30,7 +30,7 @@ def as_training(config: RunConfig) -> RunConfig:
         "algorithm.off_policy_mask_threshold": None,
         "algorithm.rollout_correction.rollout_is": None,
         "algorithm.rollout_correction.rollout_rs": None,
-        "worker.actor.loss_type": "gpg" if sft.compares else sft.loss,
+        "worker.actor.loss_type": "gpg" if sft.compares and sft.loss != "reward" else sft.loss,
         "worker.actor.loss_avg_mode": "seq-mean-token-sum" if sft.compares else AVERAGES[sft.aggregation],
         "worker.actor.entropy_coef": 0.0,
         "worker.actor.ppo_epochs": 1,
@@ -66,6 +66,13 @@ def fine_tuning_problems(config: RunConfig) -> Iterator[KeyProblem]:
         yield "sft.train_on_prompt", f"cannot be used with sft.loss={sft.loss}, which compares endings: set false"
     if sft.compares and sft.turns == "each":
         yield "sft.turns", f"cannot be each with sft.loss={sft.loss}, which compares endings: set last or all"
+    if sft.loss == "reward" and sft.val_generations:
+        yield "sft.val_generations", "cannot be used with sft.loss=reward: a reward model samples no answers: set false"
+    if sft.loss == "reward" and actor.model.lora.used:
+        message = (
+            "cannot be used with sft.loss=reward, because what serves a reward model loads no adapter: set 0, and "
+        )
+        yield "worker.actor.model.lora.rank", f"{message}name weights to keep in worker.actor.model.freeze"
     if config.worker.rollout.multi_turn.enable and sft.val_generations:
         yield "sft.val_generations", "samples single answers: set worker.rollout.multi_turn.enable=false"
     if config.trainer.val_only:

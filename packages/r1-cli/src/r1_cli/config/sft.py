@@ -4,8 +4,8 @@ from typing import Literal
 
 from r1_cli.config.section import Count, NonNegative, Positive, Section
 
-Loss = Literal["nll", "dft", "dpo", "cdpo", "ipo", "simpo", "kto"]
-PREFERENCE = ("dpo", "cdpo", "ipo", "simpo", "kto")  # compare endings
+Loss = Literal["nll", "dft", "dpo", "cdpo", "ipo", "simpo", "kto", "reward"]
+PREFERENCE = ("dpo", "cdpo", "ipo", "simpo", "kto", "reward")  # compare endings
 WITH_REFERENCE = ("dpo", "cdpo", "ipo", "kto")
 
 
@@ -13,7 +13,7 @@ class SftConfig(Section):
     """Only `r1 sft` reads it. A step is one optimizer step on worker.actor.global_batch_size rows."""
 
     # nll: cross entropy; dft: weighted by the token's own probability; dpo, cdpo, ipo, simpo: chosen against rejected;
-    # kto: desired against undesired
+    # kto: desired against undesired; reward: a reward model of chosen and rejected answers
     loss: Loss = "nll"
     epochs: Count = 3  # passes over the training rows; trainer.max_steps wins
     turns: Literal["all", "each", "last"] = "all"  # trained answers; each: one sample per answer, as sampling sees it
@@ -22,6 +22,7 @@ class SftConfig(Section):
     beta: Positive | None = None  # of a preference loss; null: 2 for simpo, else 0.1
     label_smoothing: NonNegative = 0.1  # of cdpo: the share of pairs whose label is wrong
     margin: NonNegative = 0.5  # of simpo: by how much the chosen answer's reward should be higher
+    center: NonNegative = 0.0  # of reward: weight of the squared sum of a pair's rewards, keeps them around 0
     val_generations: bool = False  # validation also samples answers and scores them, as in r1 train
 
     @property

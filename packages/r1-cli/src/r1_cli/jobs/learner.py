@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 
 from r1_cli.build.critic import build_critic
-from r1_cli.build.learner import build_learner, single_rank
+from r1_cli.build.learner import single_rank
+from r1_cli.build.reward_model import build_trained
 from r1_cli.checkpoint.shared_filesystem import Proof, shown_folders
 from r1_cli.cluster.placement import Placement, RankPlacement, place_all
 from r1_cli.config import ConfigError, Problem, Provenance, RunConfig, lookup
@@ -126,7 +127,7 @@ def prepare_learner(
 def load_here(
     config: RunConfig, hardware: Hardware, model: ModelFiles, schedule: Schedule, parallel: Parallel
 ) -> tuple[Policy, ValueModel | None]:
-    learner = build_learner(config, hardware, model, schedule, parallel)
+    learner = build_trained(config, hardware, model, schedule, parallel)
     if not config.has_critic:
         return learner, None
     learner.offload()

@@ -15,16 +15,31 @@ from r1_cli.train.types import Position
 
 
 def print_next_steps(
-    console: Console, store: CheckpointStore, at: Position, total_steps: int, *, has_task: bool = True
+    console: Console,
+    store: CheckpointStore,
+    at: Position,
+    total_steps: int,
+    *,
+    has_task: bool = True,
+    reward_model: bool = False,
 ) -> None:
     """Print the lines. Without `has_task`, the run's configuration has no rewards to evaluate a model by."""
     command = typed_command(sys.argv[0], os.environ)
-    for line in closing_lines(store, at.step, total_steps, command, at.idle, has_task=has_task):
+    for line in closing_lines(
+        store, at.step, total_steps, command, at.idle, has_task=has_task, reward_model=reward_model
+    ):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 def closing_lines(
-    store: CheckpointStore, step: int, total_steps: int, command: str, idle: int = 0, *, has_task: bool = True
+    store: CheckpointStore,
+    step: int,
+    total_steps: int,
+    command: str,
+    idle: int = 0,
+    *,
+    has_task: bool = True,
+    reward_model: bool = False,
 ) -> list[str]:
     """Return the lines. `command` is how the user calls `r1`; `idle` counts the latest steps without signal."""
     done = f"step {step}/{total_steps}: " + (
@@ -42,6 +57,9 @@ def closing_lines(
     folder = shlex.quote(str(chosen))
     run, task = shlex.quote(str(store.root)), "" if has_task else " TASK.yaml"
     after = [f"eval {folder}{task}", f"merge {folder} --output my-model", f"view {run}", f"report {run}"]
+    if reward_model:
+        scores = f"reward_function=reward_model 'worker.reward.reward_function_kwargs={{path: {chosen / 'actor'}}}'"
+        after = [f"train TASK.yaml worker.reward.{scores}", f"view {run}", f"report {run}"]
     if 0 < step <= idle:
         reason = "the rewards of each group were equal" if has_task else "the loss was not finite"
         lines.append(f"no step learned anything: {reason}, so the weights have not changed")

@@ -17,6 +17,7 @@ from r1_cli.build.demonstrations import (
     wanted_rows,
 )
 from r1_cli.build.rendering import build_renderer, open_workers
+from r1_cli.build.reward_model import as_classifier
 from r1_cli.build.rows import OpenSource, open_sources
 from r1_cli.config import Provenance, RunConfig
 from r1_cli.config.fine_tuning import as_training
@@ -58,6 +59,8 @@ def fine_tune(config: RunConfig, provenance: Provenance, *, until: int | None = 
     with ExitStack() as stack:
         folder = open_folder(config, stack)
         training = open_training(as_training(config), provenance, folder, console, stack)  # as the learner sees it
+        if config.sft.loss == "reward":
+            training = replace(training, model=as_classifier(training.model))
         devices = training.config.trainer.n_gpus_per_node
         context = replace(training, config=with_value(config, "trainer.n_gpus_per_node", devices))
         data = open_data(context)
@@ -79,7 +82,8 @@ def fine_tune(config: RunConfig, provenance: Provenance, *, until: int | None = 
             logs.manifest_entry["end"] = f"left after step {last.step}, by a signal"
     if until is None:
         has_task = config.worker.reward.reward_function is not None
-        print_next_steps(console, folder.store, last, schedule.total_steps, has_task=has_task)
+        rewards = config.sft.loss == "reward"
+        print_next_steps(console, folder.store, last, schedule.total_steps, has_task=has_task, reward_model=rewards)
     return saving.stop.exit_code
 
 

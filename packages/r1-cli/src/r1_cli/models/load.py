@@ -28,7 +28,7 @@ from r1_cli.models.attention import PACKED_ATTENTION, attend_packed
 from r1_cli.models.families import configure_experts, find_value, is_vision_language
 from r1_cli.models.frozen_base import Base, dequantize, quantization_options, read_base, use_training_kernels
 from r1_cli.models.sharded_loading import ShardedLoadingError, load_sharded, move_to_device
-from r1_cli.models.value_head import initialize_value_head, quiet_loading, with_value_head
+from r1_cli.models.value_head import Head, initialize_head, quiet_loading, with_one_output
 from r1_core.learner.parallel import Parallel, Shard
 
 
@@ -81,14 +81,14 @@ def load_model(
     shard: Shard = Shard(),  # noqa: B008 (frozen)
     adapters: Adapters | None = None,
     quantization: str | None = None,
-    value_head: bool = False,
+    head: Head | None = None,
 ) -> transformers.PreTrainedModel:
     """Return the model with its language-model head, in `dtype` on `device`, without dropout.
 
     An adapter's checkpoint is merged into its base.
 
     Args:
-        value_head: replace the head by a critic's, see `models.value_head`.
+        head: replace that of the vocabulary by one of one output, see `models.value_head`.
         parallel: ranks that share the model, all of which must call this.
         quantization: of linear layers under the adapters; dequantized without adapters. Not for ranks.
         adapters: injected with initial factors; the rest is frozen.
@@ -101,7 +101,7 @@ def load_model(
         base = _find_base(path, adapters)
         bits = quantization if base is None else base.quantization
         choices |= {} if bits is None else quantization_options(dtype, device)
-        model = _read(path if base is None else base.name, choices, parallel, shard, adapters, value_head=value_head)
+        model = _read(path if base is None else base.name, choices, parallel, shard, adapters, head)
         if bits is not None:
             use_training_kernels(model)
             model = dequantize(model, dtype) if adapters is None else model
@@ -140,13 +140,17 @@ def _read(
     parallel: Parallel | None,
     shard: Shard,
     adapters: Adapters | None,
-    *,
-    value_head: bool,
+    head: Head | None,
 ) -> Any:
     config = choices["config"]
     family = model_family(config)
-    if value_head:
-        family, config = with_value_head(family, config, trust_remote_code=choices["trust_remote_code"])
+    if head is not None:
+        trust = choices["trust_remote_code"]
+        try:
+            family, config = with_one_output(head, family, config, trust_remote_code=trust)
+        except ValueError as error:
+            known = "transformers has no token classifier of this family, and a reward model needs one"
+            raise ModelError(f"{path}: {config.model_type}: {known}") from error
     choices = {
         **choices,
         "config": config,
@@ -154,7 +158,7 @@ def _read(
         "output_loading_info": True,
         "ignore_mismatched_sizes": True,  # else Hugging Face raises, and names them in the log alone
     }
-    with quiet_loading() if value_head else nullcontext():
+    with nullcontext() if head is None else quiet_loading():
         try:
             model, info = _read_weights(family, path, choices, parallel, shard, adapters)
         except KeyError as error:
@@ -163,7 +167,7 @@ def _read(
             # Falcon, GPT-J and GPT-Neo choose among attention classes of their own, by a name that they must know.
             own = {**choices, "attn_implementation": "eager"}
             model, info = _read_weights(family, path, own, parallel, shard, adapters)
-    info = initialize_value_head(model, info) if value_head else info
+    info = info if head is None else initialize_head(head, model, info)
     if info["missing_keys"] or info["mismatched_keys"]:
         missing = sorted(map(str, [*info["missing_keys"], *info["mismatched_keys"]]))
         raise ModelError(f"{path}: {len(missing)} weights are missing or of another shape: {', '.join(missing[:5])}")

@@ -15,6 +15,7 @@ from r1_cli.train.recorder import clean, list_column, token_column
 from r1_cli.train.types import Policy
 from r1_core import preference
 from r1_core.preference import PreferenceLoss, mismatch
+from r1_core.reward_model import BradleyTerry, at_end, weigh_values
 from r1_core.types import Sample, not_finite, tokens
 from r1_data.types import DataError, Demonstration
 
@@ -41,6 +42,11 @@ class DemonstrationBatch:
     demonstrations: list[Demonstration]
     samples: list[Sample]
     left_out: int = 0  # rows that could not be rendered
+
+    @property
+    def rewarded(self) -> bool:
+        """Whether a reward model read the samples, which then have a value in place of log-probs."""
+        return any(sample.values is not None for sample in self.samples)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +128,7 @@ def nll_metrics(sums: Mapping[str, tuple[float, int]], prefix: str) -> dict[str,
 def batch_metrics(batch: DemonstrationBatch) -> dict[str, float]:
     lengths = [len(sample.token_ids) for sample in batch.samples]
     return {
-        **nll_metrics(sum_nll(batch), "sft/"),
+        **({} if batch.rewarded else nll_metrics(sum_nll(batch), "sft/")),
         "sft/samples": float(len(lengths)),
         "sft/length/mean": sum(lengths) / max(len(lengths), 1),
         "sft/length/max": float(max(lengths, default=0)),
@@ -130,9 +136,17 @@ def batch_metrics(batch: DemonstrationBatch) -> dict[str, float]:
 
 
 def weigh(
-    learner: Policy, batch: DemonstrationBatch, loss: PreferenceLoss
+    learner: Policy, batch: DemonstrationBatch, loss: PreferenceLoss | BradleyTerry
 ) -> tuple[DemonstrationBatch, dict[str, float]]:
-    """Return the batch with log-probs, and with the advantages of a preference loss; and its metrics."""
+    """Return the batch with log-probs and the advantages of a preference loss, or rewards and returns; and metrics.
+
+    Raises DataError if a conversation ends with padding, behind which a reward model reads no token.
+    """
+    if isinstance(loss, BradleyTerry):
+        samples, metrics = weigh_values(
+            learner.add_logprobs([at_end(sample) for sample in batch.samples], loss.needs), center=loss.center
+        )
+        return replace(batch, samples=samples), metrics
     samples, needs = learner.add_logprobs(batch.samples, loss.needs), loss.needs
     other = learner.add_logprobs(mismatch(samples), needs) if loss.kind == "kto" else []
     labels = [one.label is not False for one in batch.demonstrations]
@@ -141,8 +155,9 @@ def weigh(
 
 
 def find_not_finite(batch: DemonstrationBatch) -> list[str]:
-    """Return the ids of rows with a log-prob that is NaN or infinite."""
-    return [batch.demonstrations[place].id for place in not_finite(batch.samples, "old_logprobs")]
+    """Return the ids of rows with a log-prob, or a reward, that is NaN or infinite."""
+    name = "values" if batch.rewarded else "old_logprobs"
+    return [batch.demonstrations[place].id for place in not_finite(batch.samples, name)]
 
 
 # --- record -----------------------------------------------------------------------------------------------------------
@@ -151,12 +166,13 @@ def find_not_finite(batch: DemonstrationBatch) -> list[str]:
 def to_table(step: int, batch: DemonstrationBatch, tokenizer: "PreTrainedTokenizerBase") -> pa.Table:
     """Return one row per sample: its prompt, and everything from its first trained token on as its answer.
 
-    `old_logprobs` are minus the NLL of each token, `score` is their mean.
+    `old_logprobs` are minus the NLL of each token, `score` is their mean; of a reward model `score` is the reward.
     """
     ones, samples = batch.demonstrations, batch.samples
     answers = [one.token_ids[one.prompt_length :] for one in ones]
     masks = [np.array(one.loss_mask[one.prompt_length :]) for one in ones]
     marks = [None if mask.all() else mask for mask in masks]
+    read = "values" if batch.rewarded else "old_logprobs"
     first = [sample.group_id for sample in samples]
     columns: dict[str, object] = {
         "step": [step] * len(ones),
@@ -173,7 +189,7 @@ def to_table(step: int, batch: DemonstrationBatch, tokenizer: "PreTrainedTokeniz
             [np.asarray(one.token_ids[: one.prompt_length], np.int32) for one in ones], np.int32
         ),
         "tokens": list_column([np.asarray(answer, np.int32) for answer in answers], np.int32),
-        "score": [float(tokens([sample], "old_logprobs").mean()) for sample in samples],
+        "score": [float(tokens([sample], read).mean()) for sample in samples],
         "reward": [0.0] * len(ones),
         "finish_reason": ["stop"] * len(ones),
         "weight_version": [step - 1] * len(ones),

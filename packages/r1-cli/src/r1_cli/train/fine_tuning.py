@@ -24,6 +24,7 @@ from r1_cli.train.run import Measured, TrainingRun, sample_validation
 from r1_cli.train.types import Position, PromptStream
 from r1_core.objective import Objective
 from r1_core.preference import PreferenceLoss
+from r1_core.reward_model import BradleyTerry
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -37,7 +38,7 @@ class FineTuning(TrainingRun):
     stream: PromptStream
     steps_per_epoch: int
     objective: Objective
-    preference: PreferenceLoss | None  # compares answers; None: their likelihood
+    preference: PreferenceLoss | BradleyTerry | None  # compares answers; None: their likelihood
     tokenizer: "PreTrainedTokenizerBase"
     val_readers: Sequence[DemonstrationReader]
     val_batch_size: int  # rows at once; -1: all of a source
@@ -111,7 +112,8 @@ def validate_loss(run: FineTuning) -> dict[str, float]:
             else:
                 batch = replace(batch, samples=run.learner.add_logprobs(batch.samples, frozenset({"old_logprobs"})))
             samples += len(batch.samples)
-            for source, (nll, count) in sum_nll(batch).items():
+            for source, (nll, count) in ({} if batch.rewarded else sum_nll(batch)).items():
                 before = sums.get(source, (0.0, 0))
                 sums[source] = before[0] + nll, before[1] + count
-    return nll_metrics(sums, "val/") | {f"val/{name}": total / samples for name, total in compared.items()}
+    found = {f"val/{name}": total / samples for name, total in compared.items()}
+    return found if isinstance(run.preference, BradleyTerry) else nll_metrics(sums, "val/") | found

@@ -3,7 +3,6 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import ClassVar, Protocol, Unpack
 
 import torch
@@ -14,12 +13,12 @@ from r1_core import kl
 from r1_core.learner.batching import MicroLimit, count
 from r1_core.learner.checkpoint import Adaptation
 from r1_core.learner.logprobs import compute_eager_logprobs
-from r1_core.learner.microbatch import MicroBatch, collate
+from r1_core.learner.microbatch import MicroBatch
 from r1_core.learner.parallel import full_tensor, named_state, place_like, reshard
 from r1_core.learner.passes import invalidate_if_not_finite
 from r1_core.learner.profiling import PassProfile
 from r1_core.learner.token_model import ModelComparison, TokenModel, TokenStats
-from r1_core.learner.trainable import LearnerInfo, TrainableModel, TrainingOptions, describe
+from r1_core.learner.trainable import TrainableModel, TrainingOptions
 from r1_core.needs import OF_POLICY, OF_REFERENCE, OF_TEACHER, Needs
 from r1_core.types import LOSS_FIELDS, LossInputs, LossOutput, Sample, TokenTable, Totals, with_tokens
 
@@ -177,19 +176,11 @@ class Learner(TrainableModel):
         self._offloads.offload(*self._frozen)
         return found
 
-    @torch.no_grad()
     def compute_logprobs_together(self, samples: Sequence[Sample], *, padding_free: bool) -> list[list[float]]:
-        """Return the policy's log-probs of trained tokens, all samples in one micro-batch.
-
-        Packed, samples share prompts even if `batching` says otherwise. Every rank computes all samples.
-        """
-        self._offloads.load(self.model)
-        self.model.eval()
-        sequence = self.parallel.sequence if padding_free else None
-        batch = collate(samples, padding_free=padding_free, share_prompts=True, device=self.device, sequence=sequence)
-        found = self._policy_tokens(batch, self.temperature).logprobs
-        reshard(self.model)
-        return [own.tolist() for own in found.float().cpu().split([sample.response_length for sample in samples])]
+        """Return the policy's log-probs of trained tokens, all samples in one micro-batch; see `_compute_together`."""
+        return self._compute_together(
+            samples, lambda batch: self._policy_tokens(batch, self.temperature).logprobs, padding_free=padding_free
+        )
 
     def compute_eager_logprobs(self, samples: Sequence[Sample], noise: torch.dtype | None = None) -> list[list[float]]:
         """See `logprobs.compute_eager_logprobs`."""
@@ -344,7 +335,3 @@ class Learner(TrainableModel):
             self._offloads.load(self.model)
             restore_weights(self.model, self._zeroed)
         self._zeroed = None
-
-    def describe(self) -> LearnerInfo:
-        info, batching = describe(self.model, self.device), self.batching
-        return replace(info, share_prompts=batching.share_prompts, micro_batch=batching.cap(batching.update).samples)

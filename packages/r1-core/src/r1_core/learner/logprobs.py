@@ -1,6 +1,6 @@
 """Log-probs of chosen tokens: from logits, with the entropy, and by a model's own forward of one sample."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -55,17 +55,32 @@ def token_logprobs(
 def compute_eager_logprobs(
     model: Any, samples: Sequence[Sample], temperature: float = 1.0, noise: torch.dtype | None = None
 ) -> list[list[float]]:
-    """Return the log-probs of each sample's trained tokens by the model's own eager forward of that sample alone.
+    """Return the log-probs of each sample's trained tokens; see `compute_eagerly`."""
+    return compute_eagerly(
+        model, samples, lambda logits, targets: token_logprobs(logits, targets, temperature)[0], noise
+    )
+
+
+def compute_eagerly(
+    model: Any,
+    samples: Sequence[Sample],
+    read: Callable[[Tensor, Tensor], Tensor],
+    noise: torch.dtype | None = None,
+) -> list[list[float]]:
+    """Return a number per trained token, by the model's own eager forward of each sample alone.
 
     Independent of r1's masks, attention, head and positions, except positions of several axes. `noise`: see
     `rounding_noise`.
+
+    Args:
+        read: makes numbers [T] of the outputs [T, V] before the trained tokens, and of these tokens [T].
     """
     with eager_attention(model), nullcontext() if noise is None else rounding_noise(model, noise):
-        return [_logprobs_alone(model, sample, temperature) for sample in samples]
+        return [_read_alone(model, sample, read) for sample in samples]
 
 
 @torch.no_grad()
-def _logprobs_alone(model: Any, sample: Sample, temperature: float) -> list[float]:
+def _read_alone(model: Any, sample: Sample, read: Callable[[Tensor, Tensor], Tensor]) -> list[float]:
     device = next(model.parameters()).device
     whole = join_inputs([sample.model_inputs, sample.later_inputs])
     inputs = {name: value.to(device) for name, value in whole.items()}
@@ -74,7 +89,7 @@ def _logprobs_alone(model: Any, sample: Sample, temperature: float) -> list[floa
     logits = model(input_ids=sample.token_ids[None].long().to(device), **inputs, use_cache=False).logits[0]
     predictors = sample.loss_mask[1:].nonzero().squeeze(-1).to(device)
     targets = sample.token_ids[sample.loss_mask].long().to(device)
-    found: list[float] = token_logprobs(logits[predictors], targets, temperature)[0].tolist()
+    found: list[float] = read(logits[predictors], targets).tolist()
     return found
 
 

@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, TypedDict
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from r1_core.learner import checkpoint
 from r1_core.learner.batching import Batching, Layout, MicroLimit
 from r1_core.learner.checkpoint import Adaptation
+from r1_core.learner.microbatch import MicroBatch, collate
 from r1_core.learner.offload import Offload, OffloadManager
 from r1_core.learner.optim import clip_and_step, group_norms
 from r1_core.learner.parallel import Parallel, reshard
@@ -204,6 +205,26 @@ class TrainableModel:
             "lr": self.optimizer.param_groups[0]["lr"],
             "skipped_steps": float(self.skipped_steps),
         } | norms
+
+    def describe(self) -> LearnerInfo:
+        info, batching = describe(self.model, self.device), self.batching
+        return replace(info, share_prompts=batching.share_prompts, micro_batch=batching.cap(batching.update).samples)
+
+    @torch.no_grad()
+    def _compute_together(
+        self, samples: Sequence[Sample], compute: Callable[[MicroBatch], Tensor], *, padding_free: bool
+    ) -> list[list[float]]:
+        """Return what `compute` gives for the trained tokens of each sample, all samples in one micro-batch.
+
+        Packed, samples share prompts even if `batching` says otherwise. Every rank computes all samples.
+        """
+        self._offloads.load(self.model)
+        self.model.eval()
+        sequence = self.parallel.sequence if padding_free else None
+        batch = collate(samples, padding_free=padding_free, share_prompts=True, device=self.device, sequence=sequence)
+        found = compute(batch)
+        reshard(self.model)
+        return [own.tolist() for own in found.float().cpu().split([sample.response_length for sample in samples])]
 
     def offload(self) -> None:
         """Offload what is configured to host memory. The next call that needs it loads it back."""
