@@ -76,7 +76,10 @@ BY: Mapping[str, Mapping[str, list[str]]] = {
         "yaml": [RUN] * 4,
     },
     "docs/sampling.md": {
-        "bash": ["tests/test_sampling.py::test_rows_are_chosen_with_their_messages_pictures_and_pass_rates"]
+        "bash": [
+            "tests/test_sampling.py::test_rows_are_chosen_with_their_messages_pictures_and_pass_rates",
+            "tests/test_sampling.py::test_training_and_fine_tuning_read_the_rows_of_a_band",
+        ]
     },
     "docs/stages.md": {
         kind: [f"{CLI}stages.py::test_stages_run_their_commands_and_stand_afterwards"] for kind in ("yaml", "indented")

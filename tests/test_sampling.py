@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from endtoend import QUICKSTART, R1, ROOT
+from endtoend import QUICKSTART, R1, ROOT, SMALL, read_log
 
 MODEL = "examples/quickstart/model"
 ROWS = 24
@@ -136,3 +136,37 @@ def test_rows_that_have_changed_since_they_were_sampled_are_not_written(whole: P
     (folder / "experiment_config.json").write_text(json.dumps(settings))
     ended = r1("rows", folder, "--as", "rates", "--output", tmp_path / "none.parquet", ok=False)
     assert "none of the rows is as it was sampled" in ended.stderr
+
+
+@pytest.mark.slow
+def test_training_and_fine_tuning_read_the_rows_of_a_band(whole: Path, r1: R1, tmp_path: Path) -> None:
+    r1("rows", whole, "--as", "rates", "--output", tmp_path / "rated.parquet")
+    r1("rows", whole, "--as", "sft", "--output", tmp_path / "sft.parquet")
+    rates = {row["prompt_id"]: row["pass_rate"] for row in pq.read_table(tmp_path / "sft.parquet").to_pylist()}
+    inside = sum(rate == 0.5 for rate in rates.values())
+    curriculum = ["data.curriculum.by=pass_rate", "data.curriculum.order=easy_first"]
+    rated, train = f"data.train_files={tmp_path / 'rated.parquet'}", tmp_path / "train"
+    words = [QUICKSTART, *SMALL, rated, *curriculum, "data.val_files=null", "data.rollout_batch_size=2"]
+    # In parts, by resuming; the second half of the rows in the band never begins an epoch.
+    steps = ["trainer.save_freq=1", f"trainer.save_checkpoint_path={train}", "trainer.record_gb=1"]
+    ended = r1("train", *words, *steps, "data.curriculum.band=[0.1,1]", "trainer.max_steps=1")
+    r1(
+        "train",
+        *words,
+        *steps,
+        "data.curriculum.band=[0.1,1]",
+        "trainer.max_steps=3",
+        "trainer.find_last_checkpoint=true",
+    )
+    assert f"rows outside the band {ROWS - len(rates)}" in " ".join(ended.output.split())
+    expected = [record["curriculum/expected"] for record in read_log(train) if "curriculum/expected" in record]
+    assert expected == [1.0] * 3
+    assert sum(rate == 1.0 for rate in rates.values()) >= 6
+
+    tuned = tmp_path / "tuned"
+    words = [MODEL, f"data.train_files={tmp_path / 'sft.parquet'}", *curriculum, "data.prompt_key=prompt"]
+    sizes = ["worker.actor.global_batch_size=3", f"trainer.save_checkpoint_path={tuned}", "sft.epochs=1"]
+    r1("sft", f"worker.actor.model.model_path={MODEL}", *words[1:], *sizes, "trainer.n_gpus_per_node=1",
+       "trainer.logger=[file]", "data.filter_overlong_prompts_workers=1", "data.max_length=512")  # fmt: skip
+    records = [record for record in read_log(tuned) if "sft/epoch" in record]
+    assert [record["curriculum/expected"] for record in records] == [0.5] * -(-inside // 3)

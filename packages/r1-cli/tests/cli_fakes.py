@@ -128,6 +128,7 @@ def sampler(engine: Any, verifier: Any = None, per_sample: bool = True) -> Sampl
 def collector(
     engine: Any, *, wanted: int = 16, batch: int | None = None, tries: int = -1, max_age: int = 1, n: int = 2,
     rows: int = 10_000, verifier: Any = None, per_sample: bool = True, dataset: Any = None,
+    rates: Sequence[float] | None = None,
 ) -> DynamicSampling:  # fmt: skip
     return DynamicSampling(
         sampler=sampler(engine, verifier, per_sample),
@@ -142,6 +143,7 @@ def collector(
         surplus_max_age=max_age,
         max_prompt_length=64,
         progress=silent,
+        rates=rates,
     )
 
 

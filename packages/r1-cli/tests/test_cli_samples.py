@@ -7,7 +7,7 @@ import pytest
 import torch
 from cli_groups import change, group, of_version
 
-from r1_cli.train.groups.group import extend_positions, to_samples
+from r1_cli.train.groups.group import extend_positions, is_correct, to_samples
 from r1_cli.train.metrics.step import (
     SHARE,
     agreement,
@@ -18,7 +18,7 @@ from r1_cli.train.metrics.step import (
     spread,
     staleness,
 )
-from r1_cli.train.metrics.validate import is_correct, majority_is_correct, pass_at_k, summarise
+from r1_cli.train.metrics.validate import majority_is_correct, pass_at_k, summarise
 from r1_core.types import tokens
 from r1_rewards.types import Failure, Score
 

@@ -202,8 +202,8 @@ def test_a_broken_row_of_too_few_is_named_by_file_and_line(tmp_path: Path) -> No
 def test_local_rows_are_counted_and_hub_rows_are_not(tmp_path: Path) -> None:
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"prompt": "1", "answer": "1"}\n' * 7, encoding="utf-8")
-    assert count(config_of(f"data.train_files={rows}", f"data.val_files=[{rows}]")) == ([7], 7)
-    assert count(config_of(f"data.val_files={rows}")) == (None, 7)
+    assert count(config_of(f"data.train_files={rows}", f"data.val_files=[{rows}]")) == ([7], 7, 0)
+    assert count(config_of(f"data.val_files={rows}")) == (None, 7, 0)
     config = config_of()
     assert "not downloaded" in text_of(config, make_plan(config, *count(config)))
 

@@ -4,10 +4,12 @@ A weighted batch of B prompts holds B·w_i of source i, w_i being its weight div
 rounded at random with the exact mean (systematic sampling: source i gets the integers between
 B·(w_1 + … + w_{i-1}) + u and B·(w_1 + … + w_i) + u, with one u in [0, 1) per batch). An exhausted source is reshuffled
 and read again.
+
+With levels, an epoch has only the rows that have one, those of lower levels first.
 """
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from math import ceil, floor, isfinite
 from operator import lt
@@ -16,6 +18,7 @@ from typing import Literal
 from r1_data.types import DataError
 
 Exhaustion = Literal["all_exhausted", "first_exhausted"]
+Levels = Mapping[int, float]  # of the rows that are read, by row
 
 _COUNTED = 10**6  # batches; the end of a longer epoch is estimated from the means
 _SMALLEST = 1e-9  # share of a batch; below it, rounding decides whether a source is ever used
@@ -29,10 +32,21 @@ class Stream:
     is read. With `drop_last=False` the last batch of an epoch may be smaller, and an epoch is exactly all rows.
     """
 
-    def __init__(self, size: int, batch_size: int, *, seed: int, shuffle: bool, drop_last: bool = True) -> None:
-        """Raises DataError if `size` rows do not fill one batch, or without rows."""
+    def __init__(
+        self,
+        size: int,
+        batch_size: int,
+        *,
+        seed: int,
+        shuffle: bool,
+        drop_last: bool = True,
+        levels: Levels | None = None,
+    ) -> None:
+        """Raises DataError if the rows do not fill one batch, or without rows."""
         if batch_size < 1:
             raise DataError(f"batch_size must be at least 1, got {batch_size}")
+        self._rows, self._levels = rows_of(size, levels), levels
+        size = len(self._rows)
         if not drop_last:
             if size < 1:
                 raise DataError("there are no rows")
@@ -51,12 +65,12 @@ class Stream:
             rows = self._epoch_order(epoch)[start : start + self.batch_size]
         else:
             start = index * self.batch_size
-            rows = [place % self.size for place in range(start, start + self.batch_size)]
+            rows = [self._rows[place % self.size] for place in range(start, start + self.batch_size)]
         return share(rows, rank, world)
 
     def _epoch_order(self, epoch: int) -> list[int]:
         if self._order is None or self._order[0] != epoch:
-            rows = shuffled(self.size, f"{self.seed}:{epoch}") if self.shuffle else list(range(self.size))
+            rows = shuffled(self._rows, f"{self.seed}:{epoch}", self._levels) if self.shuffle else list(self._rows)
             self._order = (epoch, rows)
         return self._order[1]
 
@@ -77,17 +91,21 @@ class WeightedStream:
         seed: int,
         shuffle: bool,
         until: Exhaustion = "all_exhausted",
+        levels: Sequence[Levels] | None = None,
     ) -> None:
-        """Raises DataError if a source has no rows or no share of a batch."""
+        """`levels` are those of each source. Raises DataError if a source has no rows or no share of a batch."""
         if batch_size < 1:
             raise DataError(f"batch_size must be at least 1, got {batch_size}")
+        self._starts = [0, *accumulate(sizes)]
+        self._levels: Sequence[Levels | None] = levels or [None] * len(sizes)
+        self._rows = [rows_of(size, own) for size, own in zip(sizes, self._levels, strict=True)]
+        sizes = list(map(len, self._rows))
         if not sizes or len(sizes) != len(weights) or min(sizes) < 1 or not all(weight > 0 for weight in weights):
             raise DataError(f"each source needs rows and a weight above 0, got sizes {sizes} and weights {weights}")
         if not isfinite(batch_size * sum(weights)) or min(weights) / sum(weights) < _SMALLEST:
             raise DataError(f"weights must be finite, each at least {_SMALLEST:g} of their sum, got {weights}")
-        self.sizes, self.batch_size, self.seed, self.shuffle = list(sizes), batch_size, seed, shuffle
+        self.sizes, self.batch_size, self.seed, self.shuffle = sizes, batch_size, seed, shuffle
         self.size = sum(sizes)
-        self._starts = [0, *accumulate(sizes)]
         self._bounds = [batch_size * part / sum(weights) for part in accumulate(weights)]
         self._bounds[-1] = batch_size  # exactly, despite rounding
         self._drawn: tuple[int, list[int]] = (0, [0] * len(self.sizes))  # (batch, rows of each source before it)
@@ -102,7 +120,7 @@ class WeightedStream:
             for position in range(before[source], before[source] + count)
         ]
         if self.shuffle:
-            rows = [rows[place] for place in shuffled(len(rows), f"{self.seed}:places:{index}")]
+            rows = [rows[place] for place in shuffled(range(len(rows)), f"{self.seed}:places:{index}")]
         return share(rows, rank, world)
 
     def _epoch(self, until: Exhaustion) -> int:
@@ -131,15 +149,22 @@ class WeightedStream:
     def _row(self, source: int, position: int) -> int:
         epoch, place = divmod(position, self.sizes[source])
         if not self.shuffle:
-            return place
+            return self._rows[source][place]
         if source not in self._orders or self._orders[source][0] != epoch:
-            self._orders[source] = (epoch, shuffled(self.sizes[source], f"{self.seed}:{source}:{epoch}"))
+            key = f"{self.seed}:{source}:{epoch}"
+            self._orders[source] = (epoch, shuffled(self._rows[source], key, self._levels[source]))
         return self._orders[source][1][place]
 
 
-def shuffled(size: int, key: str) -> list[int]:
-    """Return the numbers below `size` in an order that depends on `key` alone."""
-    return sorted(range(size), key=lambda row: hashlib.blake2b(f"{key}:{row}".encode()).digest())
+def rows_of(size: int, levels: Levels | None) -> Sequence[int]:
+    """Return the rows that are read of `size`: those of lower levels first, each level's in order."""
+    return range(size) if levels is None else sorted(sorted(levels), key=levels.__getitem__)
+
+
+def shuffled(rows: Sequence[int], key: str, levels: Levels | None = None) -> list[int]:
+    """Return the rows in an order that depends on `key` alone: by level, and at random within a level."""
+    order = sorted(rows, key=lambda row: hashlib.blake2b(f"{key}:{row}".encode()).digest())
+    return order if levels is None else sorted(order, key=levels.__getitem__)
 
 
 def share(batch: list[int], rank: int, world: int) -> list[int]:

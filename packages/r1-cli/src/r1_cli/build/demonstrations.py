@@ -8,14 +8,12 @@ from r1_cli.build.prompts import Counter
 from r1_cli.build.rendering import GIGABYTE
 from r1_cli.build.rows import OpenSource
 from r1_cli.config import RunConfig
-from r1_cli.config.sources import Source
 from r1_cli.train.demonstrations import MOST_LEFT_OUT, Demonstrations
 from r1_data.conversations import Wanted
 from r1_data.dataset import Mixture, PromptDataset, Summary
 from r1_data.demonstrations import ConversationDataset, ConversationRenderer
 from r1_data.prefetch import PromptMemory
 from r1_data.render import Renderer
-from r1_data.stream import Stream, WeightedStream
 from r1_data.types import DataError
 from r1_data.workers import Workers
 
@@ -91,13 +89,3 @@ def _require_usable(label: str, summary: Summary) -> None:
     if not summary.kept or len(bad) > MOST_LEFT_OUT * summary.read:
         raise DataError(f"{message}\n  more than {MOST_LEFT_OUT:.0%}: correct or remove them; r1 data check lists all")
     log.warning("%s; they are left out", message)
-
-
-def build_row_stream(config: RunConfig, rows: Mixture, sources: Sequence[Source]) -> Stream | WeightedStream:
-    """Return the order of rows: epochs are exact, but for sources with weights."""
-    data, batch = config.data, config.worker.actor.global_batch_size
-    weights = [source.weight for source in sources if source.weight]
-    if not weights:
-        return Stream(len(rows), batch, seed=data.seed, shuffle=data.shuffle, drop_last=False)
-    sizes, until = [len(part) for part in rows.parts], data.stopping_strategy
-    return WeightedStream(sizes, weights, batch, seed=data.seed, shuffle=data.shuffle, until=until)

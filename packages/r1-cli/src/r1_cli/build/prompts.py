@@ -9,6 +9,7 @@ from r1_cli.build.rows import OpenSource
 from r1_cli.config import RunConfig
 from r1_cli.config.sources import Source
 from r1_cli.train.metrics.validate import ValidationSet
+from r1_data.curriculum import PassRates
 from r1_data.dataset import Mixture, PromptDataset
 from r1_data.prefetch import PromptMemory
 from r1_data.stream import Stream, WeightedStream
@@ -59,14 +60,29 @@ def build_prompts(config: RunConfig, opened: Sequence[OpenSource], rendering: Re
     return Mixture(parts)
 
 
-def build_stream(config: RunConfig, prompts: Mixture, sources: Sequence[Source]) -> Stream | WeightedStream:
-    data = config.data
-    batch = data.mini_rollout_batch_size or data.rollout_batch_size
-    weights = [source.weight for source in sources if source.weight]
+def build_stream(
+    config: RunConfig,
+    rows: Mixture,
+    sources: Sequence[Source],
+    rates: PassRates | None,
+    batch: int,
+    *,
+    drop_last: bool = True,
+) -> Stream | WeightedStream:
+    """Return the order of rows; epochs of sources with weights are not exact, even without `drop_last`."""
+    data, weights = config.data, [source.weight for source in sources if source.weight]
     if not weights:
-        return Stream(len(prompts), batch, seed=data.seed, shuffle=data.shuffle)
-    sizes, until = [len(part) for part in prompts.parts], data.stopping_strategy
-    return WeightedStream(sizes, weights, batch, seed=data.seed, shuffle=data.shuffle, until=until)
+        levels = rates.band.levels(rates.of_rows) if rates else None
+        return Stream(len(rows), batch, seed=data.seed, shuffle=data.shuffle, drop_last=drop_last, levels=levels)
+    return WeightedStream(
+        [len(part) for part in rows.parts],
+        weights,
+        batch,
+        seed=data.seed,
+        shuffle=data.shuffle,
+        until=data.stopping_strategy,
+        levels=rates.levels if rates else None,
+    )
 
 
 def prefetch_first_prompts(config: RunConfig, prompts: Mixture, first: Sequence[int], val_prompts: Mixture) -> None:

@@ -1,6 +1,6 @@
 """Build the engine of a run, its sampling parameters, and the sampler that scores responses."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
@@ -145,7 +145,9 @@ def build_collector(
     sampler: Sampler,
     update: Update,
     progress: Progress,
+    rates: Sequence[float] | None = None,
 ) -> DynamicSampling:
+    """`rates` are the pass rates that a curriculum read, by row."""
     trainer, settings = config.trainer, config.algorithm
     return DynamicSampling(
         sampler=sampler,
@@ -161,4 +163,5 @@ def build_collector(
         surplus_max_age=settings.surplus_max_age + trainer.max_staleness,
         max_prompt_length=config.data.max_prompt_length,
         progress=progress,
+        rates=rates,
     )

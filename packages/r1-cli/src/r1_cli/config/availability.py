@@ -4,7 +4,18 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from r1_cli.config import actor, algorithm, distillation, multi_turn, reward, rollout, root, sources, trainer
+from r1_cli.config import (
+    actor,
+    algorithm,
+    curriculum,
+    distillation,
+    multi_turn,
+    reward,
+    rollout,
+    root,
+    sources,
+    trainer,
+)
 from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, Option
 from r1_cli.config.problems import ConfigError, KeyRemark, Problem, Provenance
 from r1_cli.config.rollout import engine_module
@@ -16,6 +27,7 @@ UNSUPPORTED = (*actor.UNSUPPORTED, *rollout.UNSUPPORTED)
 REMARKS = (
     *root.REMARKS,
     *sources.REMARKS,
+    *curriculum.REMARKS,
     *algorithm.REMARKS,
     *distillation.REMARKS,
     *actor.REMARKS,

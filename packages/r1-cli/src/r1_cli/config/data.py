@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from pydantic import BeforeValidator, Field
 
+from r1_cli.config.curriculum import CurriculumConfig
 from r1_cli.config.files import folder_problems, is_template_text, template_problems
 from r1_cli.config.problems import KeyProblem, nearest_divisors
 from r1_cli.config.rows import ColumnsConfig, TagsConfig
@@ -84,6 +85,7 @@ class DataConfig(Section):
     system_prompt: str | None = None
     override_chat_template: UserPath | None = None  # in place of the tokenizer's: a Jinja file, or its text
     chat_template_kwargs: Tree = Field(default_factory=dict)  # its further arguments, e.g. enable_thinking
+    curriculum: CurriculumConfig = CurriculumConfig()
     shuffle: bool = True  # shuffle the rows each epoch
     seed: int = 1  # of the shuffle
     min_pixels: Count | None = 262144  # pictures and video frames are resized into this range

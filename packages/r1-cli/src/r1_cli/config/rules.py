@@ -62,6 +62,7 @@ def _input_problems(config: RunConfig, command: Command, max_length: int | None)
     yield from rollout.server_problems(need_token=command != "data")
     yield from data.pixel_problems()
     yield from data.file_problems()
+    yield from data.curriculum.problems()
     for source in sources:
         yield from source.file_problems(data)
     yield from model.file_problems("worker.actor.model")

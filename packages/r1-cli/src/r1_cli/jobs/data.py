@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from r1_cli.build.curriculum import read_rates
 from r1_cli.build.prompts import build_prompts, build_stream, prefetch_first_prompts
 from r1_cli.build.rendering import build_renderer, open_rendering
 from r1_cli.build.rewards.dispatch import DispatchingVerifier, open_verifier
@@ -22,6 +23,7 @@ from r1_cli.plan.announce import announce, describe_player, render_sources, show
 from r1_cli.plan.batches import Plan, make_plan
 from r1_cli.train.groups.stream_position import StreamPosition, resume_stream_position
 from r1_cli.train.types import PromptStream
+from r1_data.curriculum import PassRates
 from r1_data.dataset import Mixture, PromptDataset
 from r1_data.render import Renderer
 
@@ -36,6 +38,12 @@ class DataSplit:
     sources: Sequence[Source]
     opened: Sequence[OpenSource]
     prompts: Mixture  # a part a source
+    rates: PassRates | None = None  # of training rows with a curriculum by pass rate
+
+    @property
+    def sizes(self) -> list[int]:
+        """The rows of each source that are read."""
+        return self.rates.sizes if self.rates else [len(part) for part in self.prompts.parts]
 
     def named(self, suffix: str = "") -> list[tuple[str, PromptDataset]]:
         return [(f"{source.name}{suffix}", part) for source, part in zip(self.sources, self.prompts.parts, strict=True)]
@@ -87,6 +95,7 @@ def open_data(context: TrainingContext, answers: Path | None = None) -> PromptDa
         DataSplit(names, rows, build_prompts(config, rows, rendering, context.reporter.counter))
         for names, rows in ((sources, opened), (val_sources, val_opened))
     )
+    training = replace(training, rates=read_rates(config, opened, training.prompts))
     return PromptData(training, validation, renderer, verifier, media, player)
 
 
@@ -94,7 +103,8 @@ def show_plan(context: TrainingContext, data: PromptData) -> Plan:
     """Print the plan. Raises ConfigError if rows do not fill a batch, or a node cannot hold one."""
     config, hardware, placement, console = context.config, context.hardware, context.placement, context.reporter.console
     training, validation = data.training.prompts, data.validation.prompts
-    plan = make_plan(config, [len(part) for part in training.parts], len(validation) if validation.parts else None)
+    val_rows, rates = len(validation) if validation.parts else None, data.training.rates
+    plan = make_plan(config, data.training.sizes, val_rows, rates.outside if rates else 0)
     announce(console, config, context.provenance, plan, placement)
     if data.player is not None:
         show_lines(console, describe_player(data.player))
@@ -110,9 +120,10 @@ def show_plan(context: TrainingContext, data: PromptData) -> Plan:
 
 def open_stream(context: TrainingContext, data: Data) -> PromptStream:
     """Return the order of the prompts, and render the first ones in the background."""
-    config, start = context.config, context.folder.start
-    stream = build_stream(config, data.training.prompts, data.training.sources)
+    config, start, training = context.config, context.folder.start, data.training
+    batch = config.data.mini_rollout_batch_size or config.data.rollout_batch_size
+    stream = build_stream(config, training.prompts, training.sources, training.rates, batch)
     stream_position = resume_stream_position(read_state(start)) if start else StreamPosition()
     first = stream_position.unfinished or stream.batch(stream_position.cursor)
-    prefetch_first_prompts(config, data.training.prompts, first, data.validation.prompts)
+    prefetch_first_prompts(config, training.prompts, first, data.validation.prompts)
     return stream

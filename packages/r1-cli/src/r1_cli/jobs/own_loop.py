@@ -94,8 +94,8 @@ def open_parts(config: "str | PathLike[str] | Mapping[str, Any] | RunConfig") ->
         folder = RunFolder(CheckpointStore(root), None)
         context = open_training(settings, provenance, folder, Console(quiet=True), stack)
         data = open_data(context)
-        sizes = [len(part) for part in data.training.prompts.parts]
-        schedule = build_schedule(context.config, make_plan(context.config, sizes, None).total_steps or 0)
+        plan = make_plan(context.config, data.training.sizes, None)
+        schedule = build_schedule(context.config, plan.total_steps or 0)
         stream = open_stream(context, data)
         models = load_models(context, schedule)
         context, _ = check_models(context, data, models)

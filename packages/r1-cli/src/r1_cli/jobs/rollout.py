@@ -73,7 +73,8 @@ def open_sampling(
     validation = open_validation(context, data, sampler)
     update = build_update(config, updates_per_step=schedule.updates_per_step)
     training, _ = build_sampling(config)
-    collector = build_collector(config, prompts, stream, training, sampler, update, context.reporter.progress)
+    progress, rates = context.reporter.progress, data.training.rates.of_rows if data.training.rates else None
+    collector = build_collector(config, prompts, stream, training, sampler, update, progress, rates)
     async_sampler = None
     if config.trainer.max_staleness:
         async_sampler = AsyncSampler(

@@ -29,7 +29,7 @@ from r1_cli.runs.rows.choose import (
 from r1_cli.runs.rows.parts import SampleFolder, digest_identity, key_of
 from r1_cli.runs.rows.recorded import read_groups
 from r1_cli.runs.track.console import configure_logging
-from r1_cli.train.metrics.validate import is_correct
+from r1_cli.train.groups.group import is_correct
 from r1_data.formats import detect_columns
 from r1_data.references import is_pil
 from r1_data.types import DataError, Example, MediaReference, Row, Video, is_json, json_columns

@@ -9,13 +9,14 @@ from functools import cache
 from rich.console import Console
 
 from r1_cli.build.algorithm import build_objective, build_preference, build_schedule
+from r1_cli.build.curriculum import read_rates
 from r1_cli.build.demonstrations import (
     as_demonstrations,
     build_conversation_renderer,
     build_demonstrations,
-    build_row_stream,
     wanted_rows,
 )
+from r1_cli.build.prompts import build_stream
 from r1_cli.build.rendering import build_renderer, open_workers
 from r1_cli.build.reward_model import as_classifier
 from r1_cli.build.rows import OpenSource, open_sources
@@ -64,8 +65,9 @@ def fine_tune(config: RunConfig, provenance: Provenance, *, until: int | None = 
         devices = training.config.trainer.n_gpus_per_node
         context = replace(training, config=with_value(config, "trainer.n_gpus_per_node", devices))
         data = open_data(context)
-        stream = build_row_stream(training.config, data.training.prompts, data.training.sources)
-        plan = plan_of(training.config, data, stream.batches_per_epoch)
+        rows, batch = data.training, training.config.worker.actor.global_batch_size
+        stream = build_stream(training.config, rows.prompts, rows.sources, rows.rates, batch, drop_last=False)
+        plan = plan_of(training.config, data, stream)
         show_plan(console, context.config, provenance, plan)
         schedule = build_schedule(training.config, plan.total_steps, until)
         data.training.prompts.prefetch(stream.batch(0))
@@ -109,6 +111,7 @@ def build_fine_tuning(
         timeline=context.timeline,
         reader=DemonstrationReader(as_demonstrations(data.training.prompts)),
         stream=stream,
+        rates=data.training.rates.of_rows if data.training.rates else None,
         steps_per_epoch=stream.batches_per_epoch,
         objective=build_objective(context.config),
         preference=build_preference(context.config),
@@ -132,7 +135,7 @@ def open_data(context: TrainingContext) -> Data:
             open_split(config, validation_sources(config.data), prompts_do=config.sft.val_generations),
         )
     )
-    return Data(training, validation, renderer)
+    return Data(replace(training, rates=read_rates(config, training.opened, training.prompts)), validation, renderer)
 
 
 def open_split(
@@ -154,11 +157,11 @@ def open_split(
     return [source for source, _ in found], [one for _, one in found]
 
 
-def plan_of(training: RunConfig, data: Data, steps_per_epoch: int) -> FineTuningPlan:
+def plan_of(training: RunConfig, data: Data, stream: Stream | WeightedStream) -> FineTuningPlan:
     left_out = sum(part.summary.read - part.summary.kept for part in data.training.prompts.parts)
-    return make_plan(
-        training, as_demonstrations(data.training.prompts), left_out, len(data.validation.prompts), steps_per_epoch
-    )
+    rows, val_rows, rates = as_demonstrations(data.training.prompts), len(data.validation.prompts), data.training.rates
+    outside = rates.outside if rates else 0
+    return make_plan(training, rows, left_out, val_rows, stream.batches_per_epoch, outside)
 
 
 def open_generation(context: TrainingContext, models: Trained, logs: Logs) -> Callable[[], Validation | None]:

@@ -152,6 +152,7 @@ def render(plan: Plan) -> Table:
     once = "each prompt once, and its answers" if plan.shares_prompts else ""
     rows = [
         ("rows", _number(plan.rows, "not downloaded"), "in train_files or sources"),
+        *([("rows outside the band", _number(plan.outside), "data.curriculum.band")] if plan.outside else []),
         ("validation rows", _validation(plan), "in val_files or val_sources"),
         ("steps per epoch", _number(plan.steps_per_epoch), "rows ÷ prompts per step"),
         ("steps in all", _number(plan.total_steps), "total_epochs or max_steps"),

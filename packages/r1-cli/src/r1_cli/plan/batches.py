@@ -9,6 +9,7 @@ from r1_cli.config.root import Owner
 from r1_cli.config.section import SizeOrAuto
 from r1_cli.config.sources import Source, count_rows, training_sources, validation_sources
 from r1_cli.plan.memory import Memory, estimate
+from r1_data.curriculum import Band, read_pass_rates
 from r1_data.sources import read_rows
 from r1_data.stream import WeightedStream
 from r1_data.types import DataError
@@ -25,7 +26,7 @@ class Plan:
     24 forward passes for log-probs.
     """
 
-    rows: int | None  # of training, before any filter
+    rows: int | None  # of training, before any filter; with a curriculum, those in its band
     val_rows: int | None
     has_validation: bool
     devices: int
@@ -48,9 +49,12 @@ class Plan:
     memory: Memory | None  # per device; None if the model is not a local folder
     critic_steps_per_step: int = 0  # optimizer steps of the critic; 0: there is none
     critic_devices_per_sequence: int = 1
+    outside: int = 0  # rows that the curriculum leaves out
 
 
-def make_plan(config: RunConfig, rows: int | Sequence[int] | None, val_rows: int | None = None) -> Plan:
+def make_plan(
+    config: RunConfig, rows: int | Sequence[int] | None, val_rows: int | None = None, outside: int = 0
+) -> Plan:
     """Return the plan of a run on `rows` training rows (None: unknown). Raises ConfigError if they fill no batch."""
     data, actor, n = config.data, config.worker.actor, config.worker.rollout.n
     sizes = [rows] if isinstance(rows, int) else rows
@@ -83,6 +87,7 @@ def make_plan(config: RunConfig, rows: int | Sequence[int] | None, val_rows: int
         memory=estimate(config),
         critic_steps_per_step=_critic_steps(config),
         critic_devices_per_sequence=config.sequence_ranks("critic") if config.has_critic else 1,
+        outside=outside,
     )
 
 
@@ -91,11 +96,26 @@ def _critic_steps(config: RunConfig) -> int:
     return config.data.rollout_batch_size // critic.global_batch_size * critic.ppo_epochs if config.has_critic else 0
 
 
-def count(config: RunConfig) -> tuple[list[int] | None, int | None]:
-    """Return the rows of each training source and of validation, None if not local."""
+def count(config: RunConfig) -> tuple[list[int] | None, int | None, int]:
+    """Return the rows of each training source and of validation, None if not local, and those outside the curriculum.
+
+    Raises ConfigError if rows lack the curriculum's pass rate.
+    """
     train, val = training_sources(config.data), validation_sources(config.data)
     val_rows = count_rows(val) if val else None
-    return (count_rows(train) if train else None), None if val_rows is None else sum(val_rows)
+    rows, band, outside = count_rows(train) if train else None, config.data.curriculum.read, 0
+    if rows is not None and band is not None:
+        inside = [count_in_band(source, band) for source in train]
+        rows, outside = inside, sum(rows) - sum(inside)
+    return rows, None if val_rows is None else sum(val_rows), outside
+
+
+def count_in_band(source: Source, band: Band) -> int:
+    """Return the rows of a source in the band. Raises ConfigError if a row has no pass rate, or none is in it."""
+    try:
+        return len(band.levels(read_pass_rates(read_rows(list(source.files)), band)))
+    except DataError as error:
+        raise ConfigError([Problem("data.curriculum.by", f"{source.label}: {error}", "pass_rate")]) from error
 
 
 def count_steps(config: RunConfig, sizes: Sequence[int]) -> int:

@@ -20,6 +20,7 @@ LOOKED_AT = 32  # rows, evenly spread, whose trained tokens are counted
 class FineTuningPlan:
     rows: int  # that are trained on
     left_out: int
+    outside: int  # left out by the curriculum
     val_rows: int
     tokens: float  # trained, of an average row
     steps_per_epoch: int
@@ -28,7 +29,7 @@ class FineTuningPlan:
 
 
 def make_plan(
-    config: RunConfig, rows: Demonstrations, left_out: int, val_rows: int, steps_per_epoch: int
+    config: RunConfig, rows: Demonstrations, left_out: int, val_rows: int, steps_per_epoch: int, outside: int = 0
 ) -> FineTuningPlan:
     """Return the plan; `config` is that of `as_training`, and `rows` are rendered, those of an even spread."""
     steps = config.trainer.max_steps or config.sft.epochs * steps_per_epoch
@@ -39,13 +40,16 @@ def make_plan(
         except DataError:  # reported when it is trained on
             continue
     tokens = fmean(counts) if counts else 0.0
-    return FineTuningPlan(len(rows), left_out, val_rows, tokens, steps_per_epoch, steps, estimate(config))
+    read = len(rows) - outside
+    return FineTuningPlan(read, left_out, outside, val_rows, tokens, steps_per_epoch, steps, estimate(config))
 
 
 def show_plan(console: Console, config: RunConfig, provenance: Provenance, plan: FineTuningPlan) -> None:
     sft, rows = config.sft, config.worker.actor.global_batch_size
     table = Table("fine-tuning", "", "", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_row("rows", f"{plan.rows:,}", f"{plan.left_out:,} left out" if plan.left_out else "")
+    if plan.outside:
+        table.add_row("rows outside the band", f"{plan.outside:,}", "data.curriculum.band")
     table.add_row("validation rows", f"{plan.val_rows:,}" if plan.val_rows else "none", "")
     table.add_row("loss", sft.loss, f"sft.turns={sft.turns}")
     table.add_row("trained tokens per epoch", f"about {plan.tokens * plan.rows:,.0f}", f"{plan.tokens:,.1f} a row")

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from statistics import fmean
 from typing import TYPE_CHECKING
 
 from r1_cli.runs.track import Generation
@@ -36,6 +37,7 @@ log = logging.getLogger("r1")
 class FineTuning(TrainingRun):
     reader: DemonstrationReader
     stream: PromptStream
+    rates: Sequence[float] | None = None  # pass rates that a curriculum read, by row
     steps_per_epoch: int
     objective: Objective
     preference: PreferenceLoss | BradleyTerry | None  # compares answers; None: their likelihood
@@ -71,8 +73,9 @@ def take_step(run: FineTuning, at: Position) -> tuple[Position, dict[str, float]
     """Take one optimizer step on the next rows; return the new position and the step's metrics."""
     watch = Stopwatch(run.tracker.console.stage, run.timeline.record)
     with watch("step"):
+        rows = run.stream.batch(at.step)
         with watch("render"), run.stop.interruptible():
-            batch = run.reader.read(run.stream.batch(at.step), run.stream.batch(at.step + 1))
+            batch = run.reader.read(rows, run.stream.batch(at.step + 1))
         updates, skipped, compared = list[dict[str, float]](), list[str](), dict[str, float]()
         if batch.samples:
             if run.preference:
@@ -87,6 +90,8 @@ def take_step(run: FineTuning, at: Position) -> tuple[Position, dict[str, float]
         "sft/skipped": float(bool(skipped)),
         "sft/left_out": batch.left_out,
     }
+    if run.rates:
+        record["curriculum/expected"] = fmean(run.rates[row] for row in rows)
     record |= batch_metrics(batch) | mean_of(updates, "actor/") | compared
     if skipped:
         log.warning("step %d is skipped: the loss of %s is not finite", at.step + 1, ", ".join(skipped[:3]))

@@ -22,12 +22,17 @@ def check_settings(subject: Subject) -> Iterator[Finding]:
     for limit in () if subject.tunes else without_effect(config, provenance):
         yield Finding(f"config.{limit.key}", "note", f"{limit} has no effect: {limit.reason}")
     oddities, total = provenance.notices, None
-    if not subject.tunes:
-        try:
-            plan = make_plan(config, *count(config))
-        except ConfigError as error:
-            yield from problems(error)
-            return
+    try:
+        rows, val_rows, outside = count(config)
+        plan = None if subject.tunes else make_plan(config, rows, val_rows, outside)
+    except ConfigError as error:
+        yield from problems(error)
+        return
+    if outside:
+        read = f"{sum(rows or ())} of {sum(rows or ()) + outside} rows"
+        message = f"{read} have a pass rate in data.curriculum.band={config.data.curriculum.read}"
+        yield Finding("data.curriculum", "note", message)
+    if plan:
         oddities, total = (*find_oddities(config, plan), *oddities), plan.total_steps
     for text in oddities:
         yield Finding("config.odd", "warning", text)

@@ -7,12 +7,11 @@ from math import comb
 from statistics import fmean
 
 from r1_cli.runs.track.timing import Stopwatch
-from r1_cli.train.groups.group import Group
+from r1_cli.train.groups.group import Group, is_correct
 from r1_cli.train.metrics.step import by_source, length_metrics, reward_metrics, source_metrics
 from r1_cli.train.sampling.generate import render_prompts, sample_groups
 from r1_cli.train.types import Dataset, Progress, Sampler
 from r1_rewards.reading.extract import final_answer
-from r1_rewards.types import Score
 from r1_rollout.types import SamplingParams
 
 
@@ -65,11 +64,6 @@ def average_at_k(groups: Sequence[Group]) -> dict[str, float]:
     for group in groups:
         marks.setdefault(len(group.scores), []).append(fmean(is_correct(score) for score in group.scores))
     return {f"avg@{k}": fmean(means) for k, means in sorted(marks.items())}
-
-
-def is_correct(score: Score) -> bool:
-    """Whether a response is correct: by the verifier's `accuracy` if it reports one, else by its value."""
-    return score.error is None and score.parts.get("accuracy", score.value) > 0.5
 
 
 def summarise(groups: Sequence[Group]) -> dict[str, float]:

@@ -13,6 +13,7 @@ from r1_cli.runs.track.timing import Stopwatch
 from r1_cli.train.groups.advantages import Shaping
 from r1_cli.train.groups.group import Group, by_sample, filter_values, passes
 from r1_cli.train.groups.stream_position import StreamPosition
+from r1_cli.train.sampling.curriculum import curriculum_metrics
 from r1_cli.train.sampling.generate import DrainRule, render_prompts, sample_groups
 from r1_cli.train.types import Collected, Dataset, Position, Progress, PromptStream, Sampler
 from r1_core.filtering import GroupFilter
@@ -59,6 +60,7 @@ class DynamicSampling:
     surplus_max_age: int  # steps between a group's sampling and its use
     max_prompt_length: int  # tokens
     progress: Progress
+    rates: Sequence[float] | None = None  # pass rates that a curriculum read, by row
 
     def collect(self, at: Position, watch: Stopwatch) -> Collected:
         """Sample and score until `groups` groups pass the filter; further groups are carried over to the next step.
@@ -200,6 +202,7 @@ class DynamicSampling:
             **{f"filter/{name}": value for name, value in at.filter.metrics.items()},
             "prompt_length/clip_ratio": fmean(len(one.prompt.token_ids) >= self.max_prompt_length for one in groups),
             **self.shaping.metrics(groups),
+            **(curriculum_metrics(self.rates, state.groups) if self.rates else {}),
             **self.sampler.engine_use(),
         }
         return groups, after, metrics
