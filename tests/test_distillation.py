@@ -1,6 +1,11 @@
-"""Runs that distil: both forms, on one rank and on two, and what they record."""
+"""Runs that distil: all forms, on one rank and on two, from a server in another process, and what they record."""
 
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,10 +34,34 @@ def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+TOP = ["algorithm.distillation.form=loss", "algorithm.distillation.divergence=forward_kl"]
+FORMS = {
+    "advantage": [],
+    "loss": ["algorithm.distillation.form=loss"],
+    "topk": [*TOP, "algorithm.distillation.topk=4"],
+}
+
+
+@contextmanager
+def serving(model: Path, *options: str) -> Iterator[str]:
+    """The address of the model in a process of its own."""
+    words = [sys.executable, str(ROOT / "tests/teacher_server.py"), str(model), *options]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        assert process.stdout is not None
+        try:
+            yield process.stdout.readline().strip()
+        finally:
+            process.kill()
+
+
+def rows_of(folder: Path, step: int = 1) -> list[dict[str, Any]]:
+    return RunReader(folder).samples(step)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["advantage", "loss"])
+@pytest.mark.parametrize("form", FORMS)
 def test_two_ranks_distil_as_one_does(r1: R1, tmp_path: Path, teacher: Path, form: str) -> None:
-    words = [*STEPS, f"worker.teacher.model.model_path={teacher}", f"algorithm.distillation.form={form}"]
+    words = [*STEPS, f"worker.teacher.model.model_path={teacher}", *FORMS[form]]
     logs = []
     for ranks in (1, 2):
         folder = tmp_path / str(ranks)
@@ -41,10 +70,38 @@ def test_two_ranks_distil_as_one_does(r1: R1, tmp_path: Path, teacher: Path, for
         assert result.exit_code == 0, result.output
         assert "distillation: 1 · " in result.output
         logs.append([record for record in read_log(folder) if "actor/grad_norm" in record])
-        recorded = [row["teacher_logprobs"] for row in RunReader(folder).samples(1)]
-        assert all(row is None if form == "loss" else min(row) < 0 for row in recorded)
+        for row in rows_of(folder):
+            assert row["teacher_logprobs"] is None if form == "loss" else min(row["teacher_logprobs"]) < 0
+            assert (row["teacher_top"] is None) == (form != "topk")
+            assert {len(one) for one in row["teacher_top_ids"] or ()} == ({4} if form == "topk" else set())
     name = "distillation/kl" if form == "advantage" else "distillation/divergence"
     for one, two in zip(*logs, strict=True):
         assert one["actor/grad_norm"] > 1e-3
         for key in (name, "actor/grad_norm", "critic/advantages/mean"):
             assert two[key] == pytest.approx(one[key], rel=1e-3, abs=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("form", ["advantage", "topk"])
+def test_a_teacher_with_pictures_behind_http_is_the_one_that_is_loaded(
+    r1: R1, tmp_path: Path, teacher: Path, form: str
+) -> None:
+    """The first step, in which the policy is the same. The server resizes pictures and finds positions by itself."""
+    runs = {}
+    with serving(teacher) as url:
+        for kind, name in (("urls", url), ("model.model_path", str(teacher))):
+            folder = runs[kind] = tmp_path / kind
+            words = [*STEPS, f"worker.teacher.{kind}={name}", *FORMS[form], f"trainer.save_checkpoint_path={folder}"]
+            result = r1("train", QUICKSTART, *SMALL, *words)
+            assert result.exit_code == 0, result.output
+    served, loaded = (rows_of(folder) for folder in runs.values())
+    for one, other in zip(served, loaded, strict=True):
+        assert one["tokens"] == other["tokens"]
+        assert one["teacher_logprobs"] == pytest.approx(other["teacher_logprobs"], abs=1e-3)
+        assert one["advantages"] == pytest.approx(other["advantages"], abs=1e-3)
+        for mine, theirs in zip(one["teacher_top"] or (), other["teacher_top"] or (), strict=True):
+            assert mine == pytest.approx(theirs, abs=1e-3)
+    logs = [read_log(folder)[0] for folder in runs.values()]
+    name = "distillation/kl" if form == "advantage" else "distillation/divergence"
+    assert logs[0][name] == pytest.approx(logs[1][name], rel=1e-3)
+    assert abs(logs[0][name]) > 1e-5

@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from r1_cli.build.algorithm import build_update
 from r1_cli.build.rewards.served_model import ServedReading
-from r1_cli.build.teacher import require_same_tokens_on_servers, rewrite_prompt
+from r1_cli.build.teacher import require_same_tokens_on_servers, require_top_of_servers, rewrite_prompt
 from r1_cli.build.teacher_model import (
     PROBES,
     find_difference,
@@ -25,7 +26,7 @@ from r1_cli.plan.announce import describe_distillation
 from r1_cli.plan.memory import estimate
 from r1_cli.plan.phases import find_phases
 from r1_cli.train.groups.group import Group
-from r1_cli.train.teaching import SAME, AdvantageTeacher, LossTeacher, TeacherModel
+from r1_cli.train.teaching import SAME, AdvantageTeacher, LossTeacher, TeacherModel, Teachers, TopTeacher
 from r1_core.advantages.distillation import Distillation, NoTask
 from r1_core.types import Sample
 from r1_data.types import DataError, Example
@@ -98,6 +99,12 @@ def test_without_a_teacher_nothing_changes():
             ["algorithm.distillation.form=loss", "worker.teacher.max_pixels=9999"],
             "algorithm.distillation.form",
             "or form=advantage",
+        ),
+        (["algorithm.distillation.topk=4"], "algorithm.distillation.topk", "form=loss"),
+        (
+            ["algorithm.distillation.topk=4", "algorithm.distillation.form=loss"],
+            "algorithm.distillation.divergence",
+            "verl #5041",
         ),
     ],
 )
@@ -205,7 +212,7 @@ MINE = TeacherModel()
 
 @pytest.mark.parametrize(("task_reward", "expected"), [(False, 0.25), (True, 2.25)])
 def test_the_teacher_adds_to_the_advantages_or_replaces_them(task_reward, expected):
-    teacher = AdvantageTeacher(Learner(0.5), Distillation(coef=0.5, task_reward=task_reward), lambda name: MINE)
+    teacher = AdvantageTeacher(Teachers(Learner(0.5), lambda name: MINE), Distillation(0.5, task_reward=task_reward))
     taught = teacher.teach(samples(), GROUPS)
     assert [one.advantages.tolist() for one in taught] == [[0.0, 0.0, expected, expected]] * 2
     assert teacher.metrics(taught, [])["distillation/kl"] == -0.5
@@ -213,7 +220,7 @@ def test_the_teacher_adds_to_the_advantages_or_replaces_them(task_reward, expect
 
 def test_a_teacher_that_is_the_policy_is_told_once(caplog):
     mine = TeacherModel()
-    teacher = AdvantageTeacher(Learner(0.0), Distillation(), lambda name: mine)
+    teacher = AdvantageTeacher(Teachers(Learner(0.0), lambda name: mine), Distillation())
     with caplog.at_level(logging.WARNING, "r1"):
         for _ in range(2):
             found = teacher.metrics(teacher.teach(samples(), GROUPS), [])
@@ -243,7 +250,7 @@ class Silent(Canned):
 
 def teacher_of(**models):
     found = {name: TeacherModel(reading) for name, reading in models.items()}
-    return AdvantageTeacher(Learner(0.0), Distillation(), found.get)
+    return AdvantageTeacher(Teachers(Learner(0.0), found.get), Distillation())
 
 
 def test_each_source_has_its_own_teacher_and_one_without_keeps_the_reward(caplog):
@@ -261,7 +268,7 @@ def test_a_prompt_of_the_teachers_own_is_read_with_the_policys_answer():
     reading = Canned(-0.5)
     hinted = replace(prompt_of(), token_ids=[9] * 4, position_ids=torch.arange(4)[None])
     model = TeacherModel(reading, lambda group: hinted)
-    (first, _) = AdvantageTeacher(Learner(0.0), Distillation(), lambda name: model).teach(samples(), GROUPS)
+    (first, _) = AdvantageTeacher(Teachers(Learner(0.0), lambda name: model), Distillation()).teach(samples(), GROUPS)
     assert reading.calls == [[(hinted, [3, 4], 0)] * 2]
     assert first.teacher_logprobs[2:].tolist() == [-0.5, -0.5]
 
@@ -276,10 +283,60 @@ def test_rows_without_an_answer_are_asked_for_again_and_then_the_run_ends():
 
 def test_up_to_the_share_of_failures_tokens_learn_nothing_and_are_counted():
     teacher = teacher_of(math=Silent(9), geo=Canned(-0.5))
-    teacher.failure_share = 0.5
+    teacher.teachers.failure_share = 0.5
     taught = teacher.teach(samples(), GROUPS)
     assert [one.advantages.tolist() for one in taught] == [[0] * 4, [0, 0, 0.5, 0.5]]
     assert teacher.metrics(taught, [])["distillation/without_teacher"] == 0.5
+
+
+def test_a_step_without_samples_has_no_metrics():
+    assert teacher_of(math=Canned()).metrics([], []) == {}
+    assert TopTeacher(Teachers(Learner(0.0), {}.get, topk=2)).metrics([], []) == {}
+
+
+# --- the teacher's most likely tokens -------------------------------------------------------------------------------
+
+
+LIKELY = [[-0.5, -0.1, -3.0, 4.0, 3.0], [-0.7, -0.7, -0.9, 4.0, 1.0]]  # of two tokens: log-prob, two of them, their ids
+
+
+def top_teacher(task_reward=False, failure_share=0.1, **rows):
+    found = {
+        name: TeacherModel(Canned(), read_top=lambda prompts, answers, row=row: [torch.tensor(row)] * len(answers))
+        for name, row in rows.items()
+    }
+    return TopTeacher(Teachers(Learner(0.0), found.get, failure_share=failure_share, topk=2), task_reward)
+
+
+@pytest.mark.parametrize("task_reward", [False, True])
+def test_likely_tokens_go_to_the_loss_and_replace_the_tasks_advantages(task_reward):
+    teacher = top_teacher(task_reward, math=LIKELY)
+    first, second = teacher.teach(samples(), GROUPS)
+    assert first.teacher_logprobs[2:].tolist() == pytest.approx([-0.5, -0.7])
+    assert first.teacher_top[2:].tolist() == [pytest.approx([-0.1, -3.0]), pytest.approx([-0.7, -0.9])]
+    assert first.teacher_top_ids[2:].tolist() == [[4, 3], [4, 1]]
+    assert first.advantages.tolist() == (samples()[0].advantages.tolist() if task_reward else [0.0] * 4)
+    assert second.advantages.tolist() == [0, 0, 2, 2]  # of a source without a teacher
+    assert second.teacher_top.isnan().all()
+    found = teacher.metrics([first, second], [{"distillation_loss": 0.5}])
+    assert found == {"distillation/without_teacher": 0.5, "distillation/divergence": 0.5}
+
+
+def test_answers_without_likely_tokens_are_counted_and_end_the_run_above_the_share():
+    with pytest.raises(RewardFailure, match="no log-prob of 2 of 4 tokens"):
+        top_teacher(math=[], geo=LIKELY).teach(samples(), GROUPS)
+    first, _ = top_teacher(failure_share=0.5, math=[], geo=LIKELY).teach(samples(), GROUPS)
+    assert first.teacher_top.isnan().all()
+    assert first.teacher_top_ids.eq(-1).all()
+
+
+def test_a_run_compares_with_likely_tokens_and_says_so():
+    words = ["algorithm.distillation.form=loss", "algorithm.distillation.divergence=forward_kl"]
+    words += ["algorithm.distillation.topk=32", "worker.teacher.urls=http://a:1", NONE, "worker.rollout.n=1"]
+    config = config_of(*words)
+    update = build_update(config, updates_per_step=1)
+    assert (update.objective.divergence, update.needs) == ("top", frozenset())
+    assert describe_distillation(config).startswith("distillation: 1 · forward_kl over the teacher's 32 most likely")
 
 
 # --- prompts of the teacher's own ------------------------------------------------------------------------------------
@@ -330,6 +387,32 @@ def test_servers_are_compared_by_their_own_answers():
         pytest.raises(ModelError, match=r"splits 'The quick.*r1 sft"),
     ):
         require_same_tokens_on_servers(ServedReading(url, patience=READY), "urls", None, tokenizer())
+
+
+def lists(most):
+    def respond(body, path, headers):
+        count = json.loads(body)["prompt_logprobs"]
+        if count > most:
+            return 400, {"error": f"{count} is greater than {most}"}
+        listed = {"1": {"logprob": -0.5}, "2": {"logprob": -1.5}, "0": {"logprob": -2.5}}
+        rows = [None, *({str(token): {"logprob": -9.0}} | listed for token in json.loads(body)["prompt"][1:])]
+        return 200, {"choices": [{"prompt_logprobs": rows}]}
+
+    return respond
+
+
+def test_servers_that_do_not_list_as_many_tokens_are_named_at_the_start():
+    with answering(lists(4)) as url:
+        reading = ServedReading(url, patience=READY)
+        require_top_of_servers(reading, "urls", tokenizer(), 4)
+        with pytest.raises(ModelError, match=r"5 most likely tokens.*HTTP 400.*--max-logprobs 5"):
+            require_top_of_servers(reading, "urls", tokenizer(), 5)
+        (row,) = reading.read_top([prompt_of()], [[7, 2]], 4, 1.0)
+    nothing = [-math.inf, -1.0]
+    assert row.tolist() == [
+        [-9.0, -0.5, -1.5, -2.5, -9.0, 1, 2, 0, 7],
+        [-1.5, -0.5, -1.5, -2.5, nothing[0], 1, 2, 0, nothing[1]],
+    ]
 
 
 def test_a_server_that_does_not_tokenize_needs_a_tokenizer_path():

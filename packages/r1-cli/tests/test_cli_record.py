@@ -69,12 +69,22 @@ def test_a_row_holds_what_was_asked_said_scored_and_learned(tmp_path: Path) -> N
         "prompt": "How many?", "answer": "two", "ground_truth": "3", "media": [], "prompt_tokens": [5, 6, 7],
         "tokens": [0, 1, 2], "rollout_logprobs": [-0.5, -1.0, -1.5], "old_logprobs": [-0.25] * 3, "entropies": None,
         "ref_logprobs": None,
-        "teacher_logprobs": None,
+        "teacher_logprobs": None, "teacher_top": None, "teacher_top_ids": None,
         "advantages": [2.0, 3.0, 4.0], "score": 0.5, "reward": 0.25, "parts": {"accuracy": 0.0, "format": 1.0},
         "extracted": "2", "reason": "not the same number", "failure": None, "finish_reason": "stop",
         "weight_version": 7, "sampled": None, "turns": None, "stop_reason": None, "episode": None,
     }  # fmt: skip
     assert list(rows[0]) == SCHEMA.names
+
+
+def test_a_teachers_likely_tokens_are_lists_for_each_token(tmp_path: Path) -> None:
+    samples = with_tokens(
+        learned(step()), teacher_top=-torch.arange(20.0).view(10, 2), teacher_top_ids=torch.arange(20).view(10, 2).int()
+    )
+    record(tmp_path, 3, step(), samples)
+    rows = RunReader(tmp_path).samples(3)
+    assert rows[1]["teacher_top"] == [[-4.0, -5.0], [-6.0, -7.0], [-8.0, -9.0]]
+    assert rows[3]["teacher_top_ids"] == [[14, 15], [16, 17], [18, 19]]
 
 
 def test_a_validation_has_no_fields_of_the_learner(tmp_path: Path) -> None:

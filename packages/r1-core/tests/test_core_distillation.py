@@ -1,5 +1,6 @@
 """Distillation: the divergence from a teacher over the vocabulary, and the advantage that estimates its gradient."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -209,3 +210,116 @@ def test_what_is_missing_or_double_is_named():
         Objective(divergence="jsd", kl_penalty="full", kl_coef=0.1)
     with pytest.raises(ValueError, match="no divergence is called 'reverse'"):
         Objective(divergence="reverse")
+
+
+# --- the teacher's most likely tokens -------------------------------------------------------------------------------
+
+
+def top_of(teacher, samples, count):
+    """The samples with the teacher's `count` most likely tokens at each, by its own forward pass."""
+    found = []
+    for one in samples:
+        with torch.no_grad():
+            logprobs = probabilities(teacher, one).log()
+        top, ids = logprobs.topk(count)
+        rows = torch.zeros(2, len(one.token_ids), count, dtype=logprobs.dtype)
+        rows[:, 1:] = torch.stack([top, ids.to(top.dtype)])
+        found.append(replace(one, teacher_top=rows[0], teacher_top_ids=rows[1].int()))
+    return found
+
+
+def binned_kl(p, q, ids):
+    """KL(q, p) over the tokens `ids` [T, k] and one bin of all others."""
+
+    def bins(x):
+        listed = x.gather(-1, ids)
+        return torch.cat([listed, 1 - listed.sum(-1, keepdim=True)], dim=-1)
+
+    return forward_kl(bins(p), bins(q))
+
+
+def dense_top(model, teacher, samples, count):
+    found = []
+    for one in samples:
+        p, q = probabilities(model, one), probabilities(teacher, one).detach()
+        ids = q.topk(count).indices
+        value = forward_kl(p, q) if count == VOCAB else binned_kl(p, q, ids)
+        found.append(value[one.loss_mask[1:]])
+    return torch.cat(found).mean()
+
+
+@pytest.mark.parametrize("chunk", [1, 3, 100])
+@pytest.mark.parametrize("build", [qwen2, adapted])
+@pytest.mark.parametrize("count", [1, 4, VOCAB])
+def test_top_loss_and_gradient_are_those_of_the_dense_formula(count, build, chunk, monkeypatch):
+    """With k = V the KL over the vocabulary itself."""
+    monkeypatch.setattr(linear_head, "CHUNK_BYTES", VOCAB * 4 * chunk)
+    model, teacher = in_float64(build(), monkeypatch), in_float64(qwen2(1), monkeypatch)
+    learner = learner_for(model, padding_free=chunk == 3, temperature=TEMPERATURE)
+    samples = top_of(teacher, without_advantages(learner.add_logprobs(text_samples())), count)
+    metrics = learner.forward_backward(samples, Objective(divergence="top", distillation_coef=0.3))
+    found = gradients(model)
+    model.zero_grad()
+    mean = dense_top(model, teacher, samples, count)
+    (0.3 * mean).backward()
+    assert metrics["distillation_loss"] == pytest.approx(mean.item(), abs=1e-10)
+    for key, grad in gradients(model).items():
+        torch.testing.assert_close(found[key], grad, atol=1e-10, rtol=0)
+
+
+@pytest.mark.parametrize("chunk", [1, 100])
+@pytest.mark.parametrize("count", [3, VOCAB + 2])
+def test_a_learners_teacher_lists_its_most_likely_tokens(count, chunk, monkeypatch):
+    monkeypatch.setattr(linear_head, "CHUNK_BYTES", VOCAB * 4 * chunk)
+    teacher = qwen2(1)
+    learner = learner_for(qwen2(), padding_free=chunk == 1, teacher=teacher, teacher_top=count, temperature=TEMPERATURE)
+    plain = learner.add_logprobs(text_samples(), ["teacher_logprobs"])
+    for one, sample in zip(plain, learner.add_logprobs(text_samples(), ["teacher_top"]), strict=True):
+        with torch.no_grad():
+            top, ids = probabilities(teacher, sample).log()[sample.loss_mask[1:]].topk(min(count, VOCAB))
+        torch.testing.assert_close(sample.teacher_logprobs, one.teacher_logprobs, atol=1e-5, rtol=0)
+        found, found_ids = sample.teacher_top[sample.loss_mask], sample.teacher_top_ids[sample.loss_mask]
+        torch.testing.assert_close(found[:, :VOCAB], top, atol=1e-5, rtol=0)
+        assert found_ids[:, :VOCAB].tolist() == ids.tolist()
+        assert found_ids[:, VOCAB:].eq(-1).all()
+        assert found[:, VOCAB:].eq(-torch.inf).all()
+
+
+def top_case(logits, top, ids):
+    logits = torch.tensor(logits, dtype=torch.float64, requires_grad=True)
+    value = kl.top_forward(logits.log_softmax(-1), torch.tensor(top, dtype=torch.float64), torch.tensor(ids))
+    value.sum().backward()
+    return value.detach(), logits.grad
+
+
+def test_unlisted_tokens_are_one_bin_whatever_takes_their_place():
+    """Ids of no token, a token beyond the policy's vocabulary, and −inf count with the bin."""
+    logits, half = [[0.5, 1.0, -1.0, 0.0]], math.log(0.5)
+    plain, slope = top_case(logits, [[half]], [[1]])
+    p = torch.tensor(logits, dtype=torch.float64).softmax(-1)[0, 1]
+    torch.testing.assert_close(plain[0], 0.5 * (0.5 / p).log() + 0.5 * (0.5 / (1 - p)).log())
+    for top, ids in (([[half, -math.inf]], [[1, -1]]), ([[half, math.log(0.2)]], [[1, 9]])):
+        other, other_slope = top_case(logits, top, ids)
+        torch.testing.assert_close(other, plain)
+        torch.testing.assert_close(other_slope, slope)
+
+
+def test_top_values_that_could_be_nan_are_not():
+    """No answer of the teacher; a policy that bans all that the teacher does not list; a sum above 1 by rounding."""
+    nothing, slope = top_case([[0.5, 1.0]], [[math.nan, math.nan]], [[0, 0]])
+    assert (nothing.item(), slope.abs().sum().item()) == (0.0, 0.0)
+    banned, slope = top_case([[0.0, 0.0, -math.inf]], [[math.log(0.5), math.log(0.4)]], [[0, 1]])
+    torch.testing.assert_close(banned[0].item(), 0.5 * math.log(1.0) + 0.4 * math.log(0.8))
+    assert slope.isfinite().all()
+    above, slope = top_case([[0.0, 0.0, -9.0]], [[math.log(0.5) + 1e-7, math.log(0.5) + 1e-7]], [[0, 1]])
+    assert 0 <= above.item() < 1e-3
+    assert slope.isfinite().all()
+
+
+def test_top_tokens_are_never_left_out_in_silence():
+    learner = learner_for(qwen2())
+    samples = without_advantages(learner.add_logprobs(text_samples()))
+    with pytest.raises(ValueError, match=r"sample 0 .* has no teacher_top, which is needed"):
+        learner.forward_backward(samples, Objective(divergence="top"))
+    with pytest.raises(ValueError, match=r"teacher_top has shape \[2\], expected \[L, k\]"):
+        replace(samples[0], teacher_top=torch.zeros(2))

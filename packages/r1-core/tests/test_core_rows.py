@@ -10,7 +10,19 @@ import torch
 from r1_core.advantages.inputs import ESTIMATOR_FIELDS
 from r1_core.learner.microbatch import collate
 from r1_core.needs import all_needs
-from r1_core.types import LOSS_FIELDS, PER_TOKEN, Sample, TokenTable, known, rows, to_rows, tokens, trained, with_tokens
+from r1_core.types import (
+    LOSS_FIELDS,
+    PER_TOKEN,
+    TOP_FIELDS,
+    Sample,
+    TokenTable,
+    known,
+    rows,
+    to_rows,
+    tokens,
+    trained,
+    with_tokens,
+)
 
 
 def sample(prompt: int, response: int, group_id: int = 0) -> Sample:
@@ -86,5 +98,10 @@ def test_a_per_token_field_is_declared_once_and_where_it_is_read():
         "needs": ("rollout_logprobs", "old_logprobs", "ref_logprobs", "squared_probs", "full_kl", "values"),
     }
     of_turns = {"token_rewards", "turn_ids", "state_ids"}  # which estimators get in a form of their own
-    others = {"entropies", "returns", "teacher_logprobs"}  # of which `advantages.distillation` reads the last
+    others = {
+        "entropies",
+        "returns",
+        "teacher_logprobs",
+        *TOP_FIELDS,
+    }  # of which `advantages.distillation` reads the third
     assert {*PER_TOKEN} == {*LOSS_FIELDS, *ESTIMATOR_FIELDS} | others | of_turns

@@ -17,6 +17,8 @@ from r1_core.registry import Registry
 from r1_core.types import check_tensors
 
 EXPONENT_LIMIT = 20.0
+TOP = "top"  # the name of `top_forward`, which compares with k tokens of the teacher in place of its model
+LEAST = -1e30  # in place of −inf, where a gradient would be NaN
 FULL = "full"  # the name of `full`, which is not among the estimators: a token's log-probs do not suffice for it
 
 
@@ -77,6 +79,31 @@ def jensen_shannon(logprobs: Tensor, ref_logprobs: Tensor) -> Tensor:
     possible = torch.maximum(logprobs, ref_logprobs) > -torch.inf
     mean = torch.logaddexp(*(torch.where(possible, each, 0.0) for each in (logprobs, ref_logprobs))) - math.log(2)
     return 0.5 * (full(logprobs, mean) + full(ref_logprobs, mean))
+
+
+def top_forward(logprobs: Tensor, top: Tensor, top_ids: Tensor) -> Tensor:
+    """KL(pi_ref, pi) over k tokens and one bin of all others: [..., V] and twice [..., k] to [...].
+
+    At most the KL over the vocabulary, and equal to it for k = V. 0 where `top` is NaN.
+
+    Args:
+        top: log-probs of pi_ref's most likely tokens; −inf: none.
+        top_ids: those tokens, each once; others than 0 to V − 1 count with the bin.
+    """
+    size = logprobs.shape[-1]
+    inside = (top_ids >= 0) & (top_ids < size)
+    ids = torch.where(inside, top_ids, size).long()
+    listed = torch.zeros(*logprobs.shape[:-1], size + 1, dtype=torch.bool, device=logprobs.device)
+    listed = listed.scatter_(-1, ids, True)[..., :size]
+    theirs = torch.where(inside, top.to(logprobs.dtype), -torch.inf)
+    own = torch.where(inside, logprobs.gather(-1, ids.clamp(max=size - 1)), 0.0)
+    known = ~top.isnan().any(-1)
+    # All others: what the policy gives none of can be no bin.
+    possible = known & (torch.where(listed, -torch.inf, logprobs) > -torch.inf).any(-1)
+    rest = torch.where(possible[..., None] & ~listed, logprobs, LEAST).logsumexp(-1)
+    mass = torch.where(possible, 1.0 - theirs.exp().sum(-1), 0.0).clamp(min=0.0)
+    found = full(torch.where(known[..., None], theirs, -torch.inf), own) + torch.xlogy(mass, mass) - mass * rest
+    return torch.where(known, found, 0.0)
 
 
 def reward_penalties(name: str, logprobs: Tensor, ref_logprobs: Tensor, mask: Tensor, coef: float) -> Tensor:

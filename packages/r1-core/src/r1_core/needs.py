@@ -18,13 +18,13 @@ OTHERS = ("groups", "correction_weights", "baselines", "parts", "turns", "states
 # and what `turns` and `states` are made of.
 NO_NEEDS = {
     "entropies", "advantages", "returns", "weights", "selected", "token_rewards", "turn_ids", "state_ids",
-    "teacher_logprobs",
+    "teacher_logprobs", "teacher_top", "teacher_top_ids",
 }  # fmt: skip
 
 # One forward pass of the policy computes these (and the old log-probs always), one of the reference or teacher those.
 OF_POLICY = frozenset({"old_logprobs", "squared_probs", "full_kl"})
 OF_REFERENCE = frozenset({"ref_logprobs"})
-OF_TEACHER = frozenset({"teacher_logprobs"})
+OF_TEACHER = frozenset({"teacher_logprobs", "teacher_top"})
 
 
 @cache

@@ -36,7 +36,7 @@ class Objective:
     length: int | None = None  # what a fixed-length average divides by; None: `totals.length`
     off_policy_threshold: float = math.inf  # see `off_policy_weights`
     correction: Correction | None = None  # of the gap between rollout and learner
-    divergence: str | None = None  # a name of `kl.DIVERGENCES`, of policy and teacher; None: no such term
+    divergence: str | None = None  # of policy and teacher, a name of `kl.DIVERGENCES` or `kl.TOP`; None: no such term
     distillation_coef: float = 1.0
 
     def __post_init__(self) -> None:
@@ -50,7 +50,8 @@ class Objective:
             distillation_coef=self.distillation_coef,
         )
         if self.divergence is not None:
-            kl.DIVERGENCES.get(self.divergence)
+            if self.divergence != kl.TOP:
+                kl.DIVERGENCES.get(self.divergence)
             if self.full_kl:
                 raise ValueError(
                     "the loss compares the policy over the vocabulary with its teacher, so it cannot have the full KL "

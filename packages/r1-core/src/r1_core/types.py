@@ -77,6 +77,8 @@ class Sample:
     entropies: Tensor | None = None  # float32 [L], nats, of the policy before the first update
     ref_logprobs: Tensor | None = None  # float32 [L], the frozen reference's
     teacher_logprobs: Tensor | None = None  # float32 [L], of a teacher to distil from; NaN: it gave none
+    teacher_top: Tensor | None = None  # float32 [L, k], log-probs of its most likely tokens; NaN: it gave none
+    teacher_top_ids: Tensor | None = None  # int32 [L, k], those tokens; outside the vocabulary: no token
     squared_probs: Tensor | None = None  # float32 [L], Σ p² of the policy before the first update
     full_kl: Tensor | None = None  # float32 [L], nats, KL(policy, reference) over the vocabulary, before it
     values: Tensor | None = None  # float32 [L], the critic's prediction before each token, before its first update
@@ -99,6 +101,9 @@ class Sample:
             )
         length = self.token_ids.shape[0]
         given = {name: value for name in PER_TOKEN if (value := self.get(name)) is not None}
+        for name in TOP_FIELDS:
+            if (value := given.pop(name, None)) is not None:
+                check_tensors(owner, "[L, k]", (length, *value.shape[1:2]), **{name: value})
         check_tensors(owner, "[L]", (length,), loss_mask=self.loss_mask, **given)
         check_mask(owner, self.loss_mask)
         for name, value in (("turn_ids", self.turn_ids), ("state_ids", self.state_ids)):
@@ -138,6 +143,8 @@ def join_inputs(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     return {name: torch.cat(found[name]) for name in sorted(found)}
 
 
+# Of the per-token fields, those with k values a token.
+TOP_FIELDS = ("teacher_top", "teacher_top_ids")
 # The names of the optional per-token tensors of a sample.
 PER_TOKEN = tuple(each.name for each in fields(Sample) if each.default is None)
 
@@ -204,8 +211,12 @@ def row_mask(lengths: Tensor) -> Tensor:
 
 
 def to_rows(flat: Tensor, trained: Tensor) -> Tensor:
-    """Lay out flat values [T] in rows [N, R], 0 where `trained` is false; differentiable."""
-    return flat.new_zeros(trained.shape).masked_scatter(trained, flat)
+    """Lay out flat values [T, …] in rows [N, R, …], 0 where `trained` is false; of [T] differentiable."""
+    if flat.ndim == 1:
+        return flat.new_zeros(trained.shape).masked_scatter(trained, flat)
+    found = flat.new_zeros(*trained.shape, *flat.shape[1:])
+    found[trained] = flat
+    return found
 
 
 def known(samples: Sequence[Sample], name: str) -> bool:
@@ -232,7 +243,7 @@ def rows(samples: Sequence[Sample], name: str, mask: Tensor | None = None) -> Te
 
 
 def tokens(samples: Sequence[Sample], name: str) -> Tensor:
-    """Return a per-token field flat [T], in its own dtype. Raises ValueError if a sample lacks it."""
+    """Return a per-token field flat, [T] or [T, k], in its own dtype. Raises ValueError if a sample lacks it."""
     columns, masks = list[Tensor](), list[Tensor]()
     for i, sample in enumerate(samples):
         column = sample.get(name)
@@ -240,7 +251,8 @@ def tokens(samples: Sequence[Sample], name: str) -> Tensor:
             raise ValueError(f"sample {i} (group {sample.group_id}) has no {name}, which is needed of all samples")
         columns.append(column)
         masks.append(sample.loss_mask)
-    return torch.cat(columns).masked_select(torch.cat(masks))
+    whole, mask = torch.cat(columns), torch.cat(masks)
+    return whole.masked_select(mask) if whole.ndim == 1 else whole[mask]
 
 
 def not_finite(samples: Sequence[Sample], name: str) -> list[int]:
@@ -251,11 +263,13 @@ def not_finite(samples: Sequence[Sample], name: str) -> list[int]:
 
 
 def with_tokens(samples: Sequence[Sample], **flat: Tensor) -> list[Sample]:
-    """Return the samples with per-token fields set from flat values [T]; 0 or false on untrained tokens."""
+    """Return the samples with per-token fields set from flat values, [T] or [T, k]; 0 or false on untrained tokens."""
     if not samples or not flat:
         return list(samples)
     mask = torch.cat([sample.loss_mask for sample in samples])
-    check_tensors("with_tokens", "[T]", (int(mask.sum()),), **flat)
+    for name, values in flat.items():
+        axes = "[T, k]" if name in TOP_FIELDS else "[T]"
+        check_tensors("with_tokens", axes, (int(mask.sum()), *values.shape[1 : axes.count(",") + 1]), **{name: values})
     lengths = [len(sample.token_ids) for sample in samples]
     columns = [to_rows(values, mask).split(lengths) for values in flat.values()]
     fields_of_samples = zip(samples, zip(*columns, strict=True), strict=True)

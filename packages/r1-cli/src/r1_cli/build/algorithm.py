@@ -12,6 +12,7 @@ from r1_cli.train.groups.stream_position import StreamPosition
 from r1_cli.train.types import Position, Schedule, Update
 from r1_core import advantages, losses
 from r1_core.filtering import EMAStd, GroupFilter, KeepAll, MeanRange, NonzeroVariance
+from r1_core.kl import TOP
 from r1_core.kl_control import AdaptiveKL, FixedKL, KLController
 from r1_core.losses import Correction, PolicyLoss, Rejection
 from r1_core.losses.correction import Measure, Span
@@ -93,7 +94,7 @@ def build_objective(config: RunConfig) -> Objective:
         length=actor.loss_scale_factor or config.data.max_response_length,
         off_policy_threshold=float("inf") if off_policy is None else off_policy,
         correction=build_correction(config),
-        divergence=distillation.divergence if in_loss else None,
+        divergence=(TOP if distillation.topk else distillation.divergence) if in_loss else None,
         distillation_coef=distillation.coef if in_loss else 1.0,
     )
 

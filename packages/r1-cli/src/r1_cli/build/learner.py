@@ -79,6 +79,7 @@ def build_learner(
         build_learning_rate(actor.optim, steps, schedule.updates_per_step),
         reference=reference,
         teacher=teacher,
+        teacher_top=config.algorithm.distillation.topk or 0,
         batching=build_batching(config, actor),
         temperature=config.worker.rollout.temperature,
         max_grad_norm=actor.max_grad_norm,

@@ -20,6 +20,7 @@ from r1_cli.config.section import AUTO_SIZE, lookup
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
 from r1_cli.train.types import Policy, Trainable, ValueModel
+from r1_core.kl import TOP
 from r1_core.learner.batching import MicroLimit
 from r1_core.learner.profiling import PassProfile, is_out_of_memory
 from r1_core.types import Sample
@@ -83,12 +84,16 @@ def choose_micro_batches(
 def list_models(
     config: RunConfig, learner: Policy, critic: ValueModel | None
 ) -> Iterator[tuple[Owner, Trainable, ProfilePass]]:
-    objective = build_objective(config)
-    yield (
-        "actor",
-        learner,
-        lambda samples, limit, grad: learner.profile_pass(samples, objective if grad else None, limit),
-    )
+    objective, topk = build_objective(config), config.algorithm.distillation.topk or 0
+
+    def profile_policy(samples: list[Sample], limit: MicroLimit, grad: bool) -> PassProfile:
+        if objective.divergence == TOP:
+            from r1_cli.train.teaching import with_top
+
+            samples = [with_top(one, None, topk) for one in samples]
+        return learner.profile_pass(samples, objective if grad else None, limit)
+
+    yield "actor", learner, profile_policy
     if critic is not None:
         yield "critic", critic, lambda samples, limit, grad: critic.profile_pass(samples, limit, gradient=grad)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from r1_cli.build.rendering import build_renderer
 from r1_cli.build.rewards.connect import padded_batching
-from r1_cli.build.rewards.frozen_model import open_frozen
+from r1_cli.build.rewards.frozen_model import FrozenReading, open_frozen
 from r1_cli.build.rewards.own_models import LearnerReading
 from r1_cli.build.rewards.served_model import ServedReading
 from r1_cli.build.teacher_model import OTHER, PROBES, require_same_tokenizer
@@ -18,7 +18,7 @@ from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
 from r1_cli.models.load import ModelError, load_tokenizer
 from r1_cli.train.groups.group import Group
-from r1_cli.train.teaching import AdvantageTeacher, LossTeacher, TeacherModel
+from r1_cli.train.teaching import AdvantageTeacher, LossTeacher, TeacherModel, Teachers, TopTeacher
 from r1_cli.train.types import Policy, Teacher
 from r1_core.advantages.distillation import Distillation
 from r1_data.dataset import Mixture
@@ -38,7 +38,7 @@ def build_teacher(
         ModelError: a model cannot be loaded, or has other tokens than the policy.
     """
     distillation = config.algorithm.distillation
-    if distillation.form == "loss":
+    if distillation.form == "loss" and not distillation.topk:
         return LossTeacher()
     opened: dict[int, TeacherModel] = {
         id(one): _open(config, hardware, model, learner, prompts, key, one)
@@ -49,9 +49,11 @@ def build_teacher(
         settings = config.worker.teacher.of(source)
         return None if settings is None else opened[id(settings)]
 
-    term = Distillation(distillation.coef, distillation.clip, distillation.task_reward)
     temperature, share = config.worker.rollout.temperature, config.worker.teacher.failure_share
-    return AdvantageTeacher(learner, term, find, temperature, share)
+    teachers = Teachers(learner, find, temperature, share, distillation.topk or 0)
+    if distillation.form == "loss":
+        return TopTeacher(teachers, distillation.task_reward)
+    return AdvantageTeacher(teachers, Distillation(distillation.coef, distillation.clip, distillation.task_reward))
 
 
 def _open(
@@ -65,24 +67,44 @@ def _open(
 ) -> TeacherModel:
     temperature, path = config.worker.rollout.temperature, settings.model.model_path
     rewrite = _prompts(config, model, prompts, key, settings) if settings.privileged else lambda group: group.prompt
+    topk = config.algorithm.distillation.topk or 0
+    reading: ServedReading | LearnerReading | FrozenReading
     if settings.urls:
-        reading = _open_servers(settings, key, model)
-        return TeacherModel(reading, rewrite)
-    if path == POLICY:
-        return TeacherModel(LearnerReading(learner, "policy", temperature), rewrite)
-    if path == config.worker.teacher.in_learner:
-        return TeacherModel(LearnerReading(learner, "teacher", temperature) if settings.privileged else None, rewrite)
-    name = f"{key}.model.model_path"
-    return TeacherModel(open_frozen(path or "", name, config, hardware, model, padded_batching(config)), rewrite)
+        reading = _open_servers(settings, key, model, topk)
+    elif path == POLICY:
+        reading = LearnerReading(learner, "policy", temperature)
+    elif path == config.worker.teacher.in_learner:
+        if not settings.privileged:
+            return TeacherModel(None, rewrite)
+        reading = LearnerReading(learner, "teacher", temperature)
+    else:
+        name = f"{key}.model.model_path"
+        reading = open_frozen(path or "", name, config, hardware, model, padded_batching(config))
+    return TeacherModel(reading, rewrite, partial(reading.read_top, count=topk, temperature=temperature))
 
 
-def _open_servers(settings: OneTeacherConfig, key: str, model: ModelFiles) -> ServedReading:
+def _open_servers(settings: OneTeacherConfig, key: str, model: ModelFiles, topk: int) -> ServedReading:
     try:
         reading = ServedReading(settings.urls or "", served_name=settings.served_name, token_env=settings.token_env)
     except RewardSpecError as error:
         raise ConfigError([Problem(f"{key}.urls", str(error), settings.urls)]) from error
     require_same_tokens_on_servers(reading, f"{key}.urls={settings.urls}", settings.tokenizer_path, model.tokenizer)
+    if topk:
+        require_top_of_servers(reading, f"{key}.urls={settings.urls}", model.tokenizer, topk)
     return reading
+
+
+def require_top_of_servers(reading: ServedReading, owner: str, tokenizer: Any, count: int) -> None:
+    """Raise ModelError unless each server lists its most likely tokens."""
+    token_ids = tokenizer.encode(PROBES[0], add_special_tokens=False)
+    for base in reading.bases:
+        try:
+            reading.try_top(base, token_ids, count)
+        except RequestFailed as error:
+            raise ModelError(
+                f"{owner}: {base} does not list its {count} most likely tokens, for algorithm.distillation.topk "
+                f"({error}); vLLM lists at most 20 unless it is started with --max-logprobs {count}"
+            ) from error
 
 
 def require_same_tokens_on_servers(reading: ServedReading, owner: str, path: str | None, own: Any) -> None:

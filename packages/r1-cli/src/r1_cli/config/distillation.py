@@ -114,6 +114,8 @@ class DistillationConfig(Section):
     # advantage: coef · clip(log teacher − log policy) of each sampled token; loss: the divergence over the vocabulary
     form: Literal["advantage", "loss"] = "advantage"
     divergence: Literal["reverse_kl", "forward_kl", "jsd"] = "reverse_kl"  # the advantage estimates reverse_kl
+    # of form=loss: the teacher gives its k most likely tokens, which servers can, and not all logits; with forward_kl
+    topk: Count | None = None
     coef: NonNegative = 1.0  # weight of the teacher's term
     task_reward: bool = False  # add it to the task's advantages; false: it replaces them, and rewards are only shown
     clip: Positive = Field(default=10.0)  # nats, of form=advantage
@@ -122,9 +124,21 @@ class DistillationConfig(Section):
         self, teacher: TeacherConfig, *, full_kl: bool, kl_in_reward: bool, critic: bool
     ) -> Iterator[KeyProblem]:
         """Yield what does not go together in a run with a teacher, whose other parts are the arguments."""
-        if self.form == "loss" and (teacher.sources or teacher.urls or teacher.privileged or not teacher.loaded):
+        alone = teacher.loaded and not (teacher.sources or teacher.urls or teacher.privileged)
+        if self.form == "loss" and not (self.topk or alone):
             message = "needs all logits of one teacher, which the run loads and which sees the policy's prompts: set "
-            yield f"{DISTILLATION}.form", f"{message}{PATH} alone, or form=advantage"
+            yield (
+                f"{DISTILLATION}.form",
+                f"{message}{PATH} alone, or topk with divergence=forward_kl, or form=advantage",
+            )
+        if self.topk and any(one.model.model_path == POLICY for one in teacher.every.values()):
+            yield f"{DISTILLATION}.topk", "has no place for a teacher that is the policy"
+        if self.topk and self.form != "loss":
+            yield f"{DISTILLATION}.topk", "needs algorithm.distillation.form=loss"
+        elif self.topk and self.divergence != "forward_kl":
+            message = "is not computed over a teacher's topk tokens: the policy would lower it by moving to the tokens "
+            message += "that are not listed, and fail with a falling loss (verl #5041); set forward_kl, or topk=null"
+            yield f"{DISTILLATION}.divergence", message
         if self.form == "advantage" and self.divergence != "reverse_kl":
             message = "needs algorithm.distillation.form=loss: an advantage of sampled tokens estimates reverse_kl"
             yield f"{DISTILLATION}.divergence", message

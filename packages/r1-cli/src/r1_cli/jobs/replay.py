@@ -64,7 +64,7 @@ def _settings_of(run: Path, step: int) -> tuple[dict[str, Any], int | None]:
 IN_ORDER = (
     "prompt_id", "prompt_tokens", "media", "tokens", "rollout_logprobs", "finish_reason", "sampled", "stop_reason",
     "turns", "score", "parts", "failure", "reward", "old_logprobs", "entropies", "ref_logprobs",
-    "teacher_logprobs", "advantages",
+    "teacher_logprobs", "teacher_top", "teacher_top_ids", "advantages",
 )  # fmt: skip
 OF_THE_CLOCK = ("timing_", "perf/", "gen/busy")
 

@@ -112,7 +112,12 @@ def find_oddities(config: RunConfig, plan: Plan) -> list[str]:
 
 def describe_distillation(config: RunConfig) -> str:
     settings = config.algorithm.distillation
-    if settings.form == "loss":
+    if settings.form == "loss" and settings.topk:
+        term = (
+            f"{settings.coef:g} · {settings.divergence} over the teacher's {settings.topk} most likely tokens and one "
+        )
+        term += "bin of all others, in the loss"
+    elif settings.form == "loss":
         term = f"{settings.coef:g} · {settings.divergence} of policy and teacher over the vocabulary, in the loss"
     else:
         term = f"{settings.coef:g} · (log teacher − log policy) of each sampled token, in its advantage"

@@ -59,6 +59,8 @@ COLUMNS = (
     Column("entropies", NUMBERS, "of each token's distribution, nats, the learner's before its update; likewise"),
     Column("ref_logprobs", NUMBERS, "of each token, the reference's; null without one"),
     Column("teacher_logprobs", NUMBERS, "of each token, the teacher's; NaN: it gave none; null without one"),
+    Column("teacher_top", pa.list_(NUMBERS), "of each token, log-probs of the teacher's most likely ones; with `topk`"),
+    Column("teacher_top_ids", pa.list_(TOKENS), "these tokens; -1: none"),
     Column("advantages", NUMBERS, "of each token; null in validation"),
     Column("score", pa.float64(), "what the reward gave"),
     Column("reward", pa.float64(), "what the estimator saw: the score after shaping"),

@@ -21,7 +21,7 @@ from r1_cli.runs.schema import COLUMNS, SCHEMA, write_table
 from r1_cli.runs.track import Generation
 from r1_cli.runs.track.timing import Record
 from r1_cli.train.groups.group import Group, Response, as_episode, paths_of
-from r1_core.types import Sample, tokens
+from r1_core.types import TOP_FIELDS, Sample, tokens
 from r1_data.types import Prompt
 from r1_rollout.types import Completion
 
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("r1")
 
 ROOM = 2  # steps that may wait in memory to be written
-OF_THE_LEARNER = ("old_logprobs", "entropies", "ref_logprobs", "teacher_logprobs", "advantages")
+OF_THE_LEARNER = ("old_logprobs", "entropies", "ref_logprobs", "teacher_logprobs", *TOP_FIELDS, "advantages")
 
 
 FRAMES = 16  # of a video that are kept, evenly spread
@@ -253,29 +253,31 @@ def _episode_columns(
 def token_column(
     samples: Sequence[Sample], name: str, lengths: Sequence[int], marks: "Sequence[NDArray[np.bool_] | None]"
 ) -> pa.Array:
-    """Return a field of the trained tokens as one list per sample; null if samples lack it.
+    """Return a field of the trained tokens as one list per sample, of lists if it is [L, k]; null if samples lack it.
 
     Of an episode the list covers the environment's tokens, too, with 0.
     """
     if not samples or any(sample.get(name) is None for sample in samples):
         return pa.nulls(len(lengths), SCHEMA.field(name).type)
-    values = tokens(samples, name).float().cpu().numpy()
+    found = tokens(samples, name).cpu()
+    values = (found.float() if found.is_floating_point() else found).numpy()
     if any(mark is not None for mark in marks):
         trained = np.concatenate([np.ones(n, bool) if m is None else m for n, m in zip(lengths, marks, strict=True)])
-        spread = np.zeros(len(trained), np.float32)
+        spread = np.zeros((len(trained), *values.shape[1:]), values.dtype)
         spread[trained] = values
         values = spread
-    return _cut(values, lengths)
+    flat = pa.array(values.ravel())
+    return _cut(flat if values.ndim == 1 else _cut(flat, [values.shape[1]] * len(values)), lengths)
 
 
 def list_column(values: Sequence[Any], dtype: Any) -> pa.Array:
     """Return arrays as one column, without Python objects for numbers."""
     flat = np.concatenate([np.empty(0, dtype), *values]).astype(dtype, copy=False)
-    return _cut(flat, [*map(len, values)])
+    return _cut(pa.array(flat), [*map(len, values)])
 
 
-def _cut(flat: Any, lengths: Sequence[int]) -> pa.Array:
-    return pa.ListArray.from_arrays(pa.array(np.cumsum([0, *lengths], dtype=np.int32)), pa.array(flat))
+def _cut(flat: pa.Array, lengths: Sequence[int]) -> pa.Array:
+    return pa.ListArray.from_arrays(pa.array(np.cumsum([0, *lengths], dtype=np.int32)), flat)
 
 
 def clean(text: object) -> str:

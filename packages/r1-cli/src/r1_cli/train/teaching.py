@@ -10,7 +10,7 @@ from torch import Tensor
 
 from r1_cli.train.groups.group import Group
 from r1_cli.train.types import Policy, Samples
-from r1_core.advantages.distillation import Distillation
+from r1_core.advantages.distillation import Distillation, missing_share
 from r1_core.needs import OF_TEACHER
 from r1_core.types import Sample
 from r1_rewards.types import RewardFailure
@@ -21,48 +21,60 @@ log = logging.getLogger("r1")
 SAME = "the teacher gives every sampled token the policy's own log-prob: nothing is to be learned from the same model"
 
 
+# (prompts, answers) -> of each answer's tokens their log-probs, those of the k most likely tokens, and their ids,
+# [n, 1 + 2k]; [0] without a reply.
+ReadTop = Callable[[Sequence[PromptLike], Sequence[Sequence[int]]], list[Tensor]]
+
+
 @dataclass(frozen=True, slots=True)
 class TeacherModel:
     """One teacher. Without `reading` it is the learner's own, which reads samples as they are."""
 
     reading: Reading | None = None
     prompt_of: Callable[[Group], PromptLike] = lambda group: group.prompt  # as the teacher sees it
+    read_top: ReadTop | None = None
 
 
 @dataclass(slots=True)
-class AdvantageTeacher:
-    """Distillation by advantages: each data source has a teacher, or none and the task's advantages alone.
+class Teachers:
+    """Reads the samples of a step by the teacher that each data source has, if it has one.
 
     Args:
         find: the teacher of a data source.
         failure_share: of the tokens that have a teacher; if it gives no log-prob of more of them, the run ends.
+        topk: of the most likely tokens that a teacher lists; 0: none.
     """
 
     learner: Policy
-    distillation: Distillation
     find: Callable[[str], TeacherModel | None]
     temperature: float = 1.0
     failure_share: float = 0.1
-    in_loss = False
+    topk: int = 0
     _told: set[str] = field(default_factory=set)
 
-    def teach(self, samples: Samples, groups: Sequence[Group]) -> list[Sample]:
+    def read(self, samples: Samples, groups: Sequence[Group]) -> tuple[list[Sample], list[bool]]:
+        """Return the samples with what their teachers give, NaN without, and whether they have one.
+
+        Raises RewardFailure if too many tokens have no log-prob.
+        """
         teachers = [self._find(groups[sample.group_id]) for sample in samples]
-        found = [replace(one, teacher_logprobs=_nothing(one)) for one in samples]
+        found = [with_top(one, None, self.topk) for one in samples]
         for teacher in {id(one): one for one in teachers if one is not None}.values():
             places = [place for place, one in enumerate(teachers) if one is teacher]
             own = [samples[place] for place in places]
-            read = self.learner.add_logprobs(own, OF_TEACHER) if teacher.reading is None else None
-            read = self._read(teacher, teacher.reading, own, groups) if read is None and teacher.reading else read
-            for place, sample in zip(places, read or own, strict=True):
+            if teacher.reading is None:
+                read = self.learner.add_logprobs(own, ["teacher_top"] if self.topk else OF_TEACHER - {"teacher_top"})
+            else:
+                read = self._read(teacher, teacher.reading, own, groups)
+            for place, sample in zip(places, read, strict=True):
                 found[place] = sample
         self._require([one for one, teacher in zip(found, teachers, strict=True) if teacher is not None])
-        return self.distillation.add(found, [teacher is not None for teacher in teachers])
+        return found, [teacher is not None for teacher in teachers]
 
     def _find(self, group: Group) -> TeacherModel | None:
         teacher = self.find(group.data_source)
         if teacher is None:
-            self._tell(f"rows of {group.data_source} have no teacher: they train on the task's reward alone")
+            self.tell(f"rows of {group.data_source} have no teacher: they train on the task's reward alone")
         return teacher
 
     def _read(
@@ -75,18 +87,23 @@ class AdvantageTeacher:
                 prompts[sample.group_id] = teacher.prompt_of(groups[sample.group_id])
         begins = [len(groups[sample.group_id].prompt.token_ids) for sample in samples]
         answers = [sample.token_ids[begin:].tolist() for sample, begin in zip(samples, begins, strict=True)]
-        rows: list[list[float]] = [[] for _ in samples]
+        rows: list[Tensor | None] = [None] * len(samples)
         for _ in range(2):
-            asked = [i for i, row in enumerate(rows) if not row and answers[i]]
+            asked = [i for i, row in enumerate(rows) if row is None and answers[i]]
             if asked:
                 of = [prompts[samples[i].group_id] for i in asked]
-                new = reading.read_logprobs(of, [answers[i] for i in asked], [0] * len(asked), self.temperature)
+                new = self._ask(teacher, reading, of, [answers[i] for i in asked])
                 for i, row in zip(asked, new, strict=True):
-                    rows[i] = row
-        return [
-            replace(sample, teacher_logprobs=_in_place(sample, begin, row))
-            for sample, begin, row in zip(samples, begins, rows, strict=True)
-        ]
+                    rows[i] = row if len(row) else None
+        return [with_top(sample, row, self.topk) for sample, row in zip(samples, rows, strict=True)]
+
+    def _ask(
+        self, teacher: TeacherModel, reading: Reading, prompts: Sequence[PromptLike], answers: Sequence[list[int]]
+    ) -> list[Tensor]:
+        if self.topk and teacher.read_top:
+            return teacher.read_top(prompts, answers)
+        found = reading.read_logprobs(prompts, answers, [0] * len(answers), self.temperature)
+        return [torch.tensor(row)[:, None] for row in found]
 
     def _require(self, samples: Sequence[Sample]) -> None:
         total = sum(sample.response_length for sample in samples)
@@ -98,32 +115,46 @@ class AdvantageTeacher:
                 "command again when it answers"
             )
 
-    def metrics(self, samples: Samples, updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-        found = self.distillation.metrics(samples)
-        if found["distillation/kl"] == 0 and found["distillation/without_teacher"] == 0:
-            self._tell(SAME)
-        return found
-
-    def _tell(self, line: str) -> None:
+    def tell(self, line: str) -> None:
         if line not in self._told:
             self._told.add(line)
             log.warning("%s", line)
 
 
-def _nothing(sample: Sample) -> Tensor:
-    return torch.full(sample.loss_mask.shape, torch.nan)
+@dataclass(frozen=True, slots=True)
+class AdvantageTeacher:
+    """Distillation by advantages: each data source has a teacher, or none and the task's advantages alone."""
+
+    teachers: Teachers
+    distillation: Distillation
+    in_loss = False
+
+    def teach(self, samples: Samples, groups: Sequence[Group]) -> list[Sample]:
+        return self.distillation.add(*self.teachers.read(samples, groups))
+
+    def metrics(self, samples: Samples, updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+        found = self.distillation.metrics(samples)
+        if found.get("distillation/kl") == 0 and found["distillation/without_teacher"] == 0:
+            self.teachers.tell(SAME)
+        return found
 
 
 def _logprobs(sample: Sample) -> Tensor:
-    return _nothing(sample) if sample.teacher_logprobs is None else sample.teacher_logprobs
+    nothing = torch.full(sample.loss_mask.shape, torch.nan)
+    return nothing if sample.teacher_logprobs is None else sample.teacher_logprobs
 
 
-def _in_place(sample: Sample, begin: int, row: Sequence[float]) -> Tensor:
-    """Return log-probs [L] of the tokens from `begin` on; NaN before, and everywhere if there are none."""
-    found = _nothing(sample)
-    if row:
-        found[begin:] = torch.tensor(row)
-    return found
+def with_top(sample: Sample, row: Tensor | None, topk: int) -> Sample:
+    """Return the sample with the columns of `row` [n, 1 + 2 · topk] at its last n tokens, NaN before and without."""
+    found = torch.full((len(sample.token_ids), 1 + 2 * topk), torch.nan)
+    if row is not None:
+        found[len(found) - len(row) :] = row
+    if not topk:
+        return replace(sample, teacher_logprobs=found[:, 0])
+    ids = found[:, 1 + topk :].nan_to_num(-1.0).int()
+    return replace(
+        sample, teacher_logprobs=found[:, 0], teacher_top=found[:, 1 : 1 + topk].contiguous(), teacher_top_ids=ids
+    )
 
 
 class LossTeacher:
@@ -135,5 +166,31 @@ class LossTeacher:
         return list(samples)
 
     def metrics(self, samples: Samples, updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-        measured = [update["distillation_loss"] for update in updates if "distillation_loss" in update]
-        return {"distillation/divergence": fmean(measured)} if measured else {}
+        return _divergence(updates)
+
+
+@dataclass(frozen=True, slots=True)
+class TopTeacher:
+    """Distillation by the objective from the most likely tokens that teachers list."""
+
+    teachers: Teachers
+    task_reward: bool = False
+    in_loss = True
+
+    def teach(self, samples: Samples, groups: Sequence[Group]) -> list[Sample]:
+        found, taught = self.teachers.read(samples, groups)
+        if self.task_reward:
+            return found
+        return [
+            replace(one, advantages=torch.zeros(one.loss_mask.shape)) if has_teacher else one
+            for one, has_teacher in zip(found, taught, strict=True)
+        ]
+
+    def metrics(self, samples: Samples, updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+        found = {"distillation/without_teacher": missing_share(samples)} if samples else {}
+        return found | _divergence(updates)
+
+
+def _divergence(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    measured = [update["distillation_loss"] for update in updates if "distillation_loss" in update]
+    return {"distillation/divergence": fmean(measured)} if measured else {}

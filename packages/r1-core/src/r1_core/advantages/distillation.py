@@ -62,7 +62,7 @@ class Distillation:
         return {
             "distillation/kl": (0.0 - float(signal.sum())) / count,
             "distillation/clipped": float((raw[taught].abs() > self.clip).sum()) / count,
-            "distillation/without_teacher": 1.0 - float(taught.sum()) / max(len(raw), 1),
+            "distillation/without_teacher": missing_share(samples),
         }
 
 
@@ -72,6 +72,12 @@ class NoTask(Estimator):
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:
         return torch.zeros_like(inputs.token_rewards)
+
+
+def missing_share(samples: Sequence[Sample]) -> float:
+    """Return the share of trained tokens that have no teacher's log-prob."""
+    missing = tokens(samples, "teacher_logprobs").isnan()
+    return float(missing.sum()) / max(len(missing), 1)
 
 
 def without_teacher(samples: Sequence[Sample]) -> list[Sample]:

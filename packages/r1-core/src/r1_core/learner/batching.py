@@ -252,5 +252,5 @@ def _untrained(sample: Sample, other: Sample) -> Sample:
     zeros: dict[str, Any] = {}
     for name in PER_TOKEN:
         value = other.get(name)
-        zeros[name] = None if value is None else value.new_zeros(sample.token_ids.shape[0])
+        zeros[name] = None if value is None else value.new_zeros(sample.token_ids.shape[0], *value.shape[1:])
     return replace(sample, loss_mask=torch.zeros_like(sample.loss_mask), **zeros)

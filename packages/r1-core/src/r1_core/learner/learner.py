@@ -17,10 +17,10 @@ from r1_core.learner.microbatch import MicroBatch
 from r1_core.learner.parallel import full_tensor, named_state, place_like, reshard
 from r1_core.learner.passes import invalidate_if_not_finite
 from r1_core.learner.profiling import PassProfile
-from r1_core.learner.token_model import ModelComparison, TokenModel, TokenStats
+from r1_core.learner.token_model import Comparison, ModelComparison, TokenModel, TokenStats, TopComparison
 from r1_core.learner.trainable import TrainableModel, TrainingOptions
 from r1_core.needs import OF_POLICY, OF_REFERENCE, OF_TEACHER, Needs
-from r1_core.types import LOSS_FIELDS, LossInputs, LossOutput, Sample, TokenTable, Totals, with_tokens
+from r1_core.types import LOSS_FIELDS, TOP_FIELDS, LossInputs, LossOutput, Sample, TokenTable, Totals, with_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -76,7 +76,7 @@ class Loss(Protocol):
 
     @property
     def divergence(self) -> str | None:
-        """A name of `kl.DIVERGENCES`, if the loss contains that of policy and teacher over the vocabulary."""
+        """A name of `kl.DIVERGENCES`, or `kl.TOP`, if the loss contains that of policy and teacher."""
         return None
 
     def prepare(self, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, float]]:
@@ -96,6 +96,7 @@ class Learner(TrainableModel):
     Args:
         reference: the frozen reference; `model` itself means the model without its adapter.
         teacher: a frozen model to distil from, likewise.
+        teacher_top: how many of its most likely tokens `teacher_top` lists.
         temperature: at which the answers were sampled.
     """
 
@@ -118,6 +119,7 @@ class Learner(TrainableModel):
         *,
         reference: nn.Module | None = None,
         teacher: nn.Module | None = None,
+        teacher_top: int = 0,
         temperature: float = 1.0,
         adaptation: Adaptation | None = None,
         **options: Unpack[TrainingOptions],
@@ -125,7 +127,7 @@ class Learner(TrainableModel):
         frozen = [one for one in (reference, teacher) if one is not None and one is not model]
         super().__init__(model, optimizer, learning_rate, frozen=frozen, adaptation=adaptation, **options)
         self.reference = reference
-        self.temperature = temperature
+        self.temperature, self.teacher_top = temperature, teacher_top
         self._zeroed: dict[str, Tensor] | None = None  # copies of what `zero_weights` zeroed
         self._policy_tokens = TokenModel(model)
         self._reference_tokens, self._teacher_tokens = (
@@ -139,7 +141,8 @@ class Learner(TrainableModel):
         """Add to samples the fields of `needs` that a forward pass computes, each float32 [L].
 
         The policy gives `old_logprobs` and `entropies`, and if needed `squared_probs` and `full_kl`; the reference
-        gives `ref_logprobs`, the teacher `teacher_logprobs`. Without a reference or a teacher, its fields are left out.
+        gives `ref_logprobs`, the teacher `teacher_logprobs`, and if `teacher_top` is needed, that and its ids.
+        Without a reference or a teacher, its fields are left out.
 
         Old log-probs equal those of `forward_backward` bit for bit with equal weights and micro-batches, unless only
         one of the calls needs the full KL or the model computes otherwise in training mode.
@@ -147,7 +150,7 @@ class Learner(TrainableModel):
         return with_tokens(samples, **self.compute_logprobs(samples, needs))
 
     def compute_logprobs(self, samples: Sequence[Sample], needs: Needs) -> dict[str, Tensor]:
-        """Return the fields that `add_logprobs` adds, each flat float32 [T] for the T trained tokens."""
+        """Return the fields that `add_logprobs` adds, flat for the T trained tokens: [T], `TOP_FIELDS` [T, k]."""
         found: dict[str, Tensor] = {}
         if OF_POLICY & set(needs):
             fields = {"old_logprobs": "logprobs", "entropies": "entropy"}
@@ -157,9 +160,24 @@ class Learner(TrainableModel):
             found |= self._compute(self._policy_tokens, samples, fields)
         if OF_REFERENCE & set(needs) and self._reference_tokens is not None:
             found |= self._compute(self._reference_tokens, samples, {"ref_logprobs": "logprobs"})
-        if OF_TEACHER & set(needs) and self._teacher_tokens is not None:
+        if "teacher_top" in needs and self._teacher_tokens is not None:
+            found |= self._compute_top(self._teacher_tokens, samples)
+        elif OF_TEACHER & set(needs) and self._teacher_tokens is not None:
             found |= self._compute(self._teacher_tokens, samples, {"teacher_logprobs": "logprobs"})
         return found
+
+    def _compute_top(self, token_model: TokenModel, samples: Sequence[Sample]) -> dict[str, Tensor]:
+        def stats_of(batch: MicroBatch) -> Tensor:
+            return token_model.top(batch, self.teacher_top, self.temperature)
+
+        columns = self._run(token_model, samples, [str(i) for i in range(1 + 2 * self.teacher_top)], stats_of)
+        own, *rest = columns.values()
+        top, ids = rest[: self.teacher_top], rest[self.teacher_top :]
+        return {
+            "teacher_logprobs": own,
+            "teacher_top": torch.stack(top, dim=-1),
+            "teacher_top_ids": torch.stack(ids, dim=-1).int(),
+        }
 
     def _compute(
         self, token_model: TokenModel, samples: Sequence[Sample], fields: Mapping[str, str]
@@ -169,9 +187,18 @@ class Learner(TrainableModel):
             stats = token_model(batch, self.temperature, squared_probs="squared_probs" in fields, other=other)
             return torch.stack([stats._asdict()[name] for name in fields.values()], dim=-1)
 
+        return self._run(token_model, samples, tuple(fields), stats_of)
+
+    def _run(
+        self,
+        token_model: TokenModel,
+        samples: Sequence[Sample],
+        names: Sequence[str],
+        stats_of: Callable[[MicroBatch], Tensor],
+    ) -> dict[str, Tensor]:
         self._offloads.load(token_model.model)
         token_model.model.eval()
-        found = self._passes.compute(samples, tuple(fields), stats_of)
+        found = self._passes.compute(samples, names, stats_of)
         reshard(token_model.model)
         self._offloads.offload(*self._frozen)
         return found
@@ -246,7 +273,8 @@ class Learner(TrainableModel):
             measured = "full_kl" if objective.divergence is None else "teacher_divergence"
             return objective(batch.loss_inputs(stats.logprobs, stats.entropy, totals, **{measured: stats.full_kl}))
 
-        metrics = self._passes.add_gradients(self.model, samples, evaluate)
+        fields = (*LOSS_FIELDS, *TOP_FIELDS) if objective.divergence == kl.TOP else LOSS_FIELDS
+        metrics = self._passes.add_gradients(self.model, samples, evaluate, fields)
         self._offloads.offload(*self._frozen)
         return metrics | prepared
 
@@ -266,8 +294,10 @@ class Learner(TrainableModel):
             other=self._other(batch, objective),
         )
 
-    def _other(self, batch: MicroBatch, objective: Loss) -> ModelComparison | None:
-        """Return the model whose distributions the objective compares with the policy's, if there is one."""
+    def _other(self, batch: MicroBatch, objective: Loss) -> Comparison | None:
+        """Return the distributions that the objective compares with the policy's, if there are any."""
+        if objective.divergence == kl.TOP:
+            return TopComparison(*batch.top)
         if objective.divergence is not None:
             return self._comparison(self._teacher_tokens, batch, objective.divergence)
         return self._comparison(self._reference_tokens, batch) if objective.full_kl else None

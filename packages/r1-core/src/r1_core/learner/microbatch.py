@@ -7,7 +7,19 @@ import torch
 from torch import Tensor
 
 from r1_core.learner.pack import NO_PROMPT, Pack, Row, SequenceGroup, SequenceShard, lay_out
-from r1_core.types import LOSS_FIELDS, LossInputs, Sample, Totals, join_inputs, known, rows, to_rows, tokens, trained
+from r1_core.types import (
+    LOSS_FIELDS,
+    TOP_FIELDS,
+    LossInputs,
+    Sample,
+    Totals,
+    join_inputs,
+    known,
+    rows,
+    to_rows,
+    tokens,
+    trained,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +37,7 @@ class MicroBatch:
     loss_mask: Tensor  # bool [B, R]
     values: dict[str, Tensor]  # per-token fields of the loss [B, R], those that the samples have
     shard: SequenceShard | None = None  # the T tokens that this rank predicts; None: all
+    top: tuple[Tensor, ...] = ()  # `TOP_FIELDS` of the targets, each [T, k], if asked for
 
     def rows(self, flat: Tensor) -> Tensor:
         """Lay out values of trained tokens [T] as one row per sample [B, R], 0 on the right."""
@@ -79,6 +92,7 @@ def collate(
         arguments, lengths, behind = pad(samples), [], []
         width = arguments["input_ids"].shape[1]
         places = [torch.arange(len(sample.token_ids)) + i * width for i, sample in enumerate(samples)]
+    values = [name for name in fields if name not in TOP_FIELDS]
     # A token is predicted by the one before it: the first of every answer by the end of the prompt.
     before = [place[:-1][sample.loss_mask[1:]] for place, sample in zip(places, samples, strict=True)]
     predictors, targets, shard = torch.cat(before), tokens(samples, "token_ids"), None
@@ -91,8 +105,9 @@ def collate(
         predictors=predictors.to(device),
         targets=targets.to(device, torch.int64),
         loss_mask=trained(samples).to(device),
-        values={name: rows(samples, name).to(device) for name in fields if known(samples, name)},
+        values={name: rows(samples, name).to(device) for name in values if known(samples, name)},
         shard=shard,
+        top=tuple(_own(tokens(samples, name).to(device), shard) for name in TOP_FIELDS if name in fields),
     )
 
 
@@ -117,6 +132,10 @@ def _own_part(
     start = sequence.rank * part
     own = ((predictors >= start) & (predictors < start + part)).nonzero().squeeze(-1)
     return SequenceShard(sequence, own.to(device), len(targets)), predictors[own] - start, targets[own]
+
+
+def _own(values: Tensor, shard: SequenceShard | None) -> Tensor:
+    return values if shard is None else values[shard.own]
 
 
 def pack(samples: Sequence[Sample], row: Row | None = None) -> dict[str, Tensor]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import NamedTuple, TypeGuard
+from typing import ClassVar, NamedTuple, TypeAlias, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -48,8 +48,14 @@ class ModelComparison:
     logits: LazyLogits
     divergence: Callable[[Tensor, Tensor], Tensor] = kl.full  # of log-distributions [C, V], the other's second
 
-    def measure(self, logits: Tensor, rows: Tensor, temperature: float) -> Tensor:
-        """Return the divergence [C] of `logits` [C, V] and the other's, whose hidden states are `rows` [C, H].
+    buffers: ClassVar[int] = 2  # of logits, while a chunk is measured
+
+    @property
+    def columns(self) -> tuple[Tensor, ...]:
+        return (self.logits.hidden,)
+
+    def measure(self, logits: Tensor, temperature: float, rows: Tensor) -> Tensor:
+        """Return the divergence [C] of `logits` [C, V] and the other's; `rows` [C, H] are of `columns`.
 
         If one vocabulary is larger, its last entries are for no token (padded embeddings), and both leave them out.
         """
@@ -58,6 +64,27 @@ class ModelComparison:
         size = min(logits.shape[-1], others.shape[-1])
         both = (each[..., :size].to(logits.dtype) / temperature for each in (logits, others))
         return self.divergence(*(each.log_softmax(-1) for each in both))
+
+
+@dataclass(frozen=True, slots=True)
+class TopComparison:
+    """A teacher's most likely tokens at each of T tokens, compared with by `kl.top_forward`."""
+
+    top: Tensor  # [T, k], log-probs
+    top_ids: Tensor  # [T, k]
+
+    buffers: ClassVar[int] = 1
+
+    @property
+    def columns(self) -> tuple[Tensor, ...]:
+        return self.top, self.top_ids
+
+    def measure(self, logits: Tensor, temperature: float, top: Tensor, top_ids: Tensor) -> Tensor:
+        """Return the divergence [C] of `logits` [C, V] and the teacher's tokens, which are rows of `columns`."""
+        return kl.top_forward((logits / temperature).log_softmax(-1), top, top_ids)
+
+
+Comparison: TypeAlias = ModelComparison | TopComparison
 
 
 class TokenModel:
@@ -84,7 +111,7 @@ class TokenModel:
         entropy_gradient: bool = False,
         squared_probs: bool = False,
         loss_gradient: LossGradient | None = None,
-        other: ModelComparison | None = None,
+        other: Comparison | None = None,
     ) -> TokenStats:
         """Compute the statistics of the batch's trained tokens; ranks that share a row receive those of all.
 
@@ -108,8 +135,8 @@ class TokenModel:
                 compute = partial(_chunked, head.forward, targets=batch.targets, settings=settings, other=other)
             stats = self._from_head(head, batch, compute)
         if stats is None:
-            others = None if other is None else other.logits.hidden
-            stats = _stats_of(self._logits(batch), batch.targets, settings, other, others)
+            others = () if other is None else other.columns
+            stats = _stats_of(self._logits(batch), batch.targets, settings, other, *others)
         logprobs, entropy, squares, *full_kl = batch.gather(stats).unbind(-1)
         entropy = entropy if entropy_gradient else entropy.detach()
         return TokenStats(logprobs, entropy, squares.detach(), full_kl[0] if full_kl else None)
@@ -133,6 +160,27 @@ class TokenModel:
             if hidden is not None:
                 return LazyLogits(hidden, logits)
         return LazyLogits(self._logits(batch), lambda logits: logits)
+
+    @torch.no_grad()
+    def top(self, batch: MicroBatch, count: int, temperature: float) -> Tensor:
+        """Return log-probs of trained tokens, those of the k = `count` most likely ones and their ids, [T, 1 + 2k].
+
+        With a smaller vocabulary the rest is −inf and −1. The ids are exact up to 2²⁴.
+        """
+        lazy = self.lazy_logits(batch)
+        vocabulary = lazy.head(lazy.hidden[:1]).shape[-1]
+        kept = min(count, vocabulary)
+        size = max(1, linear_head.CHUNK_BYTES // (4 * vocabulary))
+        found = []
+        for hidden, targets in zip(lazy.hidden.split(size), batch.targets.split(size), strict=True):
+            logits = lazy.head(hidden)
+            precise = torch.promote_types(logits.dtype, torch.float32)
+            logprobs = (logits.to(precise) / temperature).log_softmax(-1)
+            top, ids = logprobs.topk(kept)
+            own = logprobs.gather(-1, targets[:, None])
+            missing = own.new_ones(len(own), count - kept)
+            found.append(torch.cat([own, top, -torch.inf * missing, ids.to(precise), -missing], dim=-1))
+        return batch.gather(torch.cat(found))
 
     def outputs(self, batch: MicroBatch) -> Tensor:
         """Return the head's own outputs at the trained tokens, [T, outputs]; a linear head's in float32 or float64.
@@ -223,17 +271,17 @@ def _chunked(
     hidden: Tensor,
     targets: Tensor,
     settings: Settings,
-    other: ModelComparison | None = None,
+    other: Comparison | None = None,
 ) -> Tensor:
     """Statistics [T, 3] under any head, or [T, 4] with another model; holds one chunk's logits at a time."""
 
-    def measure(rows: Tensor, chosen: Tensor, other_rows: Tensor | None = None) -> Tensor:
-        return _stats_of(head(rows), chosen, settings, other, other_rows)
+    def measure(rows: Tensor, chosen: Tensor, *others: Tensor) -> Tensor:
+        return _stats_of(head(rows), chosen, settings, other, *others)
 
     with torch.no_grad():
         vocabulary = head(hidden[:1]).shape[-1]
-    columns = [hidden, targets] if other is None else [hidden, targets, other.logits.hidden]
-    size = max(1, linear_head.CHUNK_BYTES // (4 * vocabulary * (len(columns) - 1)))
+    columns = (hidden, targets) if other is None else (hidden, targets, *other.columns)
+    size = max(1, linear_head.CHUNK_BYTES // (4 * vocabulary * (1 if other is None else other.buffers)))
     chunks = zip(*(column.split(size) for column in columns), strict=True)
     return torch.cat([checkpoint(measure, *chunk, use_reentrant=False) for chunk in chunks])
 
@@ -242,10 +290,10 @@ def _stats_of(
     logits: Tensor,
     targets: Tensor,
     settings: Settings,
-    other: ModelComparison | None = None,
-    other_rows: Tensor | None = None,
+    other: Comparison | None = None,
+    *others: Tensor,
 ) -> Tensor:
-    """Statistics [T, 3] of targets [T] under logits [T, V]; [T, 4] with another model's rows."""
+    """Statistics [T, 3] of targets [T] under logits [T, V]; [T, 4] with the rows of another's `columns`."""
     logprobs, entropy = token_logprobs(
         logits, targets, settings.temperature, with_entropy=True, entropy_gradient=settings.entropy_gradient
     )
@@ -255,8 +303,8 @@ def _stats_of(
             squares = (logits.to(logprobs.dtype) / settings.temperature).softmax(-1).square().sum(-1)
     assert entropy is not None
     stats = [logprobs, entropy, squares]
-    if other is not None and other_rows is not None:
-        stats.append(other.measure(logits.to(logprobs.dtype), other_rows, settings.temperature))
+    if other is not None:
+        stats.append(other.measure(logits.to(logprobs.dtype), settings.temperature, *others))
     return torch.stack(stats, dim=-1)
 
 

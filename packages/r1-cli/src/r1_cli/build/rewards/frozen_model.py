@@ -1,6 +1,6 @@
 """A frozen model in the run's process whose log-probs a reward reads."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
@@ -74,12 +74,30 @@ class FrozenReading:
             found += self._measure(samples, temperature)
         return found
 
+    def read_top(
+        self, prompts: Sequence[PromptLike], responses: "Sequence[Tokens]", count: int, temperature: float
+    ) -> list[Tensor]:
+        """Return of each response's tokens what `TokenModel.top` gives, [n, 1 + 2 · count]."""
+
+        def stats_of(batch: MicroBatch) -> Tensor:
+            return self._tokens.top(batch, count, temperature)
+
+        found: list[Tensor] = []
+        for samples in _by_prompt(prompts, responses, [0] * len(responses)):
+            found += self._compute(samples, 1 + 2 * count, stats_of)
+        return found
+
     def _measure(self, samples: Sequence[Sample], temperature: float) -> list[list[float]]:
         def stats_of(batch: MicroBatch) -> Tensor:
             return self._tokens(batch, temperature).logprobs[:, None]
 
-        flat = self._passes.compute(samples, ("logprobs",), stats_of)["logprobs"]
-        return [own.tolist() for own in flat.split([sample.response_length for sample in samples])]
+        return [own.flatten().tolist() for own in self._compute(samples, 1, stats_of)]
+
+    def _compute(self, samples: Sequence[Sample], width: int, stats_of: Callable[[MicroBatch], Tensor]) -> list[Tensor]:
+        """Return statistics [n, width] of each sample's tokens."""
+        columns = self._passes.compute(samples, [str(i) for i in range(width)], stats_of)
+        flat = torch.stack([*columns.values()], dim=-1)
+        return list(flat.split([sample.response_length for sample in samples]))
 
 
 def _to_sample(tokens: list[int]) -> Sample:

@@ -5,10 +5,11 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal, cast
 
 import torch
+from torch import Tensor
 
 from r1_cli.train.groups.group import extend_prompt, to_sample
 from r1_cli.train.types import Policy
-from r1_core.types import Sample
+from r1_core.types import TOP_FIELDS, Sample
 from r1_data.types import Prompt
 from r1_rollout.types import PromptLike, Replaying
 
@@ -42,6 +43,20 @@ class LearnerReading:
         found = self.learner.add_logprobs(samples, [field])
         self.learner.offload()
         return [logprobs[sample.loss_mask].tolist() for sample in found if (logprobs := sample.get(field)) is not None]
+
+    def read_top(
+        self, prompts: Sequence[PromptLike], responses: "Sequence[Tokens]", count: int, temperature: float
+    ) -> list[Tensor]:
+        """Return what `TokenModel.top` gives of each response, [n, 1 + 2 · count], by the learner's teacher."""
+        samples = [to_read(*one, 0) for one in zip(prompts, responses, strict=True)]
+        found = self.learner.add_logprobs(samples, ["teacher_top"])
+        self.learner.offload()
+        fields = ("teacher_logprobs", *TOP_FIELDS)
+        columns = [[value for name in fields if (value := one.get(name)) is not None] for one in found]
+        return [
+            torch.cat([own[:, None], *(rest.float() for rest in top)], dim=-1)[one.loss_mask]
+            for one, (own, *top) in zip(found, columns, strict=True)
+        ]
 
 
 def to_read(prompt: PromptLike, response: "Tokens", start: int) -> Sample:

@@ -13,6 +13,9 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import urlsplit
 
+import torch
+from torch import Tensor
+
 from r1_rewards.services.endpoint import HttpEndpoint, Patience, Post, RequestFailed, Unusable
 from r1_rewards.types import RewardSpecError
 from r1_rollout.types import PromptLike
@@ -85,6 +88,17 @@ class ServedReading:
 
         return self._endpoint([base], TOKENIZE).run(tokenize_all)
 
+    def try_top(self, base: str, token_ids: Sequence[int], count: int) -> None:
+        """Ask a server of `bases` for its most likely tokens. Raises RequestFailed if it gives none."""
+        total, tokens = len(token_ids), list(token_ids[1:])
+        body = self._named | _echo(token_ids, count)
+        read = partial(read_tail, tokens=tokens, total=total, count=count)
+
+        async def ask(post: Post) -> list[list[float]]:
+            return await post(body, read)
+
+        self._endpoint([base], COMPLETIONS).run(ask)
+
     def read_logprobs(
         self,
         prompts: Sequence[PromptLike],
@@ -92,44 +106,63 @@ class ServedReading:
         starts: Sequence[int],
         temperature: float = 1.0,
     ) -> list[list[float]]:
+        return [row.flatten().tolist() for row in self._read(prompts, responses, starts, temperature, 0)]
+
+    def read_top(
+        self, prompts: Sequence[PromptLike], responses: "Sequence[Tokens]", count: int, temperature: float
+    ) -> list[Tensor]:
+        """Return of each response's tokens the log-prob, those of the `count` most likely ones, and their ids.
+
+        Each float64 [n, 1 + 2 · count], [0] without an answer; −inf and −1 where a server lists fewer.
+        """
+        return self._read(prompts, responses, [0] * len(prompts), temperature, count)
+
+    def _read(
+        self,
+        prompts: Sequence[PromptLike],
+        responses: "Sequence[Tokens]",
+        starts: Sequence[int],
+        temperature: float,
+        count: int,
+    ) -> list[Tensor]:
         if temperature != 1.0:
             raise ValueError(f"a server gives log-probs at temperature 1, not at {temperature}")
         queries = list(zip(prompts, responses, starts, strict=True))
-        found: list[list[float]] = [[] for _ in queries]
+        found = [torch.empty(0)] * len(queries)
         for path, endpoint in self._endpoints.items():
             own = [place for place, one in enumerate(queries) if (path == GENERATE) == bool(one[0].model_inputs)]
             if own:
-                rows = endpoint.run(partial(self._ask_all, path, [queries[place] for place in own]))
+                rows = endpoint.run(partial(self._ask_all, path, [queries[place] for place in own], count))
                 for place, row in zip(own, rows, strict=True):
                     found[place] = row
         return found
 
-    async def _ask_all(self, path: str, queries: Sequence[Query], post: Post) -> list[list[float]]:
-        return await asyncio.gather(*(self._ask(path, one, post) for one in queries))
+    async def _ask_all(self, path: str, queries: Sequence[Query], count: int, post: Post) -> list[Tensor]:
+        return await asyncio.gather(*(self._ask(path, one, count, post) for one in queries))
 
-    async def _ask(self, path: str, one: Query, post: Post) -> list[float]:
+    async def _ask(self, path: str, one: Query, count: int, post: Post) -> Tensor:
         prompt, response, start = one
         tokens = [int(token) for token in response]
-        body = self._named | (read_body(prompt, tokens) if path == GENERATE else _echo(prompt, tokens))
+        body = read_body(prompt, tokens, count) if path == GENERATE else _echo([*prompt.token_ids, *tokens], count)
+        total = len(prompt.token_ids) + len(tokens)
+        read = partial(read_tail, tokens=tokens[start:], total=total, count=count)
         try:
-            return await post(
-                body, partial(read_tail, tokens=tokens[start:], total=len(prompt.token_ids) + len(tokens))
-            )
+            return torch.tensor(await post(self._named | body, read), dtype=torch.float64)
         except RequestFailed as error:
             if error.cause not in self._told:
                 self._told.add(error.cause)
                 log.warning("no log-probs of an answer, and perhaps of more: %s", error)
-            return []
+            return torch.empty(0)
 
 
-def _echo(prompt: PromptLike, tokens: Sequence[int]) -> dict[str, Any]:
+def _echo(token_ids: Sequence[int], count: int) -> dict[str, Any]:
     return {
-        "prompt": [*map(int, prompt.token_ids), *tokens],
+        "prompt": [*map(int, token_ids)],
         "max_tokens": 1,
         "temperature": 0.0,
         "echo": True,
         "logprobs": 0,
-        "prompt_logprobs": 0,
+        "prompt_logprobs": count,
     }
 
 
@@ -141,29 +174,42 @@ def read_ids(reply: object) -> list[int]:
     return found
 
 
-def read_tail(reply: object, *, tokens: Sequence[int], total: int) -> list[float]:
-    """Return the log-probs of the last `tokens` of `total` from a server's reply.
+def read_tail(reply: object, *, tokens: Sequence[int], total: int, count: int = 0) -> list[list[float]]:
+    """Return of the last `tokens` of `total` the log-prob, those of the `count` most likely ones, and their ids.
 
-    Raises Unusable if the reply has none, or is about other tokens.
+    Raises Unusable if a server's reply has none, or is about other tokens.
     """
     if not isinstance(reply, Mapping) or not isinstance(reply.get("choices"), list) or not reply["choices"]:
         raise Unusable(f"the reply has no choices: {str(reply)[:80]!r}")
     choice = reply["choices"][0]
     listed = choice.get("prompt_logprobs") or reply.get("prompt_logprobs")
+    if listed is None and count:
+        raise Unusable("the reply has no prompt_logprobs, which list a teacher's most likely tokens")
     if listed is None:
         echoed = (choice.get("logprobs") or {}).get("token_logprobs")
         if not isinstance(echoed, list) or len(echoed) < total:
             raise Unusable("the reply has neither prompt_logprobs nor the echo's token_logprobs")
-        return [_number(value) for value in echoed[total - len(tokens) : total]]
+        return [[_number(value)] for value in echoed[total - len(tokens) : total]]
     if len(listed) != total:
         raise Unusable(f"the server has read {len(listed)} tokens, not {total}: another tokenizer, or pictures resized")
-    return [_of_token(row, token) for row, token in zip(listed[total - len(tokens) :], tokens, strict=True)]
+    rows = listed[total - len(tokens) :]
+    return [[_of_token(row, token), *_most_likely(row, count)] for row, token in zip(rows, tokens, strict=True)]
 
 
 def _of_token(row: object, token: int) -> float:
     if not isinstance(row, Mapping) or str(token) not in row:
         raise Unusable(f"the server has no log-prob of token {token} in its place, as if it had read another")
-    found = row[str(token)]
+    return _logprob(row[str(token)])
+
+
+def _most_likely(row: Mapping[str, object], count: int) -> list[float]:
+    """Return `count` log-probs, the largest first, and as many ids; servers list the token itself as well."""
+    found = sorted(((_logprob(value), int(token)) for token, value in row.items()), reverse=True)[:count]
+    found += [(-math.inf, -1)] * (count - len(found))
+    return [*(value for value, _ in found), *(float(token) for _, token in found)]
+
+
+def _logprob(found: object) -> float:
     return _number(found.get("logprob") if isinstance(found, Mapping) else found)
 
 

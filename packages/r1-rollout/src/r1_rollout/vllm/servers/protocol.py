@@ -81,14 +81,16 @@ def replay_body(prompt: PromptLike, response: "Tokens", temperature: float) -> J
     }
 
 
-def read_body(prompt: PromptLike, response: "Tokens") -> JsonObject:
+def read_body(prompt: PromptLike, response: "Tokens", top: int = 0) -> JsonObject:
     """Return the request for the log-probs of a prompt and its response, which the server computes in one pass.
+
+    And of the `top` most likely tokens in place of each.
 
     Any vLLM that was started with `--enable-scale-out` answers it, at temperature 1 and in `prompt_logprobs`.
     """
     body = _prompt(prompt)
     body["token_ids"] += [int(token) for token in response]
-    settings = {"max_tokens": 1, "temperature": 0.0, "ignore_eos": True, "prompt_logprobs": 0, "detokenize": False}
+    settings = {"max_tokens": 1, "temperature": 0.0, "ignore_eos": True, "prompt_logprobs": top, "detokenize": False}
     return body | {"sampling_params": settings}
 
 
