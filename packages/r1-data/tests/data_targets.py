@@ -3,13 +3,15 @@
 import os
 import signal
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 
 import torch
 
+from r1_data.conversations.check import ConversationInspector, ExaminedConversation
 from r1_data.render import Renderer
-from r1_data.types import Example, MediaError
+from r1_data.types import Conversation, Example, MediaError
 
 MEGABYTE = 2**20
 
@@ -69,6 +71,14 @@ class Frail(Renderer):
     def measure(self, examples, *limit):
         Target().measure(examples)
         return super().measure(examples, *limit)
+
+
+class CrashingConversations(ConversationInspector):
+    """Its worker dies with a conversation that says so."""
+
+    def inspect(self, conversations: Sequence[Conversation]) -> list[ExaminedConversation]:
+        Target().act(str([one.messages for one in conversations]))
+        return super().inspect(conversations)
 
 
 class Stub:

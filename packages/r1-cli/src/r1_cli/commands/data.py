@@ -48,16 +48,15 @@ def check(settings: tuple[str, ...], strict: bool, html: Path | None, rows: Path
         from r1_cli.models.files import open_model
         from r1_cli.models.load import ModelError
         from r1_cli.plan.data_check.page import write_page
-        from r1_cli.plan.data_check.run import run_check
+        from r1_cli.plan.data_check.run import build_inspector, run_check
         from r1_cli.plan.data_check.tables import show as show_tables
         from r1_cli.runs.track.console import ConsoleReporter, configure_logging
-        from r1_data.check import Inspector
 
         console = Console()
         configure_logging(console)
         with user_errors(ModelError):
             renderer = build_renderer(config, open_model(config))
-        inspector = Inspector(renderer, config.data.max_prompt_length)
+        inspector = build_inspector(config, renderer, conversations=provenance.is_set("sft"))
         with ExitStack() as stack:
             reporter = stack.enter_context(ConsoleReporter(console, step_lines=False))
             workers = stack.enter_context(open_workers(config, inspector))
@@ -68,7 +67,6 @@ def check(settings: tuple[str, ...], strict: bool, html: Path | None, rows: Path
                 inspector,
                 workers,
                 reporter.progress,
-                conversations=provenance.is_set("sft"),
                 strict=strict,
                 write=write,
             )

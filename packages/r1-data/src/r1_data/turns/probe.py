@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from r1_data.turns.calls import FORMATS
 from r1_data.turns.calls.parse import parse_calls
 from r1_data.turns.calls.types import signatures
-from r1_data.turns.conversation import SENTINEL, STAND_IN, Writer, as_user_messages, make_call
+from r1_data.turns.conversation import SENTINEL, STAND_IN, Writer, as_user_messages, make_call, needs_parts
 from r1_data.turns.info import Results, TemplateInfo
 from r1_data.types import DataError, JsonObject, Message
 
@@ -55,7 +55,7 @@ def probe_template(renderer: "Renderer", *, end_token_ids: Sequence[int] = ()) -
 class _Probe:
     def __init__(self, renderer: "Renderer", end_token_ids: Sequence[int]) -> None:
         self.renderer, self.ends, self.ends_given = renderer, end_tokens(renderer, end_token_ids), bool(end_token_ids)
-        self.writer = Writer(renderer, content_parts=_needs_parts(renderer))
+        self.writer = _open_writer(renderer)
 
     def run(self) -> TemplateInfo:
         user, user_end, before_user = self._behind([_USER])
@@ -227,19 +227,18 @@ def end_tokens(renderer: "Renderer", end_token_ids: Sequence[int] = ()) -> froze
     return frozenset(token.content for token in tokens.values() if token.special)
 
 
-def _needs_parts(renderer: "Renderer") -> bool:
-    """Whether the template writes contents that are parts only. Raises DataError if it writes neither."""
-    reasons = []
-    for content_parts in (False, True):
-        try:
-            whole = Writer(renderer, content_parts=content_parts).behind_turn([_USER])
-        except DataError as error:
-            reasons.append(str(error))
-        else:
-            if _MARK in whole:
-                return content_parts
-            reasons.append(f"behind a turn it writes {whole!r} without the user's text")
-    raise DataError(f"the chat template cannot go on behind an assistant's turn ({reasons[0]}); {_OVERRIDE}")
+def _open_writer(renderer: "Renderer") -> Writer:
+    """Raises DataError if the template shows no user's text behind a turn."""
+    writer = Writer(renderer, content_parts=needs_parts(renderer))
+    try:
+        text = writer.behind_turn([_USER])
+    except DataError as error:
+        reason = str(error)
+    else:
+        if _MARK in text:
+            return writer
+        reason = f"behind a turn it writes {text!r} without the user's text"
+    raise DataError(f"the chat template cannot go on behind an assistant's turn ({reason}); {_OVERRIDE}")
 
 
 def _with_picture(message: Message) -> Message:

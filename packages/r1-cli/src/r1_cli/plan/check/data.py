@@ -52,9 +52,10 @@ def check_rows(subject: Subject) -> Iterator[Finding]:
 def check_tuning(config: RunConfig, renderer: Renderer) -> Report:
     from r1_cli.build.demonstrations import build_conversation_renderer
     from r1_cli.plan.data_check.conversations import check_conversations
+    from r1_data.conversations.check import ConversationInspector
 
-    own = build_conversation_renderer(config, renderer)
-    return check_conversations(config, own, _no_progress, most=ROWS)
+    own = ConversationInspector(build_conversation_renderer(config, renderer))
+    return check_conversations(config, own, None, _no_progress, most=ROWS)
 
 
 def check_rewards(subject: Subject) -> Iterator[Finding]:

@@ -14,9 +14,15 @@ from r1_cli.plan.data_check.findings import REFUSED, USED, Report
 from r1_cli.plan.data_check.page import mark_trained
 from r1_cli.train.demonstrations import MOST_LEFT_OUT
 from r1_cli.train.types import Progress
-from r1_data.conversations.check import ConversationSource, ExaminedConversation, examine_conversations
+from r1_data.conversations.check import (
+    ConversationInspector,
+    ConversationSource,
+    ExaminedConversation,
+    examine_conversations,
+)
 from r1_data.demonstrations import ConversationRenderer
 from r1_data.types import DataError
+from r1_data.workers import Workers
 
 BEGIN, END = "\x02", "\x03"  # of what is trained, in a text that is to be coloured
 
@@ -115,21 +121,22 @@ class ConversationReport(Report):
 
 def check_conversations(
     config: RunConfig,
-    renderer: ConversationRenderer,
+    inspector: ConversationInspector,
+    workers: Workers | None,
     progress: Progress,
     *,
     strict: bool = False,
     write: Callable[[dict[str, str]], object] | None = None,
     most: int | None = None,
 ) -> ConversationReport:
-    """Examine rows of every source. `strict`, `write` and `most` as in `check`."""
+    """Examine rows of every source. The arguments are those of `check`."""
     opened, training = open_all(config, wanted_rows(config))
     if most is not None:
         opened = [replace(one, rows=SpacedRows(one.rows, most)) for one in opened]
-    report = ConversationReport(config, opened, training, renderer, strict=strict, write=write)
+    report = ConversationReport(config, opened, training, inspector.renderer, strict=strict, write=write)
     sources = [ConversationSource(one.source.label, one.rows, one.conversation_reader) for one in opened]
     total = sum(len(one.rows) for one in opened)
-    for row in progress(examine_conversations(sources, renderer), "rows", total):
+    for row in progress(examine_conversations(sources, inspector, workers), "rows", total):
         report.add_conversation(row)
     report.close()
     return report

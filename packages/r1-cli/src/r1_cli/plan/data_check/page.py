@@ -47,13 +47,14 @@ def prompt_rows(renderer: Renderer, workers: Workers | None) -> ShowRow:
     return show_row
 
 
-def conversation_rows(renderer: ConversationRenderer) -> ShowRow:
+def conversation_rows(renderer: ConversationRenderer, workers: Workers | None) -> ShowRow:
     """Return a function that shows a conversation: its text, with what is trained marked, and thumbnails."""
 
     def show_row(opened: OpenSource, index: int) -> str:
         one = opened.conversation_reader(*opened.rows[index])
         surveys = renderer.survey(one)
-        pixels = renderer.load(one)
+        loaded = workers.submit("load", one.as_asked()) if workers is not None and one.media else None
+        pixels = loaded.result() if loaded is not None else renderer.load(one)
         stills = [to_pil(video[0]) for video in pixels.videos]
         images = "".join(map(_thumbnail, [*pixels.images, *stills]))
         numbers = ", ".join(f"{part.tokens:,} tokens, {part.trained_tokens:,} trained" for part in surveys)

@@ -10,24 +10,31 @@ from r1_cli.plan.data_check.findings import Report
 from r1_cli.plan.data_check.page import ShowRow, conversation_rows, prompt_rows
 from r1_cli.train.types import Progress
 from r1_data.check import Inspector
+from r1_data.conversations.check import ConversationInspector
+from r1_data.render import Renderer
 from r1_data.workers import Workers
 
 Write = Callable[[dict[str, str]], object]
 
 
+def build_inspector(config: RunConfig, renderer: Renderer, *, conversations: bool) -> Inspector | ConversationInspector:
+    if conversations:
+        return ConversationInspector(build_conversation_renderer(config, renderer))
+    return Inspector(renderer, config.data.max_prompt_length)
+
+
 def run_check(
     config: RunConfig,
-    inspector: Inspector,
+    inspector: Inspector | ConversationInspector,
     workers: Workers | None,
     progress: Progress,
     *,
-    conversations: bool,
     strict: bool,
     write: Write | None,
 ) -> tuple[Report, ShowRow]:
-    if not conversations:
+    """Check what the inspector is for. `workers` hold it."""
+    if isinstance(inspector, Inspector):
         report = check(config, inspector, workers, progress, strict=strict, write=write)
         return report, prompt_rows(inspector.renderer, workers)
-    renderer = build_conversation_renderer(config, inspector.renderer)
-    report = check_conversations(config, renderer, progress, strict=strict, write=write)
-    return report, conversation_rows(renderer)
+    found = check_conversations(config, inspector, workers, progress, strict=strict, write=write)
+    return found, conversation_rows(inspector.renderer, workers)
