@@ -98,16 +98,18 @@ def test_only_inputs_change_a_digest_and_those_of_later_stages_with_it(tmp_path:
 def test_a_stage_stands_resumes_or_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     code = 1
 
-    def run_command(words: list[str]) -> tuple[int, bool]:
+    def run_command(words: list[str]) -> tuple[int, int | None]:
         if not code:
             Path(words[words.index("--output") + 1], "part").write_text(words[-1])
-        return code, False
+        return code, None
 
     monkeypatch.setattr(jobs, "run_command", run_command)
     run = StageRun(read(tmp_path))
     answers = run.stages[0]
     assert run.states()["answers"] == "begins"
-    with pytest.raises(StageError, match="stage answers ended with code 1; run the same command again"):
+    with pytest.raises(
+        StageError, match=r"stage answers ended with code 1; to go on: r1 run .*stages.yaml\n.*r1 sample"
+    ):
         run.run(answers)
     assert run.states()["answers"] == "resumes"
     code = 0

@@ -80,7 +80,8 @@ def diff(run_a: Path, run_b: Path, as_json: bool) -> None:
 def report(run: Path, output: Path | None) -> None:
     """Write one HTML file about RUN, a run's folder: what ran, curves, validation, time, faults, samples.
 
-    The file needs no network, contains no script, and shows answers as text. The run may still be going on.
+    The file needs no network, contains no script, and shows answers as text. The run may still be going on. RUN may be
+    the output of `r1 run`: the file is then about all stages, and each that logged steps gets one of its own.
 
     \b
       r1 report checkpoints/easy_r1/demo
@@ -88,12 +89,18 @@ def report(run: Path, output: Path | None) -> None:
     """
     from r1_cli.runs.history import NoHistoryError
     from r1_cli.runs.report.page import write_report
+    from r1_cli.runs.report.stages import write_stages_report
+    from r1_cli.runs.stages import STAGES_FILE
 
     file = output or (run if run.is_dir() else run.parent) / "report.html"
-    with user_errors(NoHistoryError, OSError):
-        page = write_report(run)
-    with writing(file):
-        file.write_text(page, encoding="utf-8", errors="replace")
+    if (run / STAGES_FILE).is_file():
+        with writing(file):
+            write_stages_report(run, file)
+    else:
+        with user_errors(NoHistoryError, OSError):
+            page = write_report(run)
+        with writing(file):
+            file.write_text(page, encoding="utf-8", errors="replace")
     click.echo(f"{file} ({file.stat().st_size / 1e6:.2f} MB)")
 
 
@@ -104,13 +111,15 @@ def report(run: Path, output: Path | None) -> None:
 def view(runs: tuple[Path, ...], host: str, port: int) -> None:
     """Show curves and samples of runs in a browser, also while they go on. Needs no network.
 
-    A folder that does not exist yet is shown as soon as a run writes to it.
+    A folder that does not exist yet is shown as soon as a run writes to it. Of the output of `r1 run`, the stages are
+    shown that have begun.
 
     \b
       r1 view checkpoints/easy_r1/demo checkpoints/easy_r1/demo_2
     """
     import secrets
 
+    from r1_cli.runs.stages import recorded_folders
     from r1_cli.runs.view.app import build_app
     from r1_cli.runs.view.guard import allowed_hosts
     from r1_rewards.services.serve import is_loopback
@@ -119,7 +128,7 @@ def view(runs: tuple[Path, ...], host: str, port: int) -> None:
         import uvicorn
 
         token = None if is_loopback(host) else secrets.token_urlsafe(24)
-        app = build_app(runs, token, allowed_hosts(host))
+        app = build_app(recorded_folders(runs), token, allowed_hosts(host))
     except ModuleNotFoundError as error:
         raise UserError(f"r1 view needs {error.name}: pip install 'r1-cli[view]'") from error
     listening = _listen(host, port)

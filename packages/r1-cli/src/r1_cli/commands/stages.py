@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from r1_cli.commands.common import Existing, user_errors, writing
+from r1_cli.commands.common import Existing, UserError, user_errors, writing
 
 
 @click.command(short_help="Run several commands as the stages of one file.")
@@ -25,9 +25,10 @@ def run(file: Path, dry_run: bool) -> None:
     from r1_cli.config import ConfigError
     from r1_cli.config.stages import read_stages
     from r1_cli.jobs.stages import StageError, StageRun
-    from r1_cli.runs.report.stages import StageResult, write_stages_report
+    from r1_cli.runs.report.stages import write_stages_report
+    from r1_cli.runs.stages import read_stage_results
 
-    with user_errors(ConfigError, StageError, CheckpointError):
+    with user_errors(ConfigError, CheckpointError):
         stages = read_stages(file)
         plan = StageRun(stages)
         plan.check()
@@ -40,20 +41,20 @@ def run(file: Path, dry_run: bool) -> None:
         with writing(stages.output):
             stages.output.mkdir(parents=True, exist_ok=True)
             with lock_folder(stages.output, ".stages.lock", key="output"):
+                plan.begin()
                 for one in stages.stages:
                     if plan.states()[one.name] != "stands":
                         click.echo(f"r1 run: stage {one.name}")
-                        plan.run(one)
-                page, results = stages.output / "report.html", []
-                for one in stages.stages:
-                    folder = plan.folders[one.name]
-                    known, output = folder.record(), folder.output
-                    assert output is not None
-                    results.append(
-                        StageResult(one.name, str(known.get("typed")), folder.path, output, float(known["seconds"]))
-                    )
-                write_stages_report(page, file.stem, results)
-    click.echo(f"all {len(results)} stages are complete: {page}")
-    trained = [one.output for one in results if one.output.name.startswith("global_step_")]
+                        try:
+                            plan.run(one)
+                        except StageError as error:
+                            if error.stopped_by is None:
+                                raise UserError(str(error)) from error
+                            click.echo(f"r1: {error}", err=True)
+                            raise SystemExit(128 + error.stopped_by) from error  # as of `r1 train`
+                page = write_stages_report(stages.output)
+    click.echo(f"all {len(stages.stages)} stages are complete: {page}")
+    outputs = [one.output for one in read_stage_results(stages.output)[1]]
+    trained = [one for one in outputs if one is not None and one.name.startswith("global_step_")]
     if trained:
         click.echo(f"next: r1 eval {trained[-1]}")

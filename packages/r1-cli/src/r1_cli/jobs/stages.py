@@ -2,14 +2,16 @@
 
 import hashlib
 import json
+import os
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, cast
 
@@ -19,13 +21,21 @@ from r1_cli.config.problems import ConfigError, Problem
 from r1_cli.config.rules import Command
 from r1_cli.config.settings import read_file
 from r1_cli.config.stages import REFERENCE, Stage, Stages, resolve
+from r1_cli.runs.stages import STAGES_FILE, read_object, stage_record
 from r1_data.types import JsonObject
+from r1_rewards.sandbox.jail.kernel import die_with_parent
+
+R1 = (sys.executable, "-m", "r1_cli.main")
 
 State = Literal["stands", "resumes", "begins"]
 
 
 class StageError(Exception):
-    """A stage failed, or has not written its output."""
+    """A stage failed, has not written its output, or was stopped by the signal `stopped_by`."""
+
+    def __init__(self, message: str, stopped_by: int | None = None) -> None:
+        super().__init__(message)
+        self.stopped_by = stopped_by
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,10 +48,6 @@ class StageFolder:
     @property
     def path(self) -> Path:
         return self.root / self.stage.name
-
-    @property
-    def _file(self) -> Path:
-        return self.root / f"{self.stage.name}.stage.json"
 
     @property
     def output(self) -> Path | None:
@@ -57,14 +63,10 @@ class StageFolder:
         return self.path / names.get(self.stage.command, "")
 
     def record(self) -> JsonObject:
-        try:
-            found = json.loads(self._file.read_text())
-        except (OSError, ValueError):  # none, or torn
-            return {}
-        return found if isinstance(found, dict) else {}
+        return read_object(stage_record(self.root, self.stage.name))
 
     def write(self, **values: object) -> None:
-        write_json(self._file, {**self.record(), **values})
+        write_json(stage_record(self.root, self.stage.name), {**self.record(), **values})
 
     def state(self, digest: str) -> State:
         known = self.record()
@@ -87,7 +89,7 @@ class StageRun:
     """The stages of a file, with their folders and the digests of their inputs."""
 
     def __init__(self, stages: Stages) -> None:
-        self.stages = stages.stages
+        self.file, self.root, self.stages = stages.file, stages.output, stages.stages
         self.folders = {one.name: StageFolder(one, stages.output) for one in self.stages}
         self.digests: dict[str, str] = {}
         for one in self.stages:
@@ -115,22 +117,31 @@ class StageRun:
     def states(self) -> dict[str, State]:
         return {name: folder.state(self.digests[name]) for name, folder in self.folders.items()}
 
+    def begin(self) -> None:
+        """Note the stages of the file, in their order, in the folder of the output."""
+        names = [one.name for one in self.stages]
+        write_json(self.root / STAGES_FILE, {"title": self.file.stem, "stages": names})
+
     def run(self, stage: Stage) -> None:
-        """Run a stage. Raises StageError if it fails or is interrupted."""
+        """Run a stage. Raises StageError if it fails or is stopped."""
         folder = self.folders[stage.name]
         folder.begin(self.digests[stage.name])
         words, begun = self.words(stage), time.time()
         typed = shlex.join(["r1", *words])
         folder.write(typed=typed)
-        code, interrupted = run_command(words)
+        code, stopped_by = run_command(words)
         spent = float(folder.record().get("seconds", 0.0)) + time.time() - begun
-        folder.write(seconds=spent)
-        if code or interrupted:
-            ended = f"was interrupted (code {code})" if interrupted else f"ended with code {code}"
-            raise StageError(f"stage {stage.name} {ended}; run the same command again to resume it\n  {typed}")
-        if folder.output is None:
-            raise StageError(f"stage {stage.name} ended without its output, {folder.planned}\n  {typed}")
-        folder.write(ended=True, output=str(folder.output))
+        output = folder.output if code == 0 else None
+        folder.write(seconds=spent, ended=output is not None, output=output and str(output))
+        then = f"to go on: r1 run {shlex.quote(str(self.file))}\n  the stage's command: {typed}"
+        if stopped_by is not None:
+            name = signal.Signals(stopped_by).name
+            raise StageError(f"stage {stage.name} was stopped by {name}; {then}", stopped_by)
+        if code:
+            how = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"ended with code {code}"
+            raise StageError(f"stage {stage.name} {how}; {then}")
+        if output is None:
+            raise StageError(f"stage {stage.name} ended without its output, {folder.planned}; {then}")
 
     def words(self, stage: Stage) -> list[str]:
         """Return the command of a stage, in words."""
@@ -199,24 +210,41 @@ def fingerprint(path: Path) -> str:
     return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
 
 
-def run_command(words: list[str]) -> tuple[int, bool]:
-    """Run `r1` in a process of its own; return its exit code, and whether a signal asked it to stop."""
-    process, signals = subprocess.Popen([sys.executable, "-m", "r1_cli.main", *words]), list[int]()
-    with _forwarding(process, signals):
-        code = process.wait()
-    return code, bool(signals)
+def run_command(words: list[str]) -> tuple[int, int | None]:
+    """Run `r1` in a process of its own that ends with this one; return its exit code and the signal that stopped it.
+
+    Signals to this process go to the command, as if it had been typed: the first ends it when it can resume, the second
+    at once. Ctrl-C in a terminal reaches this process only. On other systems than Linux the command outlives a SIGKILL.
+    """
+    started: list[subprocess.Popen[bytes]] = []
+    asked: list[int] = []
+
+    def forward(number: int, _: object) -> None:
+        asked.append(number)
+        for process in started:
+            process.send_signal(number)
+
+    def suspend(_: int, __: object) -> None:
+        for process in started:
+            process.send_signal(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        for process in started:  # `fg` has continued this process
+            process.send_signal(signal.SIGCONT)
+
+    preexec = partial(die_with_parent, os.getpid()) if sys.platform == "linux" else None
+    with _handling({signal.SIGINT: forward, signal.SIGTERM: forward, signal.SIGTSTP: suspend}):
+        started.append(subprocess.Popen([*R1, *words], process_group=0, preexec_fn=preexec))
+        if asked:  # while it started
+            started[0].send_signal(asked[0])
+        code = started[0].wait()
+    return code, asked[0] if asked else None
 
 
 @contextmanager
-def _forwarding(process: "subprocess.Popen[bytes]", signals: list[int]) -> Iterator[None]:
-    def forward(number: int, _: object) -> None:
-        signals.append(number)
-        if number == signal.SIGTERM:  # a terminal sends SIGINT to both
-            process.terminate()
-
-    before = {one: signal.signal(one, forward) for one in (signal.SIGINT, signal.SIGTERM)}
+def _handling(handlers: "Mapping[signal.Signals, Callable[[int, object], None]]") -> Iterator[None]:
+    before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
     try:
         yield
     finally:
-        for one, handler in before.items():
-            signal.signal(one, handler)
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -5,7 +5,6 @@ another process for each worker. The output of user code goes to stderr.
 """
 
 import contextlib
-import ctypes
 import gc
 import os
 import resource
@@ -17,10 +16,9 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from r1_rewards.sandbox.jail.kernel import die_with_parent
 from r1_rewards.workers import frames
 from r1_rewards.workers.descendants import adopt_orphans, children, kill_tree
-
-_PR_SET_PDEATHSIG = 1
 
 
 def receive_setup(descriptor: int) -> tuple[socket.socket, Any]:
@@ -54,7 +52,8 @@ def serve(
 
 def _serve_forks(pool: socket.socket) -> socket.socket | None:
     adopt_orphans()
-    own = set(children(os.getpid()))  # which user code has started when it was imported
+    own_pid = os.getpid()
+    own = set(children(own_pid))  # which user code has started when it was imported
     workers: set[int] = set()
     while True:
         try:
@@ -67,7 +66,7 @@ def _serve_forks(pool: socket.socket) -> socket.socket | None:
                 pool.close()
                 adopt_orphans()
                 os.setpgid(0, 0)  # no session: Linux shares processors out by sessions first, by priority only then
-                _die_with_parent()
+                die_with_parent(own_pid)
                 return socket.socket(fileno=descriptors[0])
             os.close(descriptors[0])
             workers.add(child)
@@ -109,13 +108,6 @@ def limit_processor_time(seconds: float) -> None:
     _, hard = resource.getrlimit(resource.RLIMIT_CPU)
     soft = int(time.process_time() + seconds) + 1
     resource.setrlimit(resource.RLIMIT_CPU, (soft if hard == resource.RLIM_INFINITY else min(soft, hard), hard))
-
-
-def _die_with_parent() -> None:
-    parent = os.getppid()
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent or parent == 1:
-        os._exit(1)
 
 
 def _end_with_parent(parent: int) -> None:

@@ -1,0 +1,127 @@
+"""`r1 run` with a small program in place of `r1`: what runs again, what a failure says, and what can be looked at."""
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+from cli_pages import write_log
+from click.testing import CliRunner
+
+from r1_cli.jobs import stages as jobs
+from r1_cli.main import main
+from r1_cli.runs.stages import recorded_folders
+
+STAGES = """\
+output: {folder}/out
+stages:
+  first: {{command: merge, model: {folder}/model}}
+  chosen: {{command: rows, samples: {folder}/samples, options: {{as: sft}}}}
+  second: {{command: merge, model: "${{stages.first.model}}"}}
+  third: {{command: merge, model: "${{stages.second.model}}"}}
+"""
+PROGRAM = """
+import sys
+from pathlib import Path
+folder, command, source, _, output, *_ = map(Path, sys.argv[1:])
+if (folder / "fault").is_file() and str(command) == "rows":
+    sys.exit("r1: data.train_files=rows.jsonl (config.yaml:3): no such file")
+if not (folder / "silent").is_file():
+    output.mkdir(exist_ok=True)
+    (output / "content").write_text((source / "content").read_text() + ".")
+with (folder / "ran").open("a") as file:
+    file.write(output.parent.name + " ")
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "stages.yaml").write_text(STAGES.format(folder=tmp_path))
+    (tmp_path / "program.py").write_text(PROGRAM)
+    for name in ("model", "samples"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "content").write_text(name)
+    monkeypatch.setattr(jobs, "R1", (sys.executable, str(tmp_path / "program.py"), str(tmp_path)))
+    return tmp_path
+
+
+def run(folder: Path, *words: str, code: int = 0) -> str:
+    """Return what `r1 run` says, with the stages that it ran in the last line."""
+    (folder / "ran").write_text("")
+    result = CliRunner().invoke(main, ["run", str(folder / "stages.yaml"), *words])
+    assert result.exit_code == code, result.output
+    return f"{result.output}{(folder / 'ran').read_text().strip()}"
+
+
+def ran(folder: Path) -> list[str]:
+    return run(folder).splitlines()[-1].split()
+
+
+def test_what_has_changed_runs_again_with_all_that_reads_it_and_nothing_else(folder: Path) -> None:
+    assert ran(folder) == ["first", "chosen", "second", "third"]
+    assert (folder / "out/third/model/content").read_text() == "model..."
+    assert run(folder).splitlines()[-1].startswith("all 4 stages are complete"), "a stage ran"
+    (folder / "model/content").write_text("another")
+    assert "third: r1 merge, reads second: begins" in run(folder, "--dry-run")
+    assert ran(folder) == ["first", "second", "third"]
+    assert (folder / "out/third/model/content").read_text() == "another..."
+    assert (folder / "out/third.replaced-1/model/content").read_text() == "model..."
+    (folder / "samples/more").write_text("")
+    assert ran(folder) == ["chosen"]
+
+
+def test_a_stage_whose_output_is_gone_runs_again(folder: Path) -> None:
+    run(folder)
+    (folder / "out/second/model/content").unlink()
+    (folder / "out/second/model").rmdir()
+    assert ran(folder) == ["second"]
+
+
+def test_a_stage_that_fails_is_named_with_the_next_command(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (folder / "fault").touch()
+    told = run(folder, code=2)
+    assert "r1: data.train_files=rows.jsonl (config.yaml:3): no such file" in capfd.readouterr().err
+    assert f"stage chosen ended with code 1; to go on: r1 run {folder}/stages.yaml\n" in told
+    assert f"r1 rows {folder}/samples --output {folder}/out/chosen/rows.parquet --as sft" in told
+    assert told.splitlines()[-1] == "first"
+    assert "chosen: r1 rows: resumes" in run(folder, "--dry-run")
+    assert "not complete" in (report := page_of(folder))
+    assert "second" not in report
+    (folder / "fault").unlink()
+    assert ran(folder) == ["chosen", "second", "third"]
+    assert "not complete" not in page_of(folder)
+
+
+def test_a_stage_without_its_output_is_an_error(folder: Path) -> None:
+    (folder / "silent").touch()
+    assert f"stage first ended without its output, {folder}/out/first/model; to go on: r1 run" in run(folder, code=2)
+
+
+def page_of(folder: Path) -> str:
+    result = CliRunner().invoke(main, ["report", str(folder / "out"), "--output", str(folder / "page.html")])
+    assert result.exit_code == 0, result.output
+    return (folder / "page.html").read_text()
+
+
+def test_the_folder_is_reported_and_viewed_as_its_stages(tmp_path: Path) -> None:
+    (tmp_path / "stages.json").write_text(json.dumps({"title": "r1<", "stages": ["z", "cold", "score", "later"]}))
+    for name, command, output in (("z", "sample", "z"), ("cold", "sft", None), ("score", "eval", "score/result.json")):
+        record = {
+            "command": command,
+            "typed": f"r1 {command}",
+            "ended": bool(output),
+            "output": output and str(tmp_path / output),
+        }
+        (tmp_path / f"{name}.stage.json").write_text(json.dumps({**record, "seconds": 2.0}))
+        write_log(tmp_path / name, 2)
+    (tmp_path / "score/result.json").write_text('{"accuracy": 0.625}')
+    result = CliRunner().invoke(main, ["report", str(tmp_path)])
+    assert result.exit_code == 0, result.output
+    page = (tmp_path / "report.html").read_text()
+    assert page.index("<h2>z</h2>") < page.index("<h2>cold</h2>") < page.index("<h2>score</h2>")
+    assert "r1&lt;" in page
+    assert "0.625" in page
+    assert "reward/overall: 0 to 0.5" in page
+    assert 'href="cold/report.html"' in page
+    assert (tmp_path / "cold/report.html").is_file()
+    assert recorded_folders([tmp_path, tmp_path / "cold"]) == [tmp_path / "z", tmp_path / "cold", tmp_path / "cold"]
