@@ -2,8 +2,7 @@
 
     uv run python examples/one_file_dpo.py            # 12 steps, about half a minute on two CPU cores
 
-The loss (arXiv 2305.18290) compares the log-probs of both answers with those of the model as it was at the start. Its
-gradient is the policy gradient of the advantages that `weigh` gives.
+The loss (arXiv 2305.18290) is of log-probs against the first model's; `weigh` gives its gradient as advantages.
 """
 
 import argparse
@@ -38,9 +37,10 @@ def train(parts: Parts, steps: int, chosen: float = 1.0) -> Iterator[dict[str, f
             ends = {one.score.parts["accuracy"]: one for one in group.responses}
             if len(ends) == 2:
                 pairs.append(replace(group, responses=[ends[chosen], ends[1 - chosen]]))
-        samples, metrics = weigh(parts.learner.add_logprobs(to_samples(pairs), LOSS.needs), LOSS)
-        parts.learner.forward_backward(samples, OBJECTIVE)
-        yield {"pairs": len(pairs), **metrics, **parts.learner.optim_step()}
+        if pairs:
+            samples, metrics = weigh(parts.learner.add_logprobs(to_samples(pairs), LOSS.needs), LOSS)
+            parts.learner.forward_backward(samples, OBJECTIVE)
+            yield {"pairs": len(pairs), **metrics, **parts.learner.optim_step()}
 
 
 def main() -> None:

@@ -24,20 +24,20 @@ SHOWN = 100  # prompts on which accuracy is measured
 
 def accuracy(parts: Parts) -> float:
     """Return the share of right answers to the first validation prompts."""
-    prompts = [parts.val_prompts[row] for row in range(SHOWN)]
-    groups = parts.sample(prompts, n=1, seed=0)
+    groups = parts.sample([parts.val_prompts[row] for row in range(SHOWN)], n=1, seed=0)
     return fmean(group.responses[0].score.parts["accuracy"] for group in groups)
 
 
 def train(parts: Parts, steps: int) -> Iterator[dict[str, float]]:
-    """Sample, keep one right answer for each prompt, and fine-tune on them; yield the metrics of each step."""
+    """Sample, keep one right answer for each prompt, and fine-tune on them; yield each step's metrics."""
     for step in range(steps):
         groups = parts.sample([parts.prompts[row] for row in parts.stream.batch(step)], seed=step + 1)
         right = [(group, [one for one in group.responses if one.score.parts["accuracy"] == 1]) for group in groups]
         chosen = [replace(group, responses=responses[:1]) for group, responses in right if responses]
         samples = [replace(one, advantages=one.loss_mask.float()) for one in to_samples(chosen)]  # weights: 1
-        _, metrics = parts.learner.forward_backward_on_policy(samples, Objective(NLL()))
-        yield {"chosen": len(chosen), **metrics, **parts.learner.optim_step()}
+        if samples:
+            _, metrics = parts.learner.forward_backward_on_policy(samples, Objective(NLL()))
+            yield {"chosen": len(chosen), **metrics, **parts.learner.optim_step()}
 
 
 def main() -> None:

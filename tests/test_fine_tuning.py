@@ -7,19 +7,23 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import ranked_runs
 import ranks
+import torch
 import yaml
 from endtoend import R1, ROOT, read_log, without_clock
 from patience import eventually
+from PIL import Image
 from safetensors.torch import load_file
 
 from r1_cli.checkpoint.folders import CheckpointStore
 from r1_cli.runs.reader import RunReader
+from r1_cli.train import run as run_loop
 
 NUMBERS = ("one", "two", "three", "four")
 
@@ -247,9 +251,86 @@ def test_two_ranks_fine_tune_as_one_process_does(r1: R1, tmp_path: Path) -> None
         assert [record["sft/nll"] for record in found] == pytest.approx(expected, rel=1e-4)
 
 
+def break_run(monkeypatch: pytest.MonkeyPatch, how: Callable[[Any], None]) -> None:
+    """Let `how` change the run between its checks and its first step."""
+    train = run_loop.train
+    monkeypatch.setattr(run_loop, "train", lambda run, at: (how(run), train(run, at))[1])
+
+
+def test_a_row_whose_loss_is_not_finite_is_named_and_its_step_changes_nothing(
+    r1: R1, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = write_settings(tmp_path)
+    rows = [{"messages": conversation(number)} for number in range(20)]
+    rows[10]["messages"][0]["content"] += " €"
+
+    def spoil(run: Any) -> None:
+        [token, *_] = run.tokenizer("€", add_special_tokens=False)["input_ids"]
+        assert not any(token in run.reader.rows[row][0].token_ids for row in range(20) if row != 10)
+        with torch.no_grad():
+            run.learner.model.get_input_embeddings().weight[token] = torch.nan
+
+    write_rows(tmp_path / "rows.jsonl", rows)
+    break_run(monkeypatch, spoil)
+    words = ["data.shuffle=false", "sft.epochs=1", "trainer.save_freq=1", "trainer.val_freq=-1"]
+    said = r1(
+        "sft",
+        settings,
+        *words,
+        *[f"worker.actor.micro_batch_size_per_device_for_{one}=1" for one in ("update", "experience")],
+    )
+    assert [record["sft/skipped"] for record in read_log(tmp_path / "run")] == [0, 1, 0]
+    assert "step 2 is skipped: the loss of rows.jsonl:11 is not finite" in said.output
+    one, two, three = (load_file(tmp_path / f"run/global_step_{step}/actor/model.safetensors") for step in (1, 2, 3))
+    assert all(torch.equal(one[name].nan_to_num(), two[name].nan_to_num()) for name in one)
+    assert not all(torch.equal(two[name].nan_to_num(), three[name].nan_to_num()) for name in two)
+
+
+def test_a_gradient_that_is_not_finite_is_told_apart(r1: R1, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def spoil(run: Any) -> None:
+        weight = run.learner.model.get_input_embeddings().weight
+        weight.register_hook(lambda gradient: gradient * torch.nan)
+
+    settings = write_settings(tmp_path)
+    break_run(monkeypatch, spoil)
+    refused = r1("sft", settings, "trainer.max_idle_steps=2", "trainer.save_freq=-1", ok=False).output
+    assert "step 1 is skipped: its gradient is not finite, though the loss of every row is" in " ".join(refused.split())
+    assert "the loss of 2 steps in a row was not finite" in " ".join(refused.split())
+    assert read_log(tmp_path / "run")[-1]["actor/skipped_steps"] == 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("lost", [1, 2])
+def test_rows_whose_pictures_vanish_are_left_out_up_to_a_share(
+    r1: R1, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: int
+) -> None:
+    settings, rows = write_settings(tmp_path), []
+    for number in range(20):
+        Image.new("RGB", (56, 56), (number, 0, 0)).save(tmp_path / f"{number}.png")
+        messages = conversation(number)
+        messages[0]["content"] = f"<image>{messages[0]['content']}"
+        rows.append({"messages": messages, "images": [f"{number}.png"]})
+    write_rows(tmp_path / "rows.jsonl", rows)
+    break_run(monkeypatch, lambda run: [(tmp_path / f"{number}.png").unlink() for number in range(18, 18 + lost)])
+    words = ["data.shuffle=false", "sft.epochs=1", "trainer.val_freq=-1", "data.min_pixels=3136", "data.max_length=256"]
+    said = r1("sft", settings, *words, f"data.image_dir={tmp_path}", ok=lost == 1).output
+    left_out = [record["sft/left_out"] for record in read_log(tmp_path / "run")]
+    if lost == 1:
+        assert left_out == [0, 0, 1]
+    else:
+        assert left_out == [0, 0]
+        assert "2 of 20 rows cannot be read, more than 5%" in " ".join(said.split())
+
+
 def test_a_check_reads_a_configuration_of_fine_tuning(r1: R1, tmp_path: Path) -> None:
     settings = write_settings(tmp_path)
     assert "no errors" in r1("check", settings, "--no-step").output
+    phases = [one["name"] for one in json.loads(r1("estimate", settings, "--json").output)["phases"]]
+    assert phases == ["log-probs", "gradient", "optimizer step"], "no engine is opened"
+    sampled = json.loads(
+        r1("estimate", settings, "--json", "sft.val_generations=true", "worker.reward.reward_function=math").output
+    )["phases"]
+    assert sampled[0]["name"] == "sampling"
     rows = [{"messages": conversation(n)[:1]} for n in range(20)]
     write_rows(tmp_path / "rows.jsonl", rows)
     assert "data." in r1("check", settings, "--no-step", ok=False).output

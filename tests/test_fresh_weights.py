@@ -134,9 +134,14 @@ def test_the_sequences_fit_the_run_and_one_has_a_picture() -> None:
 
 @pytest.mark.usefixtures("in_root")
 def test_a_picture_that_does_not_fit_is_left_out_with_a_warning(caplog: pytest.LogCaptureFixture) -> None:
-    probes = build("data.max_prompt_length=8")
-    assert not any(p.model_inputs for p in probes.prompts)
-    assert "the canary has no picture: it takes" in caplog.text
+    assert not any(p.model_inputs for p in build("data.max_prompt_length=8").prompts)
+    config = load_config([QUICKSTART, "data.max_prompt_length=8"])[0]
+    model = open_model(config)
+    renderer, noisy = build_renderer(config, model), cast(Any, Noisy(torch.float32, 0.0))
+    assert canary.build_canary(config, Hardware("cpu"), model, renderer, noisy).pictures is None
+    assert caplog.text.count("the canary has no picture: it takes") == 1
+    whole = canary.build_probes(config, model, renderer, variant=0, sampled=False)
+    assert any(p.model_inputs for p in whole.prompts), "it fits a sample"
 
 
 @pytest.mark.usefixtures("in_root")

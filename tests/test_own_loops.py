@@ -3,7 +3,7 @@
 import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 
 import pytest
 from endtoend import QUICKSTART, ROOT
@@ -36,6 +36,13 @@ def _in_the_repository(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_an_example_has_at_most_sixty_lines(name: str) -> None:
     assert len((ROOT / f"examples/{name}.py").read_text().splitlines()) <= 60
+
+
+@pytest.mark.parametrize("name", NAMES[:2])
+def test_a_step_without_an_answer_to_train_is_left_out(name: str) -> None:
+    stream, prompts = SimpleNamespace(batch=lambda step: [0]), ["How many?"]
+    parts = SimpleNamespace(stream=stream, prompts=prompts, sample=lambda prompts, seed: [])
+    assert list(load(name).train(parts, 2)) == []
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,13 @@ from r1_core.preference import Kind, PreferenceLoss
 from r1_core.reward_model import BradleyTerry
 from r1_core.reward_shaping import RewardNormalizer
 
-# By the `loss_type` of `config.fine_tuning.as_training`. A reward model's learner has a loss of its own.
-FINE_TUNING: dict[str, PolicyLoss] = {"nll": NLL(), "dft": NLL(dynamic=True), "reward": PolicyGradient()}
+# By `sft.LEARNED`. A reward model's learner has a loss of its own.
+FINE_TUNING: dict[str, PolicyLoss] = {
+    "nll": NLL(),
+    "dft": NLL(dynamic=True),
+    "preference": PolicyGradient(),
+    "reward": PolicyGradient(),
+}
 
 
 def build_schedule(config: RunConfig, total_steps: int, until: int | None = None) -> Schedule:

@@ -38,8 +38,8 @@ def build_canary(
     actor, rollout = config.worker.actor, config.worker.rollout
     computing = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)
     precision = max(computing, hardware.engine_dtype(rollout.dtype), key=TOLERANCE.__getitem__)
+    pictures = picture_probes(config, model, renderer, TWO_PICTURES, told=logging.WARNING)
     probes, fresh = (build_probes(config, model, renderer, variant=variant) for variant in (0, 1))
-    pictures = picture_probes(config, model, renderer, TWO_PICTURES)
     first, unseen = (build_probes(config, model, renderer, variant=variant, opening=True) for variant in (0, 1))
     tolerance = learn_tolerance(_find_noise(learner, first, precision), precision)
     opening = Canary(first, unseen, tolerance, rollout.temperature)
@@ -61,9 +61,19 @@ def _find_noise(learner: Policy, probes: Probes, precision: torch.dtype) -> floa
 
 
 def build_probes(
-    config: RunConfig, model: ModelFiles, renderer: Renderer, *, variant: int, opening: bool = False
+    config: RunConfig,
+    model: ModelFiles,
+    renderer: Renderer,
+    *,
+    variant: int,
+    opening: bool = False,
+    sampled: bool = True,
 ) -> Probes:
-    """Return text sequences, and one with a picture if possible; `opening` ones reach the longest sample."""
+    """Return text sequences, and one with a picture if possible; `opening` ones reach the longest sample.
+
+    Args:
+        sampled: whether they must be prompts of the run, of at most `data.max_prompt_length` tokens.
+    """
     data = config.data
     longest, lengths, response = data.max_prompt_length, [*PROMPTS], min(RESPONSE, data.max_response_length)
     if opening:
@@ -79,7 +89,8 @@ def build_probes(
         prompts=lengths,
         response=response,
     )
-    pictures = picture_probes(config, model, renderer, [(variant, variant)], response)
+    limit = None if sampled else data.max_prompt_length + data.max_response_length - response
+    pictures = picture_probes(config, model, renderer, [(variant, variant)], response, limit=limit)
     return probes + (pictures or Probes((), ()))
 
 
@@ -99,19 +110,28 @@ def picture_probes(
     renderer: Renderer,
     asked: Sequence[tuple[int, int]],
     response: int = RESPONSE,
+    *,
+    limit: int | None = None,
+    told: int = logging.DEBUG,
 ) -> Probes | None:
-    """Return a sequence per (text, picture) number; None if the model or the limits allow none."""
+    """Return a sequence per (text, picture) number; None if the model or the limits allow none.
+
+    Args:
+        limit: tokens of a prompt; None: `data.max_prompt_length`.
+        told: the level of the log line that says why there is none.
+    """
     if not model.vision_language:
         return None
     data = config.data
     try:
         prompts = tuple(renderer.render(draw_example(text, picture)) for text, picture in asked)
     except DataError as error:
-        log.warning("the canary has no picture, so a stale vision tower would not be noticed: %s", error)
+        log.log(told, "the canary has no picture, so a stale vision tower would not be noticed: %s", error)
         return None
-    if (longest := max(len(prompt.token_ids) for prompt in prompts)) > data.max_prompt_length:
+    longest = max(len(prompt.token_ids) for prompt in prompts)
+    if longest > (data.max_prompt_length if limit is None else limit):
         message = "the canary has no picture: it takes %d tokens, data.max_prompt_length is %d"
-        log.warning(message, longest, data.max_prompt_length)
+        log.log(told, message, longest, data.max_prompt_length)
         return None
     length = min(response, data.max_response_length)
     return Probes(prompts, tuple(spread_tokens(allowed_tokens(model), length, first=text) for text, _ in asked))

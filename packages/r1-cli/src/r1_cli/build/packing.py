@@ -200,7 +200,7 @@ def examine_model(
     """Check all layouts, again after `attend_by_itself(fault)` if r1's attention is wrong. Raises ModelError."""
     actor, name = config.worker.actor, model.config.model_type
     dtype = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)
-    probes, fresh = (build_probes(config, model, renderer, variant=variant) for variant in (0, 1))
+    probes, fresh = (build_probes(config, model, renderer, variant=variant, sampled=False) for variant in (0, 1))
     faults = find_faults(learner, probes, fresh, dtype)
     if faults.single is not None:
         attend_by_itself(faults.single)

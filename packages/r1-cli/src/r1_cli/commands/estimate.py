@@ -70,8 +70,8 @@ def estimate(
         else:
             found = estimate_on_cards(config, models, cards, assumed)
     found.notes.extend(notes)
-    if provenance.is_set("sft"):
-        found.notes.append("r1 sft samples in validation only, with sft.val_generations=true: else leave out sampling")
+    if provenance.is_set("sft") and config.samples:
+        found.notes.append("r1 sft samples in validation only")
     if as_json:
         click.echo(json.dumps(found.as_json(), indent=2))
     else:

@@ -30,7 +30,7 @@ def as_training(config: RunConfig) -> RunConfig:
         "algorithm.off_policy_mask_threshold": None,
         "algorithm.rollout_correction.rollout_is": None,
         "algorithm.rollout_correction.rollout_rs": None,
-        "worker.actor.loss_type": "gpg" if sft.compares and sft.loss != "reward" else sft.loss,
+        "worker.actor.loss_type": sft.learned,
         "worker.actor.loss_avg_mode": "seq-mean-token-sum" if sft.compares else AVERAGES[sft.aggregation],
         "worker.actor.entropy_coef": 0.0,
         "worker.actor.ppo_epochs": 1,

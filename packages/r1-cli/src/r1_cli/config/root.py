@@ -15,7 +15,7 @@ from r1_cli.config.problems import ConfigError, KeyRemark, Problem
 from r1_cli.config.reward import RewardConfig
 from r1_cli.config.rollout import RolloutConfig, engine_module
 from r1_cli.config.section import Section, Tree, lookup
-from r1_cli.config.sft import SftConfig
+from r1_cli.config.sft import LEARNED, SftConfig
 from r1_cli.config.trainer import OWN_DEVICES, STALENESS, TrainerConfig
 from r1_core import registry
 
@@ -77,9 +77,14 @@ class RunConfig(Section):
         return size if 0 < size < self.trainer.devices else self.trainer.devices
 
     @property
+    def samples(self) -> bool:
+        """Whether the run has an engine; `r1 sft` may have none, see `fine_tuning.as_training`."""
+        return self.worker.actor.loss_type not in LEARNED or self.sft.val_generations
+
+    @property
     def colocated(self) -> bool:
         rollout = self.worker.rollout
-        return not rollout.servers.used and not rollout.engines.nnodes
+        return self.samples and not rollout.servers.used and not rollout.engines.nnodes
 
     @property
     def importance_weights(self) -> Literal["token", "sequence", "geometric"] | None:

@@ -6,6 +6,7 @@ from r1_cli.config.section import Count, NonNegative, Positive, Section
 
 Loss = Literal["nll", "dft", "dpo", "cdpo", "ipo", "simpo", "kto", "reward"]
 PREFERENCE = ("dpo", "cdpo", "ipo", "simpo", "kto", "reward")  # compare endings
+LEARNED = ("nll", "dft", "preference", "reward")  # how the learner names the losses, as `worker.actor.loss_type`
 WITH_REFERENCE = ("dpo", "cdpo", "ipo", "kto")
 
 
@@ -28,6 +29,11 @@ class SftConfig(Section):
     @property
     def compares(self) -> bool:
         return self.loss in PREFERENCE
+
+    @property
+    def learned(self) -> str:
+        """The learner's name of the loss, one of `LEARNED`."""
+        return self.loss if self.loss in LEARNED else "preference"
 
     @property
     def has_pairs(self) -> bool:

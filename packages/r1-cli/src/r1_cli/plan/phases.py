@@ -83,10 +83,13 @@ def find_phases(config: RunConfig, memory: Memory, card: int | None = None, *, o
     always = cuda | _idle_critic(config, memory)
     common = always | resident_ref | weights
     learning = common | idle_states | engine_idle
-    return [
-        *(Phase(name, cuda | learner_idle | engine_idle | parts) for name, parts in _critic_phases(config, memory)),
+    sampling = [
         Phase("sampling", always | learner_idle | engine_active),
         Phase("weight sync", common | idle_states | engine),
+    ]
+    return [
+        *(Phase(name, cuda | learner_idle | engine_idle | parts) for name, parts in _critic_phases(config, memory)),
+        *(sampling if config.samples else []),
         Phase("log-probs", learning | reference | forward | gathered),
         Phase("gradient", learning | gradients | activations | gathered | gathered_gradients),
         Phase("optimizer step", common | states | engine_idle | gradients),

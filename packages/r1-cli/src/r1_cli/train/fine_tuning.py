@@ -2,15 +2,17 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from math import isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING
 
 from r1_cli.runs.track import Generation
 from r1_cli.runs.track.timing import Stopwatch
 from r1_cli.train.demonstrations import (
+    DemonstrationBatch,
     DemonstrationReader,
     batch_metrics,
     find_not_finite,
@@ -76,7 +78,7 @@ def take_step(run: FineTuning, at: Position) -> tuple[Position, dict[str, float]
         rows = run.stream.batch(at.step)
         with watch("render"), run.stop.interruptible():
             batch = run.reader.read(rows, run.stream.batch(at.step + 1))
-        updates, skipped, compared = list[dict[str, float]](), list[str](), dict[str, float]()
+        updates, fault, compared = list[dict[str, float]](), "", dict[str, float]()
         if batch.samples:
             if run.preference:
                 with watch("adv"):  # −∂L/∂s of the summed log-probs s of each answer
@@ -84,22 +86,31 @@ def take_step(run: FineTuning, at: Position) -> tuple[Position, dict[str, float]
             with watch("update_actor"):  # descend −w · log π, w = 1 on every trained token, or these slopes
                 samples, metrics = run.learner.forward_backward_on_policy(batch.samples, run.objective)
                 batch, updates = replace(batch, samples=samples), [metrics | run.learner.optim_step()]
-            skipped = find_not_finite(batch)
+            fault = find_fault(batch, updates)
     record = {
         "sft/epoch": (at.step + 1) / run.steps_per_epoch,
-        "sft/skipped": float(bool(skipped)),
+        "sft/skipped": float(bool(fault)),
         "sft/left_out": batch.left_out,
     }
     if run.rates:
         record["curriculum/expected"] = fmean(run.rates[row] for row in rows)
     record |= batch_metrics(batch) | mean_of(updates, "actor/") | compared
-    if skipped:
-        log.warning("step %d is skipped: the loss of %s is not finite", at.step + 1, ", ".join(skipped[:3]))
+    if fault:
+        log.warning("step %d is skipped: %s", at.step + 1, fault)
     if batch.samples:
         record |= performance(batch.samples, watch.lap(), run.learner.describe(), 1)
         run.recorder.record_table(at.step + 1, "sft", partial(to_table, at.step + 1, batch, run.tokenizer))
     stream = replace(at.stream, cursor=at.step + 1)
-    return replace(at, step=at.step + 1, stream=stream, idle=at.idle + 1 if skipped else 0), record, []
+    return replace(at, step=at.step + 1, stream=stream, idle=at.idle + 1 if fault else 0), record, []
+
+
+def find_fault(batch: DemonstrationBatch, updates: Sequence[Mapping[str, float]]) -> str:
+    """Return why the optimizer skipped the batch; "" if it did not."""
+    if rows := find_not_finite(batch):
+        return f"the loss of {', '.join(rows[:3])} is not finite"
+    if all(isfinite(update["grad_norm"]) for update in updates):
+        return ""
+    return "its gradient is not finite, though the loss of every row is, so that no row can be named"
 
 
 def validate_loss(run: FineTuning) -> dict[str, float]:

@@ -25,7 +25,7 @@ class Estimate:
     memory: Memory
     phases: list[Phase]
     times: dict[str, float]  # seconds of each phase; {} on processors, whose speed nobody has message
-    tokens: int  # that a step samples
+    tokens: int  # that a step samples; of fine-tuning, that it reads
     overlaps: bool  # sampling runs ahead of learning
     notes: list[str] = field(default_factory=list)
     remedies: list[tuple[str, int]] | None = None  # settings with what each saves, the largest first; None: too few
@@ -139,7 +139,8 @@ def _require(config: RunConfig, models: Models) -> Memory:
 
 def _tokens(config: RunConfig, assumed: Assumptions) -> int:
     answer = assumed.answer_tokens or config.data.max_response_length
-    return config.data.rollout_batch_size * config.worker.rollout.n * answer
+    prompt = 0 if config.samples else assumed.prompt_tokens or config.data.max_prompt_length
+    return config.data.rollout_batch_size * config.worker.rollout.n * (prompt + answer)
 
 
 def _assumptions(config: RunConfig, assumed: Assumptions) -> list[str]:
@@ -149,7 +150,11 @@ def _assumptions(config: RunConfig, assumed: Assumptions) -> list[str]:
         f"prompts of {prompt or data.max_prompt_length:,} tokens (--prompt-tokens), "
         f"answers of {answer or data.max_response_length:,} (--answer-tokens)",
         f"passes reach {assumed.learning:.0%} of the GPUs' peak (--learning-efficiency)",
-        f"decoding reaches {assumed.sampling:.0%} of their memory's bandwidth (--sampling-efficiency)",
+        *(
+            [f"decoding reaches {assumed.sampling:.0%} of their memory's bandwidth (--sampling-efficiency)"]
+            if config.samples
+            else []
+        ),
         f"{TO_HOST / 1e9:g} GB a second to and from the processor's memory",
         "rewards, data, and what GPUs tell one another take no time",
         *(["servers sample: their time is not counted"] if config.worker.rollout.servers.used else []),

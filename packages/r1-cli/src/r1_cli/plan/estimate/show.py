@@ -41,8 +41,9 @@ def _times(found: Estimate) -> Table:
     total = sum(found.times.values())
     for name, seconds in found.times.items():
         table.add_row(name, _seconds(seconds), f"{seconds / total:.0%}")
+    what = "sampled " if "sampling" in found.times else ""
     ahead = ", sampling ahead" if found.overlaps else ""
-    table.add_row(f"a step{ahead}", _seconds(found.seconds), f"{found.tokens / found.seconds:,.0f} sampled tokens/s")
+    table.add_row(f"a step{ahead}", _seconds(found.seconds), f"{found.tokens / found.seconds:,.0f} {what}tokens/s")
     return table
 
 

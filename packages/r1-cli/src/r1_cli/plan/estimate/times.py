@@ -72,6 +72,8 @@ def find_times(config: RunConfig, memory: Memory, cards: Cards, assumed: Assumpt
     speed = cards.flops * assumed.learning * cards.nodes * cards.of_node
     forward = _forward_operations(config, work, lengths, attention)
     passes = dict(_learning(config, memory, work, forward / speed))
+    if not config.samples:
+        return passes | {"optimizer step": _optimizer(config, memory, cards)}
     served = config.worker.rollout.servers.used
     sampling = {} if served else {"sampling": _sampling(config, memory, work, lengths, cards, assumed)}
     return (
@@ -91,7 +93,8 @@ def _forward_operations(config: RunConfig, work: Work, lengths: Lengths, attenti
 
 def _learning(config: RunConfig, memory: Memory, work: Work, forward: float) -> Iterator[tuple[str, float]]:
     actor = config.worker.actor
-    yield "log-probs", forward
+    if config.worker.actor.loss_type not in ("nll", "dft"):  # whose pass with a gradient gives them
+        yield "log-probs", forward
     if not config.algorithm.disable_kl:
         yield "reference's log-probs", forward
     if memory.teacher:
