@@ -9,6 +9,7 @@ import yaml
 from cli_convert import run
 
 from r1_cli.config import RunConfig, load_config
+from r1_cli.config.convert.llamafactory import convert_llamafactory
 from r1_cli.config.convert.trl import convert_trl
 from r1_cli.config.convert.verl import convert_verl
 
@@ -103,6 +104,32 @@ def test_a_trainer_may_be_named_and_a_command_may_name_a_file(folder: Path) -> N
     assert convert_trl("completion_only_loss: false", 1, "sft").settings["sft.train_on_prompt"] is True
 
 
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({"num_train_epochs": 1.5}, {"sft.epochs": 2}),
+        ({"seed": 3}, {"data.seed": 3}),
+        ({"seed": 3, "data_seed": 7}, {"data.seed": 7}),
+        ({"dataset_name": "o/rows"}, {"data.train_files": "o/rows@train", "data.val_files": None}),
+        ({"completion_only_loss": False, "assistant_only_loss": True}, {"sft.train_on_prompt": False}),
+        ({"max_seq_length": 512}, {"data.max_length": 512}),
+        ({"max_seq_length": 512, "max_length": 256}, {"data.max_length": 256}),
+        ({"chat_template_path": "x.jinja"}, {"data.override_chat_template": "x.jinja"}),
+        ({"chat_template_path": "owner/model"}, {"data.override_chat_template": None}),
+        ({"beta": 0.1, "loss_type": "ipo", "label_smoothing": 0.1}, {"sft.loss": "ipo", "sft.label_smoothing": None}),
+    ],
+)
+def test_keys_of_trl_that_decide_others(given: dict[str, Any], expected: dict[str, Any]) -> None:
+    made = convert_trl(yaml.safe_dump(given), 1, "dpo" if "beta" in given else "sft")
+    assert {key: made.settings.get(key) for key in expected} == expected
+
+
+def test_what_is_otherwise_here_than_in_trl_is_said() -> None:
+    assert "sums of log-probs" in convert_trl("loss_type: ipo", 1, "dpo").text()
+    assert "sums of log-probs" not in convert_trl("loss_type: sigmoid", 1, "dpo").text()
+    assert "chat_template_path=owner/model: " in convert_trl("chat_template_path: owner/model", 1, "sft").text()
+
+
 @pytest.mark.parametrize("loss", ["hinge", "robust", ["sigmoid", "sft"]])
 def test_a_loss_of_trl_that_r1_lacks_is_refused(loss: object) -> None:
     with pytest.raises(ValueError, match=r"loss_type=.*r1 has sigmoid, ipo of DPOConfig"):
@@ -164,6 +191,24 @@ def test_a_script_of_verls_older_sft_reads_entries_of_a_column() -> None:
     turns = convert_verl("model: {partial_pretrain: m}\ndata: {multiturn: {enable: true, messages_key: dialog}}", [])
     assert turns.settings["data.messages_key"] == "dialog"
     assert "data.prompt_key" not in turns.settings
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ("optim.lr_warmup_steps=-1", {"worker.actor.optim.lr_warmup_steps": None}),  # the ratio decides
+        ("optim.lr_warmup_steps=9", {"worker.actor.optim.lr_warmup_steps": 9}),
+        ("optim.lr=1e-4", {"trainer.save_limit": -1, "data.columns.enable_thinking": None}),
+        ("data.enable_thinking_key=think", {"data.columns.enable_thinking": "think"}),
+        ("optim.lr_scheduler_type=wsd", {"worker.actor.optim.lr_scheduler_type": "cosine"}),
+        ("data.prompt_key=q data.response_key=a data.response_dict_keys=[a]", {"data.answer_key": "a"}),
+        ("model.use_remove_padding=False", {"worker.actor.padding_free": False}),
+    ],
+)
+def test_keys_of_verls_sft_that_decide_others(given: str, expected: dict[str, Any]) -> None:
+    made = convert_verl(f"python -m verl.trainer.sft_trainer model.path=m optim.lr=1e-4 {given}", [])
+    assert {key: made.settings.get(key) for key in expected} == expected
+    assert ("wsd" in given) == any("optim.lr_scheduler=wsd" in line for line in made.lost)
 
 
 LLAMA_FACTORY = {
@@ -242,6 +287,39 @@ def test_preferences_of_llama_factory(folder: Path) -> None:
     assert (config.sft.loss, config.data.columns.label) == ("kto", "ok")
     assert config.worker.actor.model.freeze_vision_tower
     assert "kto_chosen_weight=2.0" in printed
+
+
+@pytest.mark.parametrize(
+    ("changes", "expected", "lost"),
+    [
+        ({"pure_bf16": True, "bf16": False}, {"worker.actor.fsdp.mp_param_dtype": "bf16"}, None),
+        ({"bf16": False}, {"worker.actor.fsdp.mp_param_dtype": "fp32"}, None),
+        ({"quantization_bit": 4}, {"worker.actor.model.quantization": "nf4"}, None),
+        (
+            {"quantization_bit": 4, "finetuning_type": "full"},
+            {"worker.actor.model.quantization": None},
+            "quantization_bit=4",
+        ),
+        ({"mask_history": False}, {"sft.turns": "all"}, None),
+    ],
+)
+def test_keys_of_llama_factory_that_decide_others(
+    folder: Path, changes: dict[str, Any], expected: dict[str, Any], lost: str | None
+) -> None:
+    write_llama_factory(folder, **changes)
+    made = convert_llamafactory((folder / "examples/x.yaml").read_text(), 1, folder)
+    assert {key: made.settings.get(key) for key in expected} == expected
+    assert lost is None or any(lost in line for line in made.lost)
+
+
+def test_words_of_a_command_of_llama_factory_come_before_its_file_and_shares_need_interleaving(folder: Path) -> None:
+    write_llama_factory(folder, dataset="mllm_demo,identity", interleave_probs="0.7,0.3", mix_strategy="concat")
+    command = "llamafactory-cli train examples/x.yaml learning_rate=2e-4"
+    made = convert_llamafactory(command, 1, folder)
+    assert made.settings["worker.actor.optim.lr"] == 2e-4
+    assert not any("weight" in source for source in made.settings["data.sources"])
+    mixed = convert_llamafactory(f"{command} mix_strategy=interleave_under", 1, folder)
+    assert [source["weight"] for source in mixed.settings["data.sources"]] == [0.7, 0.3]
 
 
 @pytest.mark.parametrize(
