@@ -26,7 +26,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from r1_core.learner.linear_head import LOGPROB, Settings, token_stats
+from r1_core.learner.linear_head import LOGPROB, HeadSettings, token_stats
 from r1_core.learner.logprobs import token_logprobs
 
 PEERS = {"trl": "trl", "liger": "liger_kernel"}
@@ -51,7 +51,7 @@ def plain(task: Task) -> Tensor:
 
 def recomputed(task: Task) -> Tensor:
     stats = token_stats(
-        task.hidden, task.weight, None, task.targets, Settings(task.weight.dtype), store=task.weight.grad
+        task.hidden, task.weight, None, task.targets, HeadSettings(task.weight.dtype), store=task.weight.grad
     )
     return task.loss(stats[:, LOGPROB])
 
@@ -62,7 +62,7 @@ def token_wise(task: Task) -> Tensor:
             leaf = stats.detach().requires_grad_()
             return torch.autograd.grad(task.loss(leaf[:, LOGPROB]), leaf)[0]
 
-    settings = Settings(task.weight.dtype)
+    settings = HeadSettings(task.weight.dtype)
     stats = token_stats(
         task.hidden, task.weight, None, task.targets, settings, loss_gradient=loss_gradient, store=task.weight.grad
     )

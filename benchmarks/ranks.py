@@ -28,7 +28,6 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from r1_cli.build.algorithm import build_schedule
 from r1_cli.cluster.actors import ActorGroup, ActorPlacement
-from r1_cli.cluster.placement import place_ranks
 from r1_cli.cluster.rank import Rank
 from r1_cli.cluster.rank_client import RankClient, RankedPolicy
 from r1_cli.cluster.ray_cluster import open_cluster
@@ -38,6 +37,7 @@ from r1_cli.hardware import Hardware
 from r1_cli.jobs.engines import open_engine, start_engines
 from r1_cli.jobs.learner import open_placement, prepare_learner, start_ranks
 from r1_cli.models.files import open_model
+from r1_cli.placement import place_ranks
 from r1_cli.plan.batches import count, make_plan
 from r1_core.advantages import GRPO, assign
 from r1_core.learner import Learner

@@ -16,13 +16,13 @@ from click.testing import CliRunner
 from endtoend import ROOT, read_log
 from ranks import patches
 
-from r1_cli.cluster.placement import Node, place_ranks
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware
 from r1_cli.jobs import models as job
 from r1_cli.jobs.learner import load_ranked
 from r1_cli.main import main
 from r1_cli.models.files import ModelFiles
+from r1_cli.placement import Node, place_ranks
 from r1_cli.train.types import Schedule
 
 

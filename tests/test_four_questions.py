@@ -21,7 +21,7 @@ from r1_cli.models.files import ModelFiles
 from r1_cli.models.load import ModelError, configure_modules, load_model
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
-from r1_core.learner.learner import Loss
+from r1_core.objective import Objective
 from r1_core.types import LossInputs, LossOutput, Sample
 from r1_data.render import Renderer
 from r1_rollout.probes import Probes, text_probes
@@ -131,7 +131,9 @@ def plain_logprobs(model: Any, sample: Sample) -> torch.Tensor:
     return logits[:-1].log_softmax(-1).gather(1, sample.token_ids[1:, None])[:, 0][sample.loss_mask[1:]]
 
 
-class SumOfLogprobs(Loss):
+class SumOfLogprobs(Objective):
+    token_wise = False
+
     def __call__(self, inputs: LossInputs) -> LossOutput:
         return LossOutput(torch.where(inputs.loss_mask, inputs.logprobs, 0.0).sum())
 

@@ -16,7 +16,7 @@ from r1_cli.config import ConfigError, load_config
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
 from r1_core.learner import Learner
-from r1_core.learner.learner import Loss
+from r1_core.objective import Objective
 from r1_core.types import LossInputs, LossOutput, Sample
 from r1_data.positions import position_ids_of
 from r1_data.render import Renderer
@@ -177,7 +177,9 @@ def samples_of(model: Any) -> list[Sample]:
     ]
 
 
-class SumOfLogprobs(Loss):
+class SumOfLogprobs(Objective):
+    token_wise = False
+
     def __call__(self, inputs: LossInputs) -> LossOutput:
         return LossOutput(torch.where(inputs.loss_mask, inputs.logprobs, 0.0).sum())
 

@@ -9,13 +9,13 @@ import pytest
 
 from r1_cli.cluster.direct import DirectBackend
 from r1_cli.cluster.engine import EngineInfo
-from r1_cli.cluster.placement import ClusterNodes, Node, Placement, place_engines, place_ranks
 from r1_cli.config import ConfigError, load_config
 from r1_cli.hardware import Hardware
 from r1_cli.jobs import learner as learner_job
 from r1_cli.jobs.engines import open_engine, start_engines
 from r1_cli.jobs.learner import open_placement, rank_hardware, resolve_devices, start_ranks
 from r1_cli.models.load import ModelError
+from r1_cli.placement import ClusterNodes, Node, Placement, place_engines, place_ranks
 
 BASE = [
     "data.train_files=owner/rows@train", "worker.actor.model.model_path=owner/model",

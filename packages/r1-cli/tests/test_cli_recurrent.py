@@ -13,9 +13,9 @@ from r1_cli.models.load import enable_gradient_checkpointing
 from r1_cli.models.recurrent import PackedMixer, plan_calls
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
-from r1_core.learner.learner import Loss
 from r1_core.learner.optim import build_optimizer
 from r1_core.learner.pack import Pack
+from r1_core.objective import Objective
 from r1_core.types import LossInputs, LossOutput, Sample
 
 VOCAB = 96
@@ -92,7 +92,9 @@ def alone(model: Any, sample: Sample) -> Tensor:
     return chosen[sample.loss_mask[1:]]
 
 
-class SumOfLogprobs(Loss):
+class SumOfLogprobs(Objective):
+    token_wise = False
+
     def __call__(self, inputs: LossInputs) -> LossOutput:
         return LossOutput(torch.where(inputs.loss_mask, inputs.logprobs, 0.0).sum())
 

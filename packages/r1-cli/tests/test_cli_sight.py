@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from r1_cli.checkpoint.shared_filesystem import Unseen, shown_folders
-from r1_cli.cluster.placement import Node, place_ranks
 from r1_cli.config import ConfigError, load_config
 from r1_cli.jobs.learner import require_shared_folders
+from r1_cli.placement import Node, place_ranks
 
 WRITTEN, READ = "trainer.save_checkpoint_path", "worker.actor.model.model_path"
 

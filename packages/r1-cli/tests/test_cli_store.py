@@ -5,11 +5,11 @@ from math import inf
 import pytest
 from cli_media import dataset_of, make_renderer, row
 
-from r1_cli.cluster.placement import Node, place_ranks
 from r1_cli.cluster.ray_cluster import shared_bytes, store_bytes
 from r1_cli.config import ConfigError, load_config
 from r1_cli.hardware import Hardware
 from r1_cli.jobs.media import inputs_dtype, require_store_for_batch
+from r1_cli.placement import Node, place_ranks
 from r1_cli.plan.disk import StoredBatch, require_store
 from r1_data.dataset import Mixture
 from r1_data.references import Video

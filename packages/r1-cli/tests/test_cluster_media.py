@@ -13,9 +13,9 @@ from cli_media import CRASHES, Frail, dataset_of, host, make_renderer, media_of,
 from cli_ranks import LOADS, STORE
 
 from r1_cli.cluster.batch_transfer import pack_samples
-from r1_cli.cluster.placement import Node, place_ranks
 from r1_cli.cluster.remote_rendering import RenderPool
 from r1_cli.jobs.media import machines_of, start_media
+from r1_cli.placement import Node, place_ranks
 from r1_cli.train.groups.group import to_sample
 from r1_data.dataset import Mixture
 from r1_data.model_inputs import LazyInputs

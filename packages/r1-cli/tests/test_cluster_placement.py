@@ -2,7 +2,9 @@
 
 import pytest
 
-from r1_cli.cluster.placement import (
+from r1_cli.config import ConfigError, load_config
+from r1_cli.config.rollout import EnginesConfig
+from r1_cli.placement import (
     ClusterNodes,
     Node,
     allocate_devices,
@@ -12,8 +14,6 @@ from r1_cli.cluster.placement import (
     require_devices,
     threads_per_rank,
 )
-from r1_cli.config import ConfigError, load_config
-from r1_cli.config.rollout import EnginesConfig
 
 
 def test_ranks_are_ordered_by_address_and_device_whatever_order_the_nodes_come_in():

@@ -11,15 +11,17 @@ from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
-from r1_core.learner.learner import Loss
 from r1_core.learner.optim import build_optimizer
 from r1_core.learner.passes import GradientSums
+from r1_core.objective import Objective
 from r1_core.types import LossOutput
 
 ONE_ROUNDING = 2.0**-8  # of the value: half the distance of two neighbours in bfloat16
 
 
-class TotalLogprob(Loss):
+class TotalLogprob(Objective):
+    token_wise = False
+
     def __call__(self, inputs):
         return LossOutput(torch.where(inputs.loss_mask, inputs.logprobs, 0.0).sum())
 

@@ -16,7 +16,6 @@ from safetensors.torch import load_file
 from r1_core.advantages import GRPO, assign
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
-from r1_core.learner.learner import Loss
 from r1_core.learner.logprobs import token_logprobs
 from r1_core.learner.optim import build_optimizer, learning_rate_scale
 from r1_core.learner.parallel import Parallel, Shard, find_blocks, shard_model
@@ -121,7 +120,9 @@ def test_a_gradient_that_is_not_finite_skips_the_step_and_says_so_once(caplog):
     learner = learner_for(qwen2())
     samples = assign(learner.add_logprobs(text_samples()), GRPO())
 
-    class Broken(Loss):
+    class Broken(Objective):
+        token_wise = False
+
         def __call__(self, inputs):
             return LossOutput(inputs.logprobs.sum() * float("nan"))
 

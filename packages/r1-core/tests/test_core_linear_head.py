@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from r1_core.learner import linear_head as room
-from r1_core.learner.linear_head import ENTROPY, LOGPROB, SQUARED_PROBS, Settings, token_stats
+from r1_core.learner.linear_head import ENTROPY, LOGPROB, SQUARED_PROBS, HeadSettings, token_stats
 
 VOCABULARY, WIDTH = 11, 5
 WAYS = ("recomputed", "token_wise", "frozen")
@@ -53,7 +53,7 @@ def test_values_and_gradients_are_those_of_all_logits(way, entropy_gradient, bia
     slopes[:, SQUARED_PROBS] = 0
     if not entropy_gradient:
         slopes[:, ENTROPY] = 0
-    settings = Settings(torch.float64, 0.7, entropy_gradient, squared_probs=True)
+    settings = HeadSettings(torch.float64, 0.7, entropy_gradient, squared_probs=True)
     expected, found = plain_stats(*tensors, 0.7), chunked(way, tensors, settings, slopes)
     torch.testing.assert_close(found, expected, atol=1e-12, rtol=1e-12)
     leaves = tensors[:1] if way == "frozen" else [t for t in tensors[:3] if t is not None]
@@ -69,7 +69,7 @@ def test_values_and_gradients_are_those_of_all_logits(way, entropy_gradient, bia
 @pytest.mark.parametrize("entropy_gradient", [False, True])
 def test_gradcheck(way, entropy_gradient):
     hidden, weight, bias, targets, _ = make(4, bias=True)
-    settings = Settings(torch.float64, 1.3, entropy_gradient)
+    settings = HeadSettings(torch.float64, 1.3, entropy_gradient)
     columns = [LOGPROB, ENTROPY] if entropy_gradient else [LOGPROB]
 
     def stats(hidden, *head):
@@ -83,7 +83,7 @@ def test_gradcheck(way, entropy_gradient):
 def test_less_than_float64_is_as_near_as_its_digits_allow(way, dtype, tolerance):
     *tensors, slopes = make(7, dtype=dtype)
     slopes[:, LOGPROB + 1 :] = 0
-    found = chunked(way, tensors, Settings(dtype), slopes.float())
+    found = chunked(way, tensors, HeadSettings(dtype), slopes.float())
     assert found.dtype == torch.float32
     exact = plain_stats(*tensors, 1.0)
     torch.testing.assert_close(found[:, :2].double(), exact[:, :2], atol=tolerance, rtol=tolerance)
@@ -105,7 +105,7 @@ def test_logits_of_ten_thousand_and_banned_tokens_stay_finite_and_right(way, ban
     slopes[:, SQUARED_PROBS] = 0
     if banned:
         bias = bias.detach().index_fill(0, torch.tensor([9]), -torch.inf)
-    settings = Settings(torch.float32, entropy_gradient=True, squared_probs=True)
+    settings = HeadSettings(torch.float32, entropy_gradient=True, squared_probs=True)
     found = chunked(way, (hidden, weight, bias, targets), settings, slopes.float())
     expected = plain_stats(hidden, weight, bias, targets, 1.0)
     # Logits of 1e4 have a resolution of 1e-3.
@@ -121,10 +121,10 @@ def test_a_store_takes_the_gradient_of_the_weight_in_place(way, dtype):
     *tensors, slopes = make(7, dtype=dtype)
     slopes[:, LOGPROB + 1 :] = 0
     weight, slopes = tensors[1], slopes.to(dtype)
-    (expected,) = torch.autograd.grad((chunked(way, tensors, Settings(dtype), slopes) * slopes).sum(), weight)
+    (expected,) = torch.autograd.grad((chunked(way, tensors, HeadSettings(dtype), slopes) * slopes).sum(), weight)
     weight.grad = torch.ones_like(weight)
     place = weight.grad.data_ptr()
-    (chunked(way, tensors, Settings(dtype), slopes, store=weight.grad) * slopes).sum().backward()
+    (chunked(way, tensors, HeadSettings(dtype), slopes, store=weight.grad) * slopes).sum().backward()
     assert weight.grad.data_ptr() == place
     torch.testing.assert_close(weight.grad, expected + 1, atol=1e-5, rtol=0)
 
@@ -135,7 +135,7 @@ def test_a_store_of_half_precision_is_left_to_autograd(way):
     weight, slopes = tensors[1], slopes.float()
     store = torch.zeros_like(weight)
     (grad,) = torch.autograd.grad(
-        (chunked(way, tensors, Settings(torch.bfloat16), slopes, store=store) * slopes).sum(), weight
+        (chunked(way, tensors, HeadSettings(torch.bfloat16), slopes, store=store) * slopes).sum(), weight
     )
     assert not store.any()
     assert grad.any()
@@ -146,7 +146,7 @@ def test_float32_weights_are_read_in_half_precision_where_asked_and_get_float32_
     slopes[:, LOGPROB + 1 :] = 0
     exact = torch.autograd.grad((plain_stats(*tensors, 1.0) * slopes).sum(), tensors[:2])
     for way in ("recomputed", "token_wise"):
-        found = chunked(way, tensors, Settings(torch.bfloat16), slopes.float())
+        found = chunked(way, tensors, HeadSettings(torch.bfloat16), slopes.float())
         grads = torch.autograd.grad((found * slopes.float()).sum(), tensors[:2])
         for one, other in zip(grads, exact, strict=True):
             assert one.dtype == torch.float32
@@ -156,7 +156,7 @@ def test_float32_weights_are_read_in_half_precision_where_asked_and_get_float32_
 
 def test_all_ways_give_the_same_bits():
     *tensors, slopes = make(7, dtype=torch.float32)
-    settings = Settings(torch.float32, 0.9)
+    settings = HeadSettings(torch.float32, 0.9)
     with torch.no_grad():
         plain = chunked("recomputed", tensors, settings)
     assert all(torch.equal(chunked(way, tensors, settings, slopes.float()), plain) for way in WAYS)
@@ -164,7 +164,7 @@ def test_all_ways_give_the_same_bits():
 
 def test_a_loss_that_was_not_foreseen_is_refused():
     *tensors, slopes = make(7)
-    stats = chunked("token_wise", tensors, Settings(torch.float64), slopes)
+    stats = chunked("token_wise", tensors, HeadSettings(torch.float64), slopes)
     with pytest.raises(RuntimeError, match="set `token_wise` to False"):
         (stats[:, LOGPROB] * slopes[:, LOGPROB]).sum().mul(1.01).backward()
 
@@ -174,7 +174,7 @@ def test_a_gradient_that_is_not_finite_is_passed_on(value):
     *tensors, slopes = make(7)
     slopes[:, LOGPROB + 1 :] = 0
     slopes[3, LOGPROB] = value
-    stats = chunked("token_wise", tensors, Settings(torch.float64), slopes)
+    stats = chunked("token_wise", tensors, HeadSettings(torch.float64), slopes)
     (stats[:, LOGPROB] * slopes[:, LOGPROB]).sum().backward()
     assert not tensors[1].grad.isfinite().all()
 
@@ -184,7 +184,7 @@ def test_a_gradient_that_is_not_the_one_foreseen_is_refused_beside_one_that_is_n
     slopes[3, LOGPROB] = float("nan")
     for other in (slopes.clone(), slopes.clone()):
         other[5, LOGPROB] = float("nan") if other[5, LOGPROB].isfinite() else 0.0
-        stats = chunked("token_wise", tensors, Settings(torch.float64), slopes)
+        stats = chunked("token_wise", tensors, HeadSettings(torch.float64), slopes)
         with pytest.raises(RuntimeError, match="set `token_wise` to False"):
             (stats[:, LOGPROB] * other[:, LOGPROB]).sum().backward()
 
@@ -192,7 +192,7 @@ def test_a_gradient_that_is_not_the_one_foreseen_is_refused_beside_one_that_is_n
 def test_the_gradient_of_the_weight_is_handed_over_without_a_copy():
     *tensors, slopes = make(7)
     slopes[:, LOGPROB + 1 :] = 0
-    stats = chunked("token_wise", tensors, Settings(torch.float64), slopes)
+    stats = chunked("token_wise", tensors, HeadSettings(torch.float64), slopes)
     place = stats.grad_fn.sums.data_ptr()
     (stats * slopes).sum().backward()
     assert tensors[1].grad.data_ptr() == place

@@ -1,6 +1,7 @@
 """Find the parameters at fault for a gap of the canary: groups are set to zero one by one on both sides."""
 
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -23,13 +24,16 @@ EMBEDDING, HEAD, NORM, VISION, ADAPTER = "embedding", "head", "final norm", "vis
 _HIDING = {EMBEDDING, HEAD, NORM}  # without them all log-probs are alike, whatever else is wrong
 
 
-class ComparedLearner(Protocol):
+class ComparedLearner(ABC):
     """The learner, for the search."""
 
+    @abstractmethod
     def weights(self, version: int) -> WeightSource: ...
 
+    @abstractmethod
     def logprobs_of(self, prompts: Sequence[PromptLike], responses: Sequence[Sequence[int]]) -> list[list[float]]: ...
 
+    @abstractmethod
     def zeroed(self, rows: ParameterRows) -> AbstractContextManager[None]: ...
 
 

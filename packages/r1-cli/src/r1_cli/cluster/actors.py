@@ -20,9 +20,9 @@ import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from r1_cli.cluster.placement import Node, threads_per_rank
 from r1_cli.cluster.worker_group import ClusterError, picklable_error, redirect_output, tail_log
 from r1_cli.config.root import SECRET
+from r1_cli.placement import Node, threads_per_rank
 
 log = logging.getLogger("r1")
 

@@ -12,7 +12,7 @@ from r1_cli.config import RunConfig
 from r1_cli.config.rollout import engine_module
 from r1_cli.hardware import Hardware
 from r1_rollout.transports.direct import GroupSender, IpcSender, Pass
-from r1_rollout.transports.groups import Group, NcclGroup, TcpGroup
+from r1_rollout.transports.groups import NcclGroup, ProcessGroup, TcpGroup
 from r1_rollout.weights import TransferCall
 
 JOINING = 600.0  # seconds for the workers to join a group
@@ -55,7 +55,7 @@ def open_sender(backend: DirectBackend, engines: Sequence[Ask], rank: int, weigh
     return GroupSender(workers, _open_group(backend, len(engines)) if rank == 0 else None, weights)
 
 
-def _open_group(backend: DirectBackend, engines: int) -> Group:
+def _open_group(backend: DirectBackend, engines: int) -> ProcessGroup:
     if backend.kind == "nccl":
         return NcclGroup(engines * backend.workers, torch.device("cuda", 0), JOINING)
     return TcpGroup("127.0.0.1", engines * backend.workers, JOINING)

@@ -16,12 +16,12 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from r1_cli.cluster.placement import ClusterNodes, Node, allocate_devices, require_devices
 from r1_cli.cluster.worker_group import ClusterError
 from r1_cli.config import ConfigError, Problem
 from r1_cli.config.rollout import EnginesConfig
 from r1_cli.config.trainer import TrainerConfig
 from r1_cli.hardware import Hardware
+from r1_cli.placement import ClusterNodes, Node, allocate_devices, require_devices
 from r1_rollout.private_folder import PrivateFolder
 
 LOOPBACK = "127.0.0.1"

@@ -13,13 +13,13 @@ from transformers import PretrainedConfig
 from r1_cli.checkpoint.folders import CheckpointStore
 from r1_cli.checkpoint.locks import lock_folder
 from r1_cli.cluster.own_process import OwnProcess
-from r1_cli.cluster.placement import Placement
 from r1_cli.config import Provenance, RunConfig
 from r1_cli.config.root import require_shareable
 from r1_cli.hardware import Hardware, find_hardware
 from r1_cli.jobs.engines import start_engine_process, start_engines
 from r1_cli.jobs.learner import open_placement, rank_hardware, resolve_devices, start_ranks
 from r1_cli.models.files import ModelFiles, open_critic_config, open_model
+from r1_cli.placement import Placement
 from r1_cli.plan.start import find_start, rename_damaged, require_same_shape
 from r1_cli.runs.track import libraries
 from r1_cli.runs.track.console import ConsoleReporter

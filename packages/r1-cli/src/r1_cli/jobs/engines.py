@@ -17,13 +17,13 @@ from r1_cli.cluster.direct import find_backend
 from r1_cli.cluster.engine import EngineHost
 from r1_cli.cluster.engines import RemoteEnginePool
 from r1_cli.cluster.own_process import OwnProcess
-from r1_cli.cluster.placement import EnginePlacement, threads_per_rank
 from r1_cli.config import RunConfig
 from r1_cli.config.rollout import engine_module
 from r1_cli.config.root import require_own_devices
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles, open_model
 from r1_cli.models.shared_weights import share_weights
+from r1_cli.placement import EnginePlacement, threads_per_rank
 from r1_rollout.fault import Engine
 from r1_rollout.types import Generator
 

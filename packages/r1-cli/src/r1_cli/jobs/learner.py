@@ -14,13 +14,13 @@ from r1_cli.build.critic import build_critic
 from r1_cli.build.learner import single_rank
 from r1_cli.build.reward_model import build_trained
 from r1_cli.checkpoint.shared_filesystem import Proof, shown_folders
-from r1_cli.cluster.placement import Placement, RankPlacement, place_all
 from r1_cli.config import ConfigError, Problem, Provenance, RunConfig, lookup
 from r1_cli.hardware import Hardware
 from r1_cli.models.families import describe_router
 from r1_cli.models.files import ModelFiles
 from r1_cli.models.load import ModelError
 from r1_cli.models.sharded_loading import ShardedLoadingError, require_sharded_loading
+from r1_cli.placement import Placement, RankPlacement, place_all
 from r1_cli.train.types import Policy, Schedule, ValueModel
 from r1_core.learner.parallel import Parallel
 

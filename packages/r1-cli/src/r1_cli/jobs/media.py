@@ -8,11 +8,11 @@ from pathlib import Path
 import torch
 
 from r1_cli.build.rendering import GIGABYTE, open_workers
-from r1_cli.cluster.placement import Node, RankPlacement
 from r1_cli.cluster.remote_rendering import RenderPool, RenderWorker
 from r1_cli.cluster.worker_group import WorkerGroup
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware
+from r1_cli.placement import Node, RankPlacement
 from r1_cli.plan.disk import StoredBatch, require_store
 from r1_data.dataset import Mixture
 from r1_data.render import Renderer

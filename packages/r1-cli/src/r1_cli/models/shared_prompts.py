@@ -71,7 +71,7 @@ class SegmentBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AttentionPlan:
     """The calls of a row.
 
     Example: of a prompt of 200 tokens with answers of 3 and 4 `alone` is [(0, 200)], `alike` has both answers, and
@@ -84,7 +84,7 @@ class Plan:
 
 
 @lru_cache(maxsize=4)
-def make_plan(pack: Pack) -> Plan:
+def make_plan(pack: Pack) -> AttentionPlan:
     """Return the plan of a row, cached for all layers of a pass."""
     spans = [(start, start + length) for start, length in zip(pack.starts, pack.lengths, strict=True)]
     small, short = list[_Member](), list[_Member]()
@@ -101,7 +101,7 @@ def make_plan(pack: Pack) -> Plan:
                 short.append((pack.lengths[segment], [segment]))
         if len(segments) > 1:
             across.append((begin, spans[segments[1]][0], end))
-    return Plan(
+    return AttentionPlan(
         alone, [_make_batch(pack, batch) for members in (short, small) for batch in _group_by_length(members)], across
     )
 
@@ -153,7 +153,9 @@ class _Attention(Function):
     """Query [heads, T, size], key and value [key heads, T, size] → [heads, T, size]."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: Plan, scale: float | None) -> Tensor:
+    def forward(
+        ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: AttentionPlan, scale: float | None
+    ) -> Tensor:
         times = query.shape[0] // key.shape[0]
         heads, tokens, size = query.shape
         found = query.new_empty(tokens, heads, size).transpose(0, 1)

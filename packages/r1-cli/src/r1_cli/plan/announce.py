@@ -10,9 +10,9 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Column, Table
 
-from r1_cli.cluster.placement import EnginePlacement, Placement, RankPlacement
 from r1_cli.config import Provenance, RunConfig, without_effect
 from r1_cli.config.sources import Source, validation_sources
+from r1_cli.placement import EnginePlacement, Placement, RankPlacement
 from r1_cli.plan.batches import Plan
 from r1_cli.plan.disk import checkpoint_bytes, checkpoints_kept, free_space, size_text
 from r1_cli.plan.memory import Memory

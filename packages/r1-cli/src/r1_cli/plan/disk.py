@@ -5,8 +5,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from shutil import disk_usage
 
-from r1_cli.cluster.placement import Node
 from r1_cli.config import ConfigError, Problem, RunConfig
+from r1_cli.placement import Node
 from r1_cli.plan.memory import estimate
 
 BYTES_PER_TOKEN = 12  # token ids, log-probs of the engine, a bit of mask; advantages

@@ -11,11 +11,11 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
-from r1_cli.cluster.placement import plan_placement
 from r1_cli.config import ConfigError, Problem, Provenance, RunConfig, printable
 from r1_cli.config.files import where_or_near
 from r1_cli.config.section import flatten
 from r1_cli.hardware import find_card
+from r1_cli.placement import plan_placement
 from r1_cli.plan.announce import (
     announce,
     memory_warnings,

@@ -4,7 +4,7 @@ import logging
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 import pyarrow as pa
@@ -12,7 +12,7 @@ import torch
 
 from r1_cli.runs.schema import COLUMNS, SCHEMA
 from r1_cli.train.recorder import clean, list_column, token_column
-from r1_cli.train.types import Policy
+from r1_cli.train.types import Policy, RenderedRows
 from r1_core import preference
 from r1_core.preference import PreferenceLoss, mismatch
 from r1_core.reward_model import BradleyTerry, at_end, weigh_values
@@ -27,12 +27,7 @@ log = logging.getLogger("r1")
 MOST_LEFT_OUT = 0.05  # share of the rows that may turn out to be unreadable
 
 
-class Demonstrations(Protocol):
-    """Conversations by row, rendered when asked for."""
-
-    def __len__(self) -> int: ...
-    def __getitem__(self, index: int, /) -> Sequence[Demonstration]: ...
-    def prefetch(self, indices: Sequence[int], /) -> None: ...
+Demonstrations: TypeAlias = RenderedRows[Sequence[Demonstration]]
 
 
 @dataclass(frozen=True, slots=True)

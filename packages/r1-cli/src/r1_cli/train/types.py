@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Item = TypeVar("Item")
+Rendered = TypeVar("Rendered", covariant=True)
 
 
 Samples: TypeAlias = Sequence[Sample]
@@ -42,13 +43,16 @@ class Progress(Protocol):
         """Yield `items` under a progress bar."""
 
 
-class Dataset(Protocol):
-    """Prompts by index, rendered when asked for."""
+class RenderedRows(Protocol[Rendered]):
+    """Rows of data by index, rendered when asked for."""
 
     def __len__(self) -> int: ...
-    def __getitem__(self, index: int) -> Prompt: ...
-    def prefetch(self, indices: Sequence[int]) -> None:
-        """Begin to render these prompts."""
+    def __getitem__(self, index: int, /) -> Rendered: ...
+    def prefetch(self, indices: Sequence[int], /) -> None:
+        """Begin to render these rows."""
+
+
+Dataset: TypeAlias = RenderedRows[Prompt]
 
 
 class PromptStream(Protocol):

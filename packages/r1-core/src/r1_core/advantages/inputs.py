@@ -1,11 +1,12 @@
 """The base class of advantage estimators, its input, and `assign`, which fills in the advantages of samples."""
 
 import logging
+from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from itertools import pairwise
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -103,7 +104,7 @@ def check_reward_clip(bounds: tuple[float, float] | None) -> None:
         raise ValueError(f"reward_clip is {bounds}; the first number must not exceed the second")
 
 
-class Estimator(Protocol):
+class Estimator(ABC):
     """Computes advantages [N, R], in the dtype of the rewards, 0 where `loss_mask` is false.
 
     A subclass is a dataclass whose fields are its settings; a setting outside the range of its type raises ValueError.
@@ -116,16 +117,15 @@ class Estimator(Protocol):
     def __post_init__(self) -> None:
         check_settings(self)
 
+    @abstractmethod
     def __call__(self, inputs: AdvantageInputs) -> Tensor: ...
 
-
-@runtime_checkable
-class Forecasting(Protocol):
-    """An estimator that also returns the targets of the critic."""
-
     def with_returns(self, inputs: AdvantageInputs) -> tuple[Tensor, Tensor]:
-        """Return the advantages and the critic's target returns, both [N, R] and 0 outside `loss_mask`."""
-        ...
+        """Return the advantages and the critic's target returns, both [N, R] and 0 outside `loss_mask`.
+
+        The returns are the sum of the rewards from each token on, unless the estimator has its own.
+        """
+        return self(inputs), discounted_sums(inputs.shaped_rewards, inputs.mask, 1.0)
 
 
 logger = logging.getLogger(__name__)
@@ -148,8 +148,7 @@ def assign(
 ) -> list[Sample]:
     """Return the samples with `advantages` float32 [L] filled in: 0 where `loss_mask` is false.
 
-    If the estimator needs `values`, `returns` float32 [L] are filled in, too: its own (`Forecasting`), else the sum of
-    the rewards from each token on.
+    If the estimator needs `values`, `returns` float32 [L] are filled in, too, from its `with_returns`.
 
     Groups must be complete. The reward counts on an episode's last trained token. An episode without trained tokens
     enters its group's statistics. Without `turn_ids` an episode is one turn, whose state is its group.
@@ -191,13 +190,11 @@ def assign(
 
 
 def _estimate(estimator: Estimator, inputs: AdvantageInputs) -> dict[str, Tensor]:
-    if isinstance(estimator, Forecasting):
+    if "values" in estimator.needs:
         advantages, returns = estimator.with_returns(inputs)
         found = {"advantages": advantages, "returns": returns}
     else:
         found = {"advantages": estimator(inputs)}
-        if "values" in estimator.needs:
-            found["returns"] = discounted_sums(inputs.shaped_rewards, inputs.mask, 1.0)
     check_tensors(f"result of {type(estimator).__name__}", "[N, R]", inputs.mask.shape, **found)
     return found
 

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import ClassVar, Protocol, Unpack
+from typing import ClassVar, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,8 @@ from r1_core.learner.profiling import PassProfile
 from r1_core.learner.token_model import Comparison, ModelComparison, TokenModel, TokenStats, TopComparison
 from r1_core.learner.trainable import TrainableModel, TrainingOptions
 from r1_core.needs import OF_POLICY, OF_REFERENCE, OF_TEACHER, Needs
-from r1_core.types import LOSS_FIELDS, TOP_FIELDS, LossInputs, LossOutput, Sample, TokenTable, Totals, with_tokens
+from r1_core.objective import Objective
+from r1_core.types import LOSS_FIELDS, TOP_FIELDS, LossOutput, Sample, TokenTable, Totals, with_tokens
 
 logger = logging.getLogger(__name__)
 
@@ -46,45 +47,6 @@ def restore_weights(model: nn.Module, kept: Mapping[str, Tensor]) -> None:
     own = dict(named_state(model))
     for name, tensor in kept.items():
         own[name].copy_(tensor)
-
-
-class Loss(Protocol):
-    """The loss that `Learner.forward_backward` differentiates, such as `Objective`.
-
-    A subclass with default properties needs `__call__` only.
-    """
-
-    @property
-    def needs(self) -> Needs:
-        """The per-token fields of samples that the loss reads, beyond advantages, old log-probs and weights."""
-        return LOSS_FIELDS
-
-    @property
-    def token_wise(self) -> bool:
-        """Whether each token's ∂loss/∂log-prob and ∂loss/∂entropy depend on that token alone."""
-        return False
-
-    @property
-    def entropy_gradient(self) -> bool:
-        """Whether the loss contains the entropy; otherwise the entropy is only a metric."""
-        return False
-
-    @property
-    def full_kl(self) -> bool:
-        """Whether the loss contains the KL from the reference over the whole vocabulary."""
-        return False
-
-    @property
-    def divergence(self) -> str | None:
-        """A name of `kl.DIVERGENCES`, or `kl.TOP`, if the loss contains that of policy and teacher."""
-        return None
-
-    def prepare(self, samples: Sequence[Sample]) -> tuple[list[Sample], dict[str, float]]:
-        """Prepare the samples of a whole optimizer step before its first gradient; return them with metrics."""
-        return list(samples), {}
-
-    def __call__(self, inputs: LossInputs) -> LossOutput:
-        """Return a micro-batch's part of the loss and of the metrics."""
 
 
 class Learner(TrainableModel):
@@ -219,7 +181,7 @@ class Learner(TrainableModel):
 
     # --- one optimizer step ----------------------------------------------------------------------------------------
 
-    def forward_backward(self, samples: Sequence[Sample], objective: Loss) -> dict[str, float]:
+    def forward_backward(self, samples: Sequence[Sample], objective: Objective) -> dict[str, float]:
         """Accumulate the gradient of `objective` over `samples`; return its metrics.
 
         Pass all samples of an optimizer step: losses are divided by their global counts. Raises ValueError if a sample
@@ -230,7 +192,7 @@ class Learner(TrainableModel):
         return self._forward_backward(samples, objective, None)
 
     def forward_backward_on_policy(
-        self, samples: Sequence[Sample], objective: Loss
+        self, samples: Sequence[Sample], objective: Objective
     ) -> tuple[list[Sample], dict[str, float]]:
         """Run `add_logprobs` and `forward_backward` in one forward pass, before any optimizer step.
 
@@ -241,7 +203,7 @@ class Learner(TrainableModel):
         return with_tokens(samples, **found), metrics
 
     def compute_logprobs_and_gradient(
-        self, samples: Sequence[Sample], objective: Loss
+        self, samples: Sequence[Sample], objective: Objective
     ) -> tuple[dict[str, Tensor], dict[str, float]]:
         """`forward_backward_on_policy` with the fields flat, as in `compute_logprobs`."""
         table = TokenTable(samples, ("old_logprobs", "entropies"), self.device)
@@ -249,7 +211,7 @@ class Learner(TrainableModel):
         return table.columns(self.parallel.sum_data), metrics
 
     def _forward_backward(
-        self, samples: Sequence[Sample], objective: Loss, table: TokenTable | None
+        self, samples: Sequence[Sample], objective: Objective, table: TokenTable | None
     ) -> dict[str, float]:
         """Accumulate the gradient. `table` receives the log-probs of this pass, which then serve as old log-probs."""
         if not samples:
@@ -278,7 +240,7 @@ class Learner(TrainableModel):
         self._offloads.offload(*self._frozen)
         return metrics | prepared
 
-    def _token_stats(self, batch: MicroBatch, objective: Loss, totals: Totals) -> TokenStats:
+    def _token_stats(self, batch: MicroBatch, objective: Objective, totals: Totals) -> TokenStats:
         def loss_gradient(stats: Tensor) -> Tensor:
             with torch.enable_grad():
                 stats = stats.detach().requires_grad_()
@@ -294,7 +256,7 @@ class Learner(TrainableModel):
             other=self._other(batch, objective),
         )
 
-    def _other(self, batch: MicroBatch, objective: Loss) -> Comparison | None:
+    def _other(self, batch: MicroBatch, objective: Objective) -> Comparison | None:
         """Return the distributions that the objective compares with the policy's, if there are any."""
         if objective.divergence == kl.TOP:
             return TopComparison(*batch.top)
@@ -310,7 +272,7 @@ class Learner(TrainableModel):
         self._offloads.load(tokens.model)
         return ModelComparison(tokens.lazy_logits(batch), kl.DIVERGENCES.get(divergence))
 
-    def profile_pass(self, samples: Sequence[Sample], objective: Loss | None, limit: MicroLimit) -> PassProfile:
+    def profile_pass(self, samples: Sequence[Sample], objective: Objective | None, limit: MicroLimit) -> PassProfile:
         """Run the samples in micro-batches of `limit`; return time and peak memory. No state changes.
 
         Without an objective the pass is forward only, through policy and reference.

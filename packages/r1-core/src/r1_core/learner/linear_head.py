@@ -31,7 +31,7 @@ LossGradient = Callable[[Tensor], Tensor]
 
 
 @dataclass(frozen=True, slots=True)
-class Settings:
+class HeadSettings:
     dtype: torch.dtype  # of matrix products; all else is float32, or float64 with float64
     temperature: float = 1.0
     entropy_gradient: bool = False
@@ -43,7 +43,7 @@ def token_stats(
     weight: Tensor,
     bias: Tensor | None,
     targets: Tensor,
-    settings: Settings,
+    settings: HeadSettings,
     *,
     loss_gradient: LossGradient | None = None,
     store: Tensor | None = None,
@@ -79,7 +79,7 @@ class _FrozenHead(Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: Settings
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor, settings: HeadSettings
     ) -> Tensor:
         matrix = weight.to(settings.dtype)
         stats, directions = _new_stats(hidden), torch.empty_like(hidden)
@@ -115,7 +115,7 @@ class _TokenWise(Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
-        settings: Settings,
+        settings: HeadSettings,
         loss_gradient: LossGradient,
         store: Tensor | None,
     ) -> Tensor:
@@ -168,7 +168,7 @@ class _Recomputed(Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
-        settings: Settings,
+        settings: HeadSettings,
         store: Tensor | None,
     ) -> Tensor:
         stats = _new_stats(hidden)
@@ -183,7 +183,7 @@ class _Recomputed(Function):
     @once_differentiable
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         hidden, weight, bias, targets, top, log_total, stats = ctx.saved_tensors
-        settings: Settings = ctx.settings
+        settings: HeadSettings = ctx.settings
         sums = torch.empty_like(weight) if ctx.store is None else ctx.store
         bias_sums = None if bias is None else torch.empty_like(bias)
         total = log_total.exp()
@@ -231,7 +231,7 @@ class _Chunk:
 
 
 def _chunks(
-    hidden: Tensor, matrix: Tensor, bias: Tensor | None, targets: Tensor, settings: Settings
+    hidden: Tensor, matrix: Tensor, bias: Tensor | None, targets: Tensor, settings: HeadSettings
 ) -> Iterator[_Chunk]:
     """Compute statistics chunk by chunk; a chunk's number of tokens depends on the vocabulary alone."""
     dtype = _precise(hidden.dtype)
@@ -251,7 +251,7 @@ def _chunks(
         yield _Chunk(rows, targets[rows], logits, probs, top, log_total, stats)
 
 
-def _logits(hidden: Tensor, matrix: Tensor, bias: Tensor | None, settings: Settings, buffer: Tensor) -> Tensor:
+def _logits(hidden: Tensor, matrix: Tensor, bias: Tensor | None, settings: HeadSettings, buffer: Tensor) -> Tensor:
     """(hidden · matrixᵀ + bias) / temperature in the flat `buffer`; half precision is rounded once, as in a head."""
     logits = buffer[: len(hidden) * len(matrix)].view(len(hidden), len(matrix))
     if logits.dtype == matrix.dtype:
@@ -279,7 +279,7 @@ def _slopes(
     return mass.scatter_add_(1, torch.where(here, targets, 0)[:, None], torch.where(here, -peak, 0.0)[:, None])
 
 
-def _row_factor(grads: Tensor, total: Tensor, settings: Settings) -> Tensor:
+def _row_factor(grads: Tensor, total: Tensor, settings: HeadSettings) -> Tensor:
     grad = 1.0 if settings.entropy_gradient else grads[:, LOGPROB]
     return -grad / (total * settings.temperature)
 

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from r1_core import kl
 from r1_core.learner import linear_head
-from r1_core.learner.linear_head import LossGradient, Settings
+from r1_core.learner.linear_head import HeadSettings, LossGradient
 from r1_core.learner.logprobs import token_logprobs
 from r1_core.learner.microbatch import MicroBatch
 
@@ -124,7 +124,7 @@ class TokenModel:
         """
         if not temperature > 0:
             raise ValueError(f"temperature is {temperature}; log-probs need one above 0")
-        settings = Settings(torch.float32, temperature, entropy_gradient, squared_probs)
+        settings = HeadSettings(torch.float32, temperature, entropy_gradient, squared_probs)
         head, stats = self._head(), None
         if head is not None:
             if other is None and _is_linear(head):
@@ -256,7 +256,7 @@ def _wide(head: nn.Linear, hidden: Tensor) -> Tensor:
 
 
 def _linear(
-    head: nn.Linear, hidden: Tensor, targets: Tensor, settings: Settings, loss_gradient: LossGradient | None
+    head: nn.Linear, hidden: Tensor, targets: Tensor, settings: HeadSettings, loss_gradient: LossGradient | None
 ) -> Tensor:
     weight, bias = head.weight, head.bias
     # An existing gradient accumulates in place. FSDP2 has none: it removes that of each backward pass.
@@ -270,7 +270,7 @@ def _chunked(
     head: Callable[[Tensor], Tensor],
     hidden: Tensor,
     targets: Tensor,
-    settings: Settings,
+    settings: HeadSettings,
     other: Comparison | None = None,
 ) -> Tensor:
     """Statistics [T, 3] under any head, or [T, 4] with another model; holds one chunk's logits at a time."""
@@ -289,7 +289,7 @@ def _chunked(
 def _stats_of(
     logits: Tensor,
     targets: Tensor,
-    settings: Settings,
+    settings: HeadSettings,
     other: Comparison | None = None,
     *others: Tensor,
 ) -> Tensor:

@@ -5,6 +5,7 @@ step. It returns a micro-batch's part of the step's mean. The parts of all micro
 whatever the micro-batch size. Rows without tokens add 0 and are not counted.
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import ClassVar, Protocol, runtime_checkable
 
@@ -19,7 +20,7 @@ from r1_core.types import LossInputs, Totals, check_mask, check_tensors
 LOG_RATIO_LIMIT = 20.0
 
 
-class PolicyLoss(Protocol):
+class PolicyLoss(ABC):
     """Computes losses [B, R] and metrics by name [B, R] (detached), all 0 where `loss_mask` is false.
 
     A row is a sequence. A loss with one value per sequence repeats it on each of the sequence's tokens; aggregate it
@@ -39,6 +40,7 @@ class PolicyLoss(Protocol):
     def __post_init__(self) -> None:
         check_settings(self)
 
+    @abstractmethod
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]: ...
 
 

@@ -37,7 +37,10 @@ FORMS: Mapping[str, Callable[[str], bool]] = {
 
 
 class Tokenizer(Protocol):
+    """A fast tokenizer of transformers."""
+
     def __call__(self, text: str, *, add_special_tokens: bool, return_offsets_mapping: bool) -> Mapping[str, Any]: ...
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ A model may sample other tokens than its tokenizer would produce for the same te
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from r1_rewards.reference.splice import Mode, Rule, Tokenizer, answer_start, around, encode
 
@@ -13,10 +13,6 @@ from r1_rewards.reference.splice import Mode, Rule, Tokenizer, answer_start, aro
 # nobody there to ask.
 Cause = Literal["form", "reference", "length", "number", "silence"]
 CAUSES: tuple[Cause, ...] = ("form", "reference", "length", "number", "silence")
-
-
-class TextTokenizer(Tokenizer, Protocol):
-    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +31,7 @@ class Spliced:
 def splice_tokens(
     response_ids: Sequence[int],
     reference: str,
-    tokenizer: TextTokenizer,
+    tokenizer: Tokenizer,
     *,
     eos: str = "",
     mode: Mode = "r1",
@@ -59,7 +55,7 @@ def splice_tokens(
     return Spliced(kept, found.ids, found.scored)
 
 
-def _kept(ids: list[int], text: str, start: int, tokenizer: TextTokenizer) -> tuple[int, int]:
+def _kept(ids: list[int], text: str, start: int, tokenizer: Tokenizer) -> tuple[int, int]:
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     ends = [end for _, end in encoded["offset_mapping"] if end <= start]
     # A character of several tokens ends with the last of them only.
@@ -76,5 +72,5 @@ def _kept(ids: list[int], text: str, start: int, tokenizer: TextTokenizer) -> tu
     return low, len(found)
 
 
-def _text(ids: list[int], tokenizer: TextTokenizer) -> str:
+def _text(ids: list[int], tokenizer: Tokenizer) -> str:
     return tokenizer.decode(ids, skip_special_tokens=False)

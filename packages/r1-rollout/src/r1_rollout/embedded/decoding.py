@@ -19,7 +19,7 @@ from r1_rollout.embedded.prefill import (
     without_lone_axis,
 )
 from r1_rollout.embedded.prefix_cache import Prefix, PrefixCache
-from r1_rollout.embedded.rows import DecodingStrategy, Rows, SamplingRequest
+from r1_rollout.embedded.rows import DecodingRows, DecodingStrategy, SamplingRequest
 from r1_rollout.embedded.stack import Stack
 from r1_rollout.errors import EngineMemoryError, NonFiniteLogits
 from r1_rollout.session import Finished, SampleKey
@@ -63,8 +63,8 @@ class Decoding:
         self._finished: list[Finished] = []
         self._prefixes = prefixes
         self.prefilled = 0  # tokens of prompts that were computed
-        self._running: tuple[Rows, GroupCache] | None = (
-            Rows(max_sequences, max(longest, 1), model.device),
+        self._running: tuple[DecodingRows, GroupCache] | None = (
+            DecodingRows(max_sequences, max(longest, 1), model.device),
             GroupCache(max_sequences, longest, in_place=isinstance(self._stack, Graphs)),
         )
 
@@ -127,7 +127,7 @@ class Decoding:
         self._finished.clear()
 
     @torch.inference_mode()
-    def _advance(self, rows: Rows, cache: GroupCache) -> None:
+    def _advance(self, rows: DecodingRows, cache: GroupCache) -> None:
         entering = bool(self._waiting) and self.capacity - len(rows) >= len(self._waiting[0].noise)
         first = len(rows) if entering else 0
         logits = self._admit(rows, cache) if entering else self._decode(rows, cache)
@@ -142,7 +142,7 @@ class Decoding:
         if self._retire(rows, cache) or entering:
             self._arrange(rows, cache)
 
-    def _admit(self, rows: Rows, cache: GroupCache) -> Tensor:
+    def _admit(self, rows: DecodingRows, cache: GroupCache) -> Tensor:
         entering, room = [], self.capacity - len(rows)
         while self._waiting and len(self._waiting[0].noise) <= room:
             request = self._waiting.popleft()
@@ -171,7 +171,7 @@ class Decoding:
         return PrefillPart(request.prompt, prefix.remaining(inputs), prefix)
 
     def _prefill(
-        self, requests: Sequence[SamplingRequest], parts: Sequence[PrefillPart], rows: Rows, cache: GroupCache
+        self, requests: Sequence[SamplingRequest], parts: Sequence[PrefillPart], rows: DecodingRows, cache: GroupCache
     ) -> Tensor:
         """Compute prompts for their slots and rows, equal ones once; return the rows' logits."""
         distinct, places = distinct_parts(parts)
@@ -188,7 +188,7 @@ class Decoding:
         counts = torch.tensor([len(request.noise) for request in requests], device=behind.device)
         return behind.repeat_interleave(counts, dim=0)
 
-    def _decode(self, rows: Rows, cache: GroupCache) -> Tensor:
+    def _decode(self, rows: DecodingRows, cache: GroupCache) -> Tensor:
         axes = len(rotary_axes(rows.owners[0][0].prompt.position_ids))
         before = rows.ages - 1  # tokens in the cache
         cache.aim(before)
@@ -205,7 +205,7 @@ class Decoding:
             ).logits
         return logits[:, -1]
 
-    def _retire(self, rows: Rows, cache: GroupCache) -> bool:
+    def _retire(self, rows: DecodingRows, cache: GroupCache) -> bool:
         stopped = self._strategy.stopped(rows)
         finished = (stopped | (rows.ages >= rows.limits)).nonzero()[:, 0].tolist()
         for row in finished:
@@ -238,12 +238,12 @@ class Decoding:
             position_ids = torch.cat([positions, behind], dim=1)
             prefixes.add(Prefix((*prompt.token_ids, *tokens), position_ids, request.inputs, states))
 
-    def _remove_rows(self, leaving: list[int], rows: Rows, cache: GroupCache) -> None:
+    def _remove_rows(self, leaving: list[int], rows: DecodingRows, cache: GroupCache) -> None:
         sources, targets = rows.remove(leaving)
         if leaving:
             cache.remove_rows(leaving, sources, targets)
 
-    def _vacate(self, slot: int, rows: Rows, cache: GroupCache) -> None:
+    def _vacate(self, slot: int, rows: DecodingRows, cache: GroupCache) -> None:
         last = len(self._slots) - 1
         cache.remove_slot(slot, last)
         if slot != last:
@@ -251,7 +251,7 @@ class Decoding:
         self._slots[slot] = self._slots[last]
         del self._slots[last]
 
-    def _arrange(self, rows: Rows, cache: GroupCache) -> None:
+    def _arrange(self, rows: DecodingRows, cache: GroupCache) -> None:
         if rows:
             cache.arrange(rows.slots, [len(request.prompt.token_ids) for request in self._slots])
 

@@ -31,7 +31,7 @@ class SamplingRequest:
     completions: dict[int, Completion] = field(default_factory=dict)  # by the number of the sample
 
 
-class Rows:
+class DecodingRows:
     """A row per sample. Rows stay dense: when one leaves, the last takes its place.
 
     Views are int64 [rows]: `ages` tokens decoded, `limits` their maxima, `positions` the rotary position of the
@@ -93,7 +93,7 @@ class Rows:
 @dataclass(frozen=True, slots=True)
 class DecodingStrategy:
     choose: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]  # logits, noise, ages -> tokens, log-probs
-    stopped: Callable[[Rows], Tensor]  # bool [rows]: which samples the last token has ended
+    stopped: Callable[[DecodingRows], Tensor]  # bool [rows]: which samples the last token has ended
 
 
 def sampling_strategy(
@@ -109,7 +109,7 @@ def sampling_strategy(
     def choose(logits: Tensor, noise: Tensor, ages: Tensor) -> tuple[Tensor, Tensor]:
         return choose_tokens(logits, banned, uniform(noise, ages), params)
 
-    def stopped(rows: Rows) -> Tensor:
+    def stopped(rows: DecodingRows) -> Tensor:
         ended = torch.isin(rows.last, end_tokens)
         if tokenizer is not None and any(request.stop for request, _ in rows.owners):
             ended |= torch.tensor(_completed(rows, tokenizer), device=ended.device)
@@ -143,13 +143,13 @@ def forced_strategy(responses: "Sequence[Tokens]", temperature: float, device: t
         tokens, scores = given[noise, ages], tempered(logits, temperature)
         return tokens, scores.gather(1, tokens[:, None])[:, 0] - scores.logsumexp(dim=-1)
 
-    def stopped(rows: Rows) -> Tensor:
+    def stopped(rows: DecodingRows) -> Tensor:
         return torch.zeros_like(rows.ages, dtype=torch.bool)
 
     return DecodingStrategy(choose, stopped)
 
 
-def _completed(rows: Rows, tokenizer: "PreTrainedTokenizerBase") -> list[bool]:
+def _completed(rows: DecodingRows, tokenizer: "PreTrainedTokenizerBase") -> list[bool]:
     """Return for each row whether its last token completed a string that ends it.
 
     A token is at least a byte, so as many tokens as the string has bytes contain it; four more keep characters whole.

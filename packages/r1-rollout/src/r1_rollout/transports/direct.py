@@ -11,7 +11,7 @@ from typing import Protocol, TypeAlias
 
 from torch import Tensor
 
-from r1_rollout.transports.groups import Group
+from r1_rollout.transports.groups import ProcessGroup
 from r1_rollout.types import Json, JsonObject
 from r1_rollout.weights import buckets
 
@@ -20,7 +20,7 @@ Bucket: TypeAlias = list[tuple[str, Tensor]]
 Pass: TypeAlias = Callable[[], Iterable[tuple[str, Tensor]]]  # makes one pass over the weights, whole tensors
 
 
-class Workers(Protocol):
+class WeightSyncClient(Protocol):
     """The workers of one engine or several. A call returns when all are done; vLLM's `VLLMWeightSyncClient`."""
 
     def init_weight_transfer_engine(self, init_info: JsonObject) -> None: ...
@@ -43,7 +43,9 @@ def describe(bucket: Bucket) -> JsonObject:
 class Link:
     """Sends buckets to the workers of one group: those of one server, or of all engines of a cluster."""
 
-    def __init__(self, workers: Workers, group: Group, seconds: Callable[[], float | None] = lambda: None) -> None:
+    def __init__(
+        self, workers: WeightSyncClient, group: ProcessGroup, seconds: Callable[[], float | None] = lambda: None
+    ) -> None:
         """`seconds` returns how long to wait for the group here after the workers have answered; None: for ever."""
         self._workers, self._group, self._seconds = workers, group, seconds
 
@@ -93,7 +95,7 @@ class Link:
 class GroupSender:
     """Sends from rank 0 to a group of all workers. Every rank has one, as ranks gather the weights together."""
 
-    def __init__(self, workers: Workers, group: Group | None, weights: Pass) -> None:
+    def __init__(self, workers: WeightSyncClient, group: ProcessGroup | None, weights: Pass) -> None:
         self._workers, self._weights = workers, weights
         self._link = None if group is None else Link(workers, group)
         if self._link is not None:
@@ -127,7 +129,7 @@ class IpcSender:
     the handle of its own GPU.
     """
 
-    def __init__(self, workers: Workers, rank: int, weights: Pass, largest: int) -> None:
+    def __init__(self, workers: WeightSyncClient, rank: int, weights: Pass, largest: int) -> None:
         """`largest`: bytes of the largest tensor, which must fit in the buffer."""
         from vllm.distributed.weight_transfer.ipc_engine import IPCTrainerInitInfo, IPCTrainerWeightTransferEngine
 
@@ -156,7 +158,7 @@ class _Repeated:
 class UntilError:
     """Workers that are not called after an error, so that all ranks end their pass."""
 
-    def __init__(self, workers: Workers) -> None:
+    def __init__(self, workers: WeightSyncClient) -> None:
         self._workers = workers
         self._error: Exception | None = None
 

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 _SECRET = 64  # characters of the secret, and bytes of a greeting
 
 
-class Group(Protocol):
+class ProcessGroup(Protocol):
     """The sender's end. `connect` and `send` are called from one thread, `destroy` from any."""
 
     init_info: JsonObject  # what the workers need to know to join

@@ -1,7 +1,7 @@
 """HTTP client of one vLLM server: JSON requests, JSON or streamed answers, deadlines, cancellation.
 
 It uses the standard library and not httpx: r1-rollout needs numpy, torch and transformers only, and httpx's synchronous
-client has no call that interrupts a blocked read from another thread, as `Call.cancel` does.
+client has no call that interrupts a blocked read from another thread, as `HttpCall.cancel` does.
 """
 
 import json
@@ -80,7 +80,7 @@ class _UnixConnection(HTTPConnection):
             raise
 
 
-class Call:
+class HttpCall:
     """A pending request; `cancel`, from any thread, closes its connection."""
 
     def __init__(self) -> None:
@@ -110,17 +110,17 @@ def ask(endpoint: Endpoint, method: str, path: str, body: Mapping[str, Json] | N
         RequestRefused: HTTP 400 to 499.
         ServerFault: any other failure.
     """
-    with _open(endpoint, method, path, body, timeout, Call()) as response:
+    with _open(endpoint, method, path, body, timeout, HttpCall()) as response:
         return _parse(response.read(_LONGEST_LINE), endpoint, path)
 
 
 def tell(endpoint: Endpoint, path: str, body: Mapping[str, Json], *, timeout: float) -> None:
-    with _open(endpoint, "POST", path, body, timeout, Call()):
+    with _open(endpoint, "POST", path, body, timeout, HttpCall()):
         pass
 
 
 def stream(
-    endpoint: Endpoint, path: str, body: Mapping[str, Json], *, timeout: float, call: Call
+    endpoint: Endpoint, path: str, body: Mapping[str, Json], *, timeout: float, call: HttpCall
 ) -> Iterator[JsonObject]:
     """Yield the events of a server-sent stream up to its `[DONE]`.
 
@@ -143,7 +143,7 @@ def stream(
 
 @contextmanager
 def _open(
-    endpoint: Endpoint, method: str, path: str, body: Mapping[str, Json] | None, timeout: float, call: Call
+    endpoint: Endpoint, method: str, path: str, body: Mapping[str, Json] | None, timeout: float, call: HttpCall
 ) -> Iterator[HTTPResponse]:
     where = f"{endpoint.url}{path}"
     connection = endpoint.connect(timeout)

@@ -8,7 +8,8 @@ from r1_cli.train.groups.group import SampledInput
 from r1_data.types import Prompt
 from r1_rewards.reference.options import Options
 from r1_rewards.reference.reference_probability import BASE_COLUMN, LOG_HALF, combine
-from r1_rewards.reference.tokens import CAUSES, Cause, Spliced, TextTokenizer, splice_tokens
+from r1_rewards.reference.splice import Tokenizer
+from r1_rewards.reference.tokens import CAUSES, Cause, Spliced, splice_tokens
 from r1_rewards.types import Failure, FailureRule, RewardInput, Score
 from r1_rewards.verifiers import repetition
 from r1_rollout.types import Reading
@@ -19,7 +20,7 @@ REPEATED = 10  # words of a repeated n-gram, and how often it may occur
 @dataclass(frozen=True, slots=True)
 class ModelQuery:
     reading: Reading
-    tokenizer: TextTokenizer
+    tokenizer: Tokenizer
     eos: str
     temperature: float
     longest: int  # tokens of prompt and response that the model knows

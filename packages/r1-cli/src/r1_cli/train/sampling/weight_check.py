@@ -10,7 +10,7 @@ from typing import cast
 from r1_cli.train.groups.group import to_sample
 from r1_cli.train.types import Policy, Sampler, weights_of
 from r1_rollout.errors import EngineError, StaleWeights
-from r1_rollout.fault import Engine, ParameterRows, find_fault, name_differing
+from r1_rollout.fault import ComparedLearner, Engine, ParameterRows, find_fault, name_differing
 from r1_rollout.pool.pool import EnginePool
 from r1_rollout.types import (
     Checksummed,
@@ -35,7 +35,7 @@ _UNCOMPARED = (
 
 
 @dataclass(frozen=True, slots=True)
-class LearnerReference:
+class LearnerReference(ComparedLearner):
     learner: Policy
 
     def weights(self, version: int) -> WeightSource:

@@ -20,7 +20,7 @@ from r1_rollout.errors import WeightsError
 from r1_rollout.lora import Adapter
 from r1_rollout.transports.direct import Bucket, Link
 from r1_rollout.transports.folder import write_buckets
-from r1_rollout.transports.groups import Group, NcclGroup, TcpGroup
+from r1_rollout.transports.groups import NcclGroup, ProcessGroup, TcpGroup
 from r1_rollout.types import Json, JsonObject
 from r1_rollout.vllm.client import Endpoint, ServerFault, ServerRejected, ServerStalled, ask
 from r1_rollout.vllm.servers.server import require_settings
@@ -41,7 +41,7 @@ class ServerReceiver:
 
 
 class HttpLink:
-    """The sender's end of a transfer to a server, and the `Workers` of its group. Any failure raises ServerFault."""
+    """The sender's end of a transfer to a server, and its group's `WeightSyncClient`. Failures raise ServerFault."""
 
     def __init__(self, receiver: ServerReceiver) -> None:
         self._name, self._endpoint, self._backend = receiver.name, receiver.endpoint, receiver.backend
@@ -68,7 +68,7 @@ class HttpLink:
             self._link.open()
             self.start_weight_update()
 
-    def _make_group(self, workers: int) -> Group:
+    def _make_group(self, workers: int) -> ProcessGroup:
         try:
             if self._backend == "nccl":
                 return NcclGroup(workers, torch.device("cuda", 0), self._left)
@@ -97,7 +97,7 @@ class HttpLink:
         if self._link is not None:
             self._link.close()
 
-    # The `Workers` of the group.
+    # The `WeightSyncClient` of the group.
 
     def init_weight_transfer_engine(self, init_info: JsonObject) -> None:
         self._call("/init_weight_transfer_engine", {"init_info": init_info})

@@ -15,8 +15,8 @@ from r1_rollout.transports.direct import Bucket
 from r1_rollout.transports.folder import PushedWeights
 from r1_rollout.types import Comparison, Completion, Expected, Json, JsonObject, PromptLike, SamplingParams
 from r1_rollout.vllm.client import (
-    Call,
     Endpoint,
+    HttpCall,
     NotThere,
     RequestRefused,
     ServerFault,
@@ -99,7 +99,7 @@ class PooledServer:
         prompt: PromptLike,
         params: SamplingParams,
         weights: PushedWeights,
-        call: Call,
+        call: HttpCall,
         arrived: Callable[[int], None],
         finished: Callable[[int, Completion], None],
         prefilled: Callable[[int], None],
@@ -315,7 +315,7 @@ class ServerSession:
     def __init__(self, server: PooledServer, weights: PushedWeights, dispatch: Dispatch) -> None:
         self._server, self._weights, self._dispatch = server, weights, dispatch
         self._lock = threading.Lock()
-        self._calls: dict[int, Call] = {}
+        self._calls: dict[int, HttpCall] = {}
         self._prefilled: list[int] = []  # tokens, of the groups of which the server has told
         self._groups = 0  # that it has sampled
 
@@ -327,7 +327,7 @@ class ServerSession:
     def submit(self, tasks: Sequence[Task]) -> None:
         for task in tasks:
             with self._lock:
-                self._calls[task.index] = call = Call()
+                self._calls[task.index] = call = HttpCall()
             threading.Thread(target=self._sample, args=(task, call), daemon=True, name=f"r1-group-{task.index}").start()
 
     def cancel(self, index: int) -> None:
@@ -343,7 +343,7 @@ class ServerSession:
             call.cancel()
         return ()  # the threads report their groups
 
-    def _sample(self, task: Task, call: Call) -> None:
+    def _sample(self, task: Task, call: HttpCall) -> None:
         outcome: list[Completion] | BaseException
         try:
             arrived = partial(self._dispatch.arrived, task.index)
