@@ -308,6 +308,15 @@ def solve(row, *, base_url, api_key):
 """
 
 
+def agents(agent: str) -> list[str]:
+    """Return the settings of a run of an agent, with dynamic sampling."""
+    key = "worker.rollout.multi_turn"
+    own = [f"{key}.enable=true", f"{key}.agent={agent}", f"{key}.num_workers=2", f"{key}.max_concurrent=7"]
+    limits = [f"{key}.max_turn_tokens=8", "data.max_response_length=60"]
+    filtering = ["algorithm.online_filtering=true", "algorithm.filter_key=overall", "trainer.max_try_make_batch=-1"]
+    return [*own, *limits, *filtering]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["python {}/agent.py", "{}/function.py:solve"])
 def test_a_run_trains_an_agent_that_knows_nothing_but_an_address_and_a_replay_repeats_it(
@@ -315,11 +324,7 @@ def test_a_run_trains_an_agent_that_knows_nothing_but_an_address_and_a_replay_re
 ) -> None:
     (tmp_path / "agent.py").write_text(AGENT)
     (tmp_path / "function.py").write_text(FUNCTION)
-    key, agent = "worker.rollout.multi_turn", kind.format(tmp_path)
-    own = [f"{key}.enable=true", f"{key}.agent={agent}", f"{key}.num_workers=2", f"{key}.max_concurrent=7"]
-    limits = [f"{key}.max_turn_tokens=8", "data.max_response_length=60"]
-    filtering = ["algorithm.online_filtering=true", "algorithm.filter_key=overall", "trainer.max_try_make_batch=-1"]
-    r1(*words(tmp_path, 2, *own, *limits, *filtering))
+    r1(*words(tmp_path, 2, *agents(kind.format(tmp_path))))
     log = read_log(tmp_path)
     assert [record["episode/turns/mean"] for record in log] == [3, 3]
     assert [record["episode/forks"] for record in log] == [1, 1]
@@ -335,3 +340,22 @@ def test_a_run_trains_an_agent_that_knows_nothing_but_an_address_and_a_replay_re
     told = r1("replay", tmp_path, "--step", "2").output
     assert "the agents did not run: their requests and rewards are those of the record" in told
     assert "step 2 is the same to the bit: 32 answers" in told
+
+
+@pytest.mark.slow
+def test_agents_run_again_for_a_replay_that_is_asked_to_and_one_that_is_no_function_is_named(
+    tmp_path: Path, r1: R1
+) -> None:
+    agent, run = tmp_path / "agent.py", tmp_path / "run"
+    agent.write_text(AGENT + 'open("calls", "a").write(".")\n'.replace("calls", str(tmp_path / "calls")))
+    r1(*words(run, 2, *agents(f"python {agent}")))
+    calls = (tmp_path / "calls").stat().st_size
+    told = r1("replay", run, "--step", "2", "--tools", "again").output
+    assert (tmp_path / "calls").stat().st_size >= calls + 16
+    assert "all messages of agents to equal turns are those of the record" in told
+    assert "step 2 is the same up to 0.001: 32 answers" in told
+    agent.write_text(AGENT.replace('("Again?", "Sure?")', '(os.urandom(2).hex(), "Sure?")'))
+    again = r1("replay", run, "--step", "2", "--tools", "again", ok=False)
+    assert again.exit_code == 1
+    assert "the agent is not a function of its input: " in again.output
+    assert "not the same: " in again.output

@@ -98,6 +98,15 @@ def test_nan_is_nan_and_null_is_null() -> None:
     ]  # fmt: skip
 
 
+def test_what_depends_on_the_order_of_requests_is_compared_only_where_they_come_as_then(tmp_path: Path) -> None:
+    run, again = (
+        make_run(tmp_path / name, [{"step": 3, "a": 1.0, "gen/prefilled_per_token": value}], {})
+        for name, value in (("run", 0.5), ("again", 0.6))
+    )
+    assert compare_step(run, again, 3).differences == ["gen/prefilled_per_token is 0.6, was 0.5"]
+    assert compare_step(run, again, 3, 1e-3).same
+
+
 def test_metrics_are_compared_but_for_the_clock_and_validation(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", [{"step": 3, "a": 1.0, "timing_s/step": 2.0, "val/reward_score": 1.0}], {})
     again = make_run(tmp_path / "again", [{"step": 3, "a": 1.5, "timing_s/step": 9.0}], {})

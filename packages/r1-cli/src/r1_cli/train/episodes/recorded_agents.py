@@ -10,6 +10,7 @@ from typing import TypeVar
 
 from r1_cli.gateway.messages import ChatRequest
 from r1_cli.train.episodes.agent_events import (
+    POLL_SECONDS,
     Agents,
     AgentSource,
     Ended,
@@ -132,7 +133,8 @@ class RecordedAgents(EngineTurns):
             raise DataError(
                 f"episode {min(self._open, default='?')}: the record has no further request of its agent{RUN_AGAIN}"
             )
-        self._sampled |= {one.request: one.completion for one in self.poll_engine(0.0)}
+        seconds = POLL_SECONDS if self.session.steps is None else 0.0
+        self._sampled |= {one.request: one.completion for one in self.poll_engine(seconds)}
 
     def close(self) -> None:
         self.session.close()
