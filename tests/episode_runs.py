@@ -1,4 +1,4 @@
-"""Runs of episodes in which an environment shows one more picture: its file and the settings."""
+"""Runs of episodes: an environment that shows one more picture, an agent, and the settings of both."""
 
 from pathlib import Path
 
@@ -38,6 +38,37 @@ class Dice(Album):
         return super().step(text) and f"Again? {os.urandom(2).hex()}"
 '''
 
+# Two turns of a conversation, and one of another.
+AGENT = """
+import json, os, urllib.request
+
+row = json.loads(os.environ["R1_ROW"])
+messages, total = row["messages"], 0
+
+
+def ask(messages):
+    request = urllib.request.Request(
+        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
+        json.dumps({"model": "policy", "messages": messages}).encode(),
+        {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
+    )
+    with urllib.request.urlopen(request) as response:
+        return json.loads(response.read())["choices"][0]["message"]
+
+
+for question in ("Again?", "Sure?"):
+    said = ask(messages)
+    total += sum(map(ord, said["content"]))
+    messages += [said, {"role": "user", "content": question}]
+ask([{"role": "system", "content": "Judge."}, {"role": "user", "content": "Good?"}])
+reward = urllib.request.Request(
+    os.environ["OPENAI_BASE_URL"].removesuffix("/v1") + "/reward",
+    json.dumps({"reward": total % 2}).encode(),
+    {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
+)
+urllib.request.urlopen(reward).close()
+"""
+
 
 def write_environment(folder: Path) -> Path:
     (path := folder / "album.py").write_text(ENVIRONMENT)
@@ -58,3 +89,12 @@ def episodes(environment: Path, name: str = "Album", **own: object) -> list[str]
         "data.max_response_length=60", "algorithm.online_filtering=true", "algorithm.filter_key=overall",
         "trainer.max_try_make_batch=-1",
     ]  # fmt: skip
+
+
+def agents(agent: str) -> list[str]:
+    """Return the settings of a run of an agent, with dynamic sampling."""
+    key = "worker.rollout.multi_turn"
+    own = [f"{key}.enable=true", f"{key}.agent={agent}", f"{key}.num_workers=2", f"{key}.max_concurrent=7"]
+    limits = [f"{key}.max_turn_tokens=8", "data.max_response_length=60"]
+    filtering = ["algorithm.online_filtering=true", "algorithm.filter_key=overall", "trainer.max_try_make_batch=-1"]
+    return [*own, *limits, *filtering]

@@ -11,7 +11,7 @@ from types import ModuleType
 import pyarrow.parquet as pq
 import pytest
 from endtoend import QUICKSTART, R1, ROOT, SMALL, read_log, without_clock
-from episode_runs import calls_of, episodes, write_environment
+from episode_runs import AGENT, agents, calls_of, episodes, write_environment
 from PIL import Image
 from transformers import AutoProcessor, AutoTokenizer
 
@@ -265,37 +265,6 @@ def test_the_lessons_of_sums_call_as_the_template_does_and_their_results_are_tho
     assert taught[2].endswith(f"\\boxed{{{result.strip()}}}<|im_end|>")
 
 
-AGENT = """
-import json, os, urllib.request
-
-row = json.loads(os.environ["R1_ROW"])
-messages, total = row["messages"], 0
-
-
-def ask(messages):
-    request = urllib.request.Request(
-        os.environ["OPENAI_BASE_URL"] + "/chat/completions",
-        json.dumps({"model": "policy", "messages": messages}).encode(),
-        {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
-    )
-    with urllib.request.urlopen(request) as response:
-        return json.loads(response.read())["choices"][0]["message"]
-
-
-for question in ("Again?", "Sure?"):
-    said = ask(messages)
-    total += sum(map(ord, said["content"]))
-    messages += [said, {"role": "user", "content": question}]
-ask([{"role": "system", "content": "Judge."}, {"role": "user", "content": "Good?"}])
-reward = urllib.request.Request(
-    os.environ["OPENAI_BASE_URL"].removesuffix("/v1") + "/reward",
-    json.dumps({"reward": total % 2}).encode(),
-    {"authorization": "Bearer " + os.environ["OPENAI_API_KEY"]},
-)
-urllib.request.urlopen(reward).close()
-"""
-
-
 # The same as a function.
 FUNCTION = """
 import json, os, runpy
@@ -306,15 +275,6 @@ def solve(row, *, base_url, api_key):
     os.environ |= {"OPENAI_BASE_URL": base_url, "OPENAI_API_KEY": api_key, "R1_ROW": json.dumps(row)}
     runpy.run_path(str(Path(__file__).with_name("agent.py")))
 """
-
-
-def agents(agent: str) -> list[str]:
-    """Return the settings of a run of an agent, with dynamic sampling."""
-    key = "worker.rollout.multi_turn"
-    own = [f"{key}.enable=true", f"{key}.agent={agent}", f"{key}.num_workers=2", f"{key}.max_concurrent=7"]
-    limits = [f"{key}.max_turn_tokens=8", "data.max_response_length=60"]
-    filtering = ["algorithm.online_filtering=true", "algorithm.filter_key=overall", "trainer.max_try_make_batch=-1"]
-    return [*own, *limits, *filtering]
 
 
 @pytest.mark.slow

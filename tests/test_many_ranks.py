@@ -15,7 +15,7 @@ import families
 import psutil
 import pytest
 from endtoend import QUICKSTART, R1, ROOT, SMALL, read_log, without_clock
-from episode_runs import calls_of, episodes, write_environment
+from episode_runs import AGENT, agents, calls_of, episodes, write_environment
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not find_spec("ray"), reason="ray is not installed")]
 
@@ -178,6 +178,19 @@ def test_two_ranks_with_adapters_train_on_episodes_with_an_environments_pictures
     assert process.returncode == 0, out + err
     r1(*RUN, *words, f"trainer.save_checkpoint_path={one}")
     assert_same_episodes(one, two)
+
+
+def test_a_replay_under_ray_repeats_agents_and_runs_none(tmp_path: Path, r1: R1) -> None:
+    agent, run = tmp_path / "agent.py", tmp_path / "run"
+    agent.write_text(AGENT)
+    words = [*agents(f"python {agent}"), "trainer.save_freq=1", "trainer.max_steps=2", "trainer.n_gpus_per_node=2"]
+    with running(run, *words, steps=2) as process:
+        out, err = process.communicate(timeout=PATIENCE)
+    assert process.returncode == 0, out + err
+    agent.write_text("raise SystemExit('a replay runs no agent')")
+    told = r1("replay", run, "--step", "2").output
+    assert "as this engine does not tell at which step a turn began" in told
+    assert "step 2 is the same up to 0.001: 32 answers" in told
 
 
 def test_an_engine_apart_samples_episodes_ahead_until_it_is_killed_in_one_and_the_run_goes_on_in_one_process(

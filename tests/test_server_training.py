@@ -1,10 +1,11 @@
-"""The quickstart, with pictures, trained on answers of a real vLLM server."""
+"""Runs on answers of a real vLLM server: the quickstart, with pictures, and agents, which a replay repeats."""
 
 import importlib.util
 from pathlib import Path
 
 import pytest
 from endtoend import QUICKSTART, R1, SMALL, read_log
+from episode_runs import AGENT, agents
 
 pytestmark = [
     pytest.mark.vllm,
@@ -28,3 +29,20 @@ def test_the_quickstart_trains_with_a_server(r1: R1, tmp_path: Path, more: list[
     for record in records:
         assert record["rollout/logprob_gap_max"] < 1e-4
         assert record["actor/grad_norm"] > 0
+
+
+def test_a_replay_with_a_server_repeats_agents_and_runs_none(r1: R1, tmp_path: Path) -> None:
+    agent, run = tmp_path / "agent.py", tmp_path / "run"
+    agent.write_text(AGENT)
+    r1(
+        "train", QUICKSTART, *SMALL, "trainer.max_steps=2", "trainer.val_freq=-1", "trainer.val_before_train=false",
+        "trainer.save_freq=1", "worker.rollout.name=vllm", "worker.rollout.servers.count=1",
+        "worker.rollout.servers.start_timeout=900", *agents(f"python {agent}"), f"trainer.save_checkpoint_path={run}",
+    )  # fmt: skip
+    for record in read_log(run):
+        assert record["rollout/logprob_gap_max"] < 1e-4
+        assert record["episode/forks"] == 1
+    agent.write_text("raise SystemExit('a replay runs no agent')")
+    told = r1("replay", run, "--step", "2").output
+    assert "as this engine does not tell at which step a turn began" in told
+    assert "step 2 is the same up to 0.001: 32 answers" in told
