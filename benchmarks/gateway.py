@@ -12,7 +12,8 @@ the same tokens:
   `EpisodePlayer`. Turns begin one by one, as the agents' do;
 - `direct`: the prompts of all these turns are known, and a session gets an episode's next one when the turn before is
   sampled. Nothing is rendered, parsed or sent, and the turns of all episodes begin at the same moment, so that the
-  engine fills prompts in fewer batches and decodes more rows at a time.
+  engine fills prompts in fewer batches and decodes more rows at a time;
+- `single turns`: as many answers of the same length to the rows' prompts alone, with as many rows at a time.
 
 The sides take turns in this process, each round in another order, with one thread and float32 on a processor. Reported
 are seconds, and processor seconds, which other work on the machine changes less: of this process, its user time alone,
@@ -198,19 +199,35 @@ class Sides:
         self._players = 0.0
         return (*self._count(), 0.0)
 
+    def single_turns(self) -> Work:
+        lengths: list[int] = []
+        with self.engine.active(self._weights):
+            session = self.engine.open_session(self._params)
+            for _ in self._episodes[0]:
+                waiting = {prompt.id for prompt in self._prompts}
+                for prompt in self._prompts:
+                    session.submit(prompt.id, prompt, max_tokens=LONGEST, n=self._params.n)
+                while waiting:
+                    for key, answers in session.poll():
+                        waiting.remove(str(key))
+                        lengths += [len(one.token_ids) for one in answers]
+            session.close()
+        self._players = 0.0
+        return len(lengths), sum(lengths), 0.0
+
     def _count(self) -> tuple[int, int]:
         lengths = [length for episode in self._episodes for _, length in episode]
         return len(lengths), sum(lengths)
 
     def measure(self, number: int) -> dict[str, Figures]:
         """Return the figures of each side in round `number`, whose order depends on it."""
-        names, found = ["gateway", "environment", "direct"], dict[str, Figures]()
-        for name in names[number % 3 :] + names[: number % 3]:
-            side: Callable[[], Work] = getattr(self, name)
+        sides: list[Callable[[], Work]] = [self.gateway, self.environment, self.direct, self.single_turns]
+        found: dict[str, Figures] = {}
+        for side in sides[number % 4 :] + sides[: number % 4]:
             self.engine.seconds, user = 0.0, resource.getrusage(resource.RUSAGE_SELF).ru_utime
             timing = timed(side)
             user = resource.getrusage(resource.RUSAGE_SELF).ru_utime - user
-            found[name] = Figures(
+            found[side.__name__] = Figures(
                 timing.work, timing.seconds, timing.processor_seconds, user, self.engine.seconds, self._players
             )
         return found
@@ -256,9 +273,9 @@ def summarize(rounds: list[dict[str, Figures]], kind: Callable[[Figures], float]
     found: dict[str, Any] = {
         f"{side}, ms a request": spread([1000 * kind(one[side]) / requests for one in rounds]) for side in rounds[0]
     }
-    for other in ("environment", "direct"):
+    for side, other in (("gateway", "environment"), ("gateway", "direct"), ("environment", "single_turns")):
         if all(kind(one[other]) for one in rounds):
-            found[f"gateway to {other}"] = spread([kind(one["gateway"]) / kind(one[other]) for one in rounds])
+            found[f"{side} to {other}"] = spread([kind(one[side]) / kind(one[other]) for one in rounds])
     return found
 
 
