@@ -49,6 +49,8 @@ CUTS: list[dict[str, Any]] = [
     {"top_p": 0.5},
     {"min_p": 0.1, "top_k": 4, "top_p": 0.7},
 ]
+# Few prompts, as transformers' own recurrence is slow, and the rounding of 64 tokens at once against one by one.
+RECURRENT = {"qwen3_5_text": 2e-5, "qwen3_5": 2e-5}
 few_families = pytest.mark.parametrize("family", ["qwen2", "qwen2_5_vl"], indirect=True)  # where no model can matter
 
 
@@ -121,12 +123,16 @@ def assert_agreement(learner: Learner, prompts: list[Prompt], answers: list[list
         assert old is not None
         assert rollout is not None
         gap = float((old[mask] - rollout[mask]).abs().max())
-        assert gap < 1e-5, f"{prompts[row // N].id}, answer {row % N}: {gap}"
+        assert gap < RECURRENT.get(learner.model.config.model_type, 1e-5), (
+            f"{prompts[row // N].id}, answer {row % N}: {gap}"
+        )
 
 
+@pytest.mark.parametrize("family", [*families.TEXT_FAMILIES, *families.VISION_FAMILIES, *RECURRENT], indirect=True)
 @pytest.mark.parametrize("params", SAMPLING, ids=["plain", "greedy", "tempered", "top-p", "top-k", "min-p"])
 def test_the_engines_logprobs_are_the_learners(engine: Generator, family: str, params: SamplingParams) -> None:
-    learner, prompts = learner_of(families.make_model(family), params), make_prompts(family, PICTURES)
+    pictures = PICTURES[:2] if family in RECURRENT else PICTURES
+    learner, prompts = learner_of(families.make_model(family), params), make_prompts(family, pictures)
     answers = sample(engine, learner, prompts, params)
     different = len({tuple(a.token_ids.tolist()) for group in answers for a in group})
     assert different > len(prompts) or params.temperature == 0, "all samples are alike"

@@ -212,12 +212,8 @@ def test_values_and_gradients_are_those_of_each_sequence_alone(family: str) -> N
 
 
 @pytest.mark.parametrize("family", FURTHER)
-def test_the_embedded_engine_agrees_with_the_learner_or_refuses_the_model_by_name(family: str) -> None:
+def test_the_embedded_engine_agrees_with_the_learner(family: str) -> None:
     model = families.make_model(family)
-    if family in HYBRID:
-        with pytest.raises(ValueError, match=r"Qwen3_5\w+ has linear_attention layers"):
-            EmbeddedEngine(model, end_token_ids=END)
-        return
     learner = make_learner(families.make_model(family))
     probes = text_probes(range(250), longest_prompt=16, longest_response=8)
     engine = EmbeddedEngine(model, end_token_ids=END)

@@ -76,7 +76,7 @@ def test_sliding_layers_are_exact_within_their_window_and_longer_answers_are_ref
         ("GPTJ", {**GPT, "rotary_dim": 4}, "attention of its own"),
         ("Falcon", {**TABLE, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}, "attention of its"),
         ("Bart", {**TABLE, "d_model": 48, "decoder_layers": 1, "decoder_attention_heads": 4}, "positions that cannot"),
-        ("Mamba", {**TABLE, "hidden_size": 48, "num_hidden_layers": 1, "state_size": 4}, "linear_attention layers"),
+        ("Mamba", {**TABLE, "hidden_size": 48, "num_hidden_layers": 1, "state_size": 4}, "attention of its"),
         (
             "DeepseekV3",
             {

@@ -52,15 +52,19 @@ class PackedMixer(nn.Module):
 
 def pack_recurrent_layers(model: PreTrainedModel) -> bool:
     """Let the model's recurrent layers read packs; return whether it has any."""
-    holders = [layer for layer in model.modules() if any(map(keeps_state, layer.children()))]
+    holders = [layer for layer in model.modules() if any(map(_reads_no_pack, layer.children()))]
     for layer in holders:
-        for mixer in filter(keeps_state, layer.children()):
+        for mixer in filter(_reads_no_pack, layer.children()):
             own = type(mixer)
             mixer.__class__ = type(own.__name__, (PackedMixer, own), {"cache": cache_argument(own)})
         layer.register_forward_pre_hook(_hand_on, with_kwargs=True)
     if holders:
         model.register_forward_pre_hook(_hand_out, with_kwargs=True)
     return any(isinstance(module, PackedMixer) for module in model.modules())
+
+
+def _reads_no_pack(module: nn.Module) -> bool:
+    return keeps_state(module) and not isinstance(module, PackedMixer)
 
 
 def _hand_out(model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

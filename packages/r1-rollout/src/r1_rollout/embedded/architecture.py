@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 from transformers import PreTrainedModel
 
 from r1_rollout.embedded.kv import ATTENTION
+from r1_rollout.embedded.states import count_states
 from r1_rollout.tokens import setting
 
 if TYPE_CHECKING:
@@ -14,6 +15,8 @@ if TYPE_CHECKING:
 
 # Within their window, sliding layers are full ones.
 _LAYERS = {"full_attention", "sliding_attention"}
+# Those of models whose layers keep states that the cache can hold, and those without attention and state.
+_HYBRID = {"linear_attention", "conv", "hybrid", "mlp", "moe"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +36,8 @@ def prepare(model: PreTrainedModel) -> Reach:
         raise ValueError(f"the embedded engine takes a transformers.PreTrainedModel, got a {type(model).__name__}")
     text = model.config.get_text_config()
     model.set_attn_implementation(ATTENTION)
-    kinds = set(setting(text, "layer_types") or ()) - _LAYERS
+    states = count_states(model)
+    kinds = set(setting(text, "layer_types") or ()) - (_LAYERS | _HYBRID if states else _LAYERS)
     if kinds:
         obstacle = f"{', '.join(sorted(kinds))} layers"
     elif text._attn_implementation != ATTENTION or not all(map(_can_replace_attention, _decoders(model, text))):

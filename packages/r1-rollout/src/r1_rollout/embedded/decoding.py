@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from r1_rollout.embedded.graphs import Graphs
-from r1_rollout.embedded.kv import GroupCache, KeysValues
+from r1_rollout.embedded.kv import GroupCache
 from r1_rollout.embedded.prefill import (
     PrefillPart,
     alike,
@@ -21,6 +21,7 @@ from r1_rollout.embedded.prefill import (
 from r1_rollout.embedded.prefix_cache import Prefix, PrefixCache
 from r1_rollout.embedded.rows import DecodingRows, DecodingStrategy, SamplingRequest
 from r1_rollout.embedded.stack import Stack
+from r1_rollout.embedded.states import count_states
 from r1_rollout.errors import EngineMemoryError, NonFiniteLogits
 from r1_rollout.session import Finished, SampleKey
 from r1_rollout.types import Completion, PromptLike
@@ -55,6 +56,7 @@ class Decoding:
         self._model, self._strategy, self._version = model, strategy, version
         stack = None if stack is None or stack.is_watched() else stack
         self._stack = Graphs(stack) if stack is not None and graphs else stack
+        self._states = count_states(model) or 0
         self._filler, self.capacity, self.longest = filler, max_sequences, longest
         self._waiting: deque[SamplingRequest] = deque()
         self._entered: dict[Hashable, SamplingRequest] = {}  # those that are unfinished, by their keys
@@ -154,7 +156,8 @@ class Decoding:
         for continued in (False, True):
             group = [place for place, part in enumerate(parts) if (part.prefix is not None) == continued]
             of_group = [parts[place] for place in group]
-            for batch in prefill_batches([part.length for part in of_group], [part.known for part in of_group]):
+            lengths, known = [part.length for part in of_group], [part.known for part in of_group]
+            for batch in prefill_batches(lengths, known, equal=bool(self._states)):
                 for together in alike([of_group[position].inputs for position in batch]):
                     places = [group[batch[position]] for position in together]
                     logits.append(self._prefill([entering[i] for i in places], [parts[i] for i in places], rows, cache))
@@ -175,18 +178,20 @@ class Decoding:
     ) -> Tensor:
         """Compute prompts for their slots and rows, equal ones once; return the rows' logits."""
         distinct, places = distinct_parts(parts)
-        prefilled, behind = prefill(self._model, distinct, self._filler)
+        prefilled = prefill(self._model, distinct, self._filler, self._states)
         self.prefilled += sum(part.length for part in distinct)
         if len(distinct) < len(parts):
-            prefilled = [KeysValues(keys[places], values[places]) for keys, values in prefilled]
-            behind = behind[places]
-        cache.insert(prefilled, [len(request.prompt.token_ids) for request in requests], len(self._slots))
+            prefilled = prefilled.select(places)
+        cache.insert(prefilled.layers, [len(request.prompt.token_ids) for request in requests], len(self._slots))
         for request in requests:
             position = int(rotary_axes(request.prompt.position_ids).max()) + 1
             rows.add(request, position, slot=len(self._slots))
             self._slots.append(request)
-        counts = torch.tensor([len(request.noise) for request in requests], device=behind.device)
-        return behind.repeat_interleave(counts, dim=0)
+        counts = torch.tensor([len(request.noise) for request in requests])
+        samples = torch.arange(len(requests)).repeat_interleave(counts).to(prefilled.logits.device)
+        if prefilled.states:
+            cache.fork(prefilled.states, samples)
+        return prefilled.logits.index_select(0, samples)
 
     def _decode(self, rows: DecodingRows, cache: GroupCache) -> Tensor:
         axes = len(rotary_axes(rows.owners[0][0].prompt.position_ids))

@@ -64,8 +64,8 @@ class EmbeddedEngine(OldEngineNames):
         """Take over `model`.
 
         Args:
-            model: a `transformers.PreTrainedModel` with full or sliding attention. The engine owns it and its
-                configuration.
+            model: a `transformers.PreTrainedModel` with full or sliding attention, or recurrent layers. The
+                engine owns it and its configuration.
             end_token_ids: tokens that end an answer.
             banned_token_ids: tokens that are never sampled, such as the placeholders of pictures.
             max_sequences: samples that decode at the same time; with the lengths it bounds the memory.

@@ -20,6 +20,7 @@ from transformers.masking_utils import sdpa_mask
 
 from r1_rollout.embedded.scores import ScoreChange, attend, read_score_change
 from r1_rollout.embedded.segments import Layer, Readers, Segment, cut, put
+from r1_rollout.embedded.states import RecurrentState
 
 ATTENTION = "r1_rollout_decode"
 LOG2_E = math.log2(math.e)
@@ -53,8 +54,11 @@ class KeysValues(NamedTuple):
 class GroupCache(Cache):
     """A slot per prompt and a row per running sample.
 
-    Rows have their own lengths and are replaced independently. Columns past a row's length are masked.
+    Rows have their own lengths and are replaced independently. Columns past a row's length are masked. `layers` are the
+    states of recurrent layers, if the model has any, a row per sample.
     """
+
+    layers: list[RecurrentState]
 
     def __init__(self, rows: int, columns: int, *, in_place: bool = False) -> None:
         """With `in_place`, a step's tensors keep their addresses as long as possible."""
@@ -86,6 +90,16 @@ class GroupCache(Cache):
                 own.keys[places, ..., :width] = layer.keys[reaching, :, columns].transpose(2, 3)
                 own.values[places, :, :width] = layer.values[reaching, :, columns]
 
+    def fork(self, prefilled: Sequence[RecurrentState], samples: Tensor) -> None:
+        """Append rows with copies of the states of prefilled prompts.
+
+        Args:
+            samples: int64 [samples], the prompt of each.
+        """
+        forked = [state.select(samples, in_place=True) for state in prefilled]
+        before = self.layers or [state.select(samples[:0], in_place=True) for state in prefilled]
+        self.layers = [RecurrentState.join(both) for both in zip(before, forked, strict=True)]
+
     def read(self, slot: int, row: int, lengths: tuple[int, int]) -> Tensor | None:
         """Return a copy of the keys and values [layers, 2, heads, length, size] of a prompt and then one of its rows.
 
@@ -93,8 +107,10 @@ class GroupCache(Cache):
             lengths: columns of the prompt and of the row.
 
         Returns:
-            None if layers differ in their heads or sizes.
+            None if layers differ in their heads or sizes, or keep a state, of which only the last is known.
         """
+        if self.layers:
+            return None
         shapes = {tuple(keys.shape[1:3]) for keys, _ in self._kinds} | {values.shape[1::2] for _, values in self._kinds}
         if len(shapes) > 1:
             return None
@@ -235,7 +251,12 @@ class GroupCache(Cache):
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return self._length
 
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return query_length, 0
+
     def remove_rows(self, rows: Sequence[int], sources: Sequence[int], targets: Sequence[int]) -> None:
+        for state in self.layers:
+            state.move(sources, targets, len(rows))
         for segment in _in_use(self._answers):
             segment.leave(rows)
             segment.rename(sources, targets)

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -11,6 +11,7 @@ from transformers.cache_utils import Cache, DynamicCache
 
 from r1_rollout.embedded.kv import KeysValues
 from r1_rollout.embedded.prefix_cache import Prefix
+from r1_rollout.embedded.states import RecurrentState
 from r1_rollout.types import PromptLike
 
 if TYPE_CHECKING:
@@ -38,19 +39,20 @@ class PrefillPart:
         return len(self.prompt.token_ids) - self.known
 
 
-def prefill_batches(lengths: Sequence[int], known: Sequence[int] = ()) -> list[list[int]]:
+def prefill_batches(lengths: Sequence[int], known: Sequence[int] = (), *, equal: bool = False) -> list[list[int]]:
     """Return batches of indices in which no part is more than twice as long as another.
 
     Args:
         lengths: tokens to compute of each prompt.
         known: tokens before them, whose keys and values take memory, too; none if empty.
+        equal: all parts of a batch are of one length, as a state would run on into the padding.
     """
     batches: list[list[int]] = []
     before = 0  # the most tokens that are known of a prompt of the last batch
     for index in sorted(range(len(lengths)), key=lengths.__getitem__, reverse=True):
         batch, own = batches[-1] if batches else [], known[index] if known else 0
         longest = lengths[batch[0]] if batch else 0
-        alike = longest <= max(2 * lengths[index], _SHORT)
+        alike = longest <= (lengths[index] if equal else max(2 * lengths[index], _SHORT))
         fits = len(batch) < _PROMPTS and (len(batch) + 1) * (longest + max(before, own)) <= _TOKENS
         if batch and alike and fits:
             batch.append(index)
@@ -94,15 +96,26 @@ def distinct_parts(parts: Sequence[PrefillPart]) -> tuple[list[PrefillPart], lis
     return distinct, places
 
 
-def prefill(model: "PreTrainedModel", parts: Sequence[PrefillPart], filler: int) -> tuple[list[KeysValues], Tensor]:
+class Prefilled(NamedTuple):
+    """What a forward over prompts leaves behind."""
+
+    layers: list[KeysValues]  # of the whole prompts
+    states: list[RecurrentState]  # at the prompts' ends; empty without recurrent layers
+    logits: Tensor  # [prompts, vocabulary], after each prompt
+
+    def select(self, prompts: Sequence[int]) -> "Prefilled":
+        places = torch.tensor(prompts, device=self.logits.device)
+        layers = [KeysValues(keys[places], values[places]) for keys, values in self.layers]
+        return Prefilled(layers, [state.select(places) for state in self.states], self.logits[places])
+
+
+def prefill(model: "PreTrainedModel", parts: Sequence[PrefillPart], filler: int, states: int = 0) -> Prefilled:
     """Run parts of prompts, padded on the right, through the model.
 
     Args:
         parts: all with a prefix or all without; their inputs are alike, see `alike`.
         filler: the token to pad with; not a placeholder of media, for those are counted.
-
-    Returns:
-        Keys and values of the whole prompts for each layer, and the logits [prompts, vocabulary] after each prompt.
+        states: layers up to the last one with a state; then the parts are of one length.
     """
     device, lengths = model.device, [part.length for part in parts]
     rotary = [rotary_axes(part.prompt.position_ids)[:, part.known :] for part in parts]
@@ -116,7 +129,9 @@ def prefill(model: "PreTrainedModel", parts: Sequence[PrefillPart], filler: int)
         name: torch.cat([one[name] for one in inputs if name in one]).to(device) for name in sorted({*chain(*inputs)})
     }
     prefixes = [part.prefix for part in parts if part.prefix]
-    cache = ContinuedCache(prefixes, max(lengths)) if prefixes else DynamicCache()
+    cache: Cache = StateCache(states) if states else DynamicCache()
+    if prefixes:
+        cache = ContinuedCache(prefixes, max(lengths))
     if isinstance(cache, ContinuedCache):
         media["attention_mask"] = cache.mask
     ends = sorted({*lengths})
@@ -128,8 +143,39 @@ def prefill(model: "PreTrainedModel", parts: Sequence[PrefillPart], filler: int)
         logits_to_keep=torch.tensor(ends, device=device) - 1,
         **media,
     ).logits
-    layers = cache.filled if isinstance(cache, ContinuedCache) else [KeysValues(x.keys, x.values) for x in cache.layers]
-    return layers, logits[range(len(parts)), [*map(ends.index, lengths)]]
+    if isinstance(cache, ContinuedCache | StateCache):
+        layers = cache.filled
+    else:
+        layers = [KeysValues(x.keys, x.values) for x in cache.layers]
+    return Prefilled(
+        layers,
+        cache.layers if isinstance(cache, StateCache) else [],
+        logits[range(len(parts)), [*map(ends.index, lengths)]],
+    )
+
+
+class StateCache(Cache):
+    """The states of recurrent layers, and the keys and values of the others: none of a layer without attention."""
+
+    layers: list[RecurrentState]
+
+    def __init__(self, states: int) -> None:
+        super().__init__(layers=[RecurrentState() for _ in range(states)])
+        self.filled: list[KeysValues] = []
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        none = KeysValues(key_states[:, :0], value_states[:, :0])
+        self.filled += [none] * (layer_idx - len(self.filled))
+        self.filled.append(KeysValues(key_states, value_states))
+        return key_states, value_states
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        return query_length, 0
 
 
 class ContinuedCache(Cache):

@@ -12,9 +12,9 @@ from r1_rollout.tokens import setting
 
 # Tensors that layers hand to their attention and that change no score, or that torch's attention takes.
 HARMLESS = {
-    "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "image_grid_thw", "max_length_k", "max_length_q",
-    "mm_token_type_ids", "position_bias", "position_ids", "s_aux", "second_per_grid_ts", "seq_idx", "token_type_ids",
-    "video_grid_thw",
+    "cache_position", "cu_seq_lens_k", "cu_seq_lens_q", "image_grid_thw", "logits_to_keep", "max_length_k",
+    "max_length_q", "mm_token_type_ids", "position_bias", "position_ids", "s_aux", "second_per_grid_ts", "seq_idx",
+    "token_type_ids", "video_grid_thw",
 }  # fmt: skip
 
 

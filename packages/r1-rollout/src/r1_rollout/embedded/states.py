@@ -46,18 +46,27 @@ class RecurrentState(LinearAttentionCacheLayerMixin):
         self.recurrent_states[state_idx], self.has_previous_state[state_idx] = recurrent_states, True
         return recurrent_states
 
-    def select(self, sequences: Tensor) -> "RecurrentState":
+    def select(self, sequences: Tensor, *, in_place: bool = False) -> "RecurrentState":
         """Return copies of the states of some sequences, int64 [N], which may repeat."""
-        return _over([self], lambda parts: parts[0].index_select(0, sequences))
+        return _over([self], lambda parts: parts[0].index_select(0, sequences), in_place=in_place)
+
+    def move(self, sources: Sequence[int], targets: Sequence[int], leaving: int) -> None:
+        """Copy sequences to places of others, and drop the last `leaving`."""
+        for tensors in (self.conv_states, self.recurrent_states):
+            for index, tensor in tensors.items():
+                tensor[targets] = tensor[sources]
+                tensors[index] = tensor[: len(tensor) - leaving]
 
     @classmethod
     def join(cls, states: Sequence["RecurrentState"]) -> "RecurrentState":
         """Return the states of all sequences, one after another."""
-        return _over(states, torch.cat)
+        return _over(states, torch.cat, in_place=not states[0].record_past)
 
 
-def _over(states: Sequence[RecurrentState], make: Callable[[list[Tensor]], Tensor]) -> RecurrentState:
-    first, made = states[0], RecurrentState(in_place=not states[0].record_past)
+def _over(
+    states: Sequence[RecurrentState], make: Callable[[list[Tensor]], Tensor], *, in_place: bool
+) -> RecurrentState:
+    first, made = states[0], RecurrentState(in_place=in_place)
     made.conv_states = {index: make([each.conv_states[index] for each in states]) for index in first.conv_states}
     made.recurrent_states = {
         index: make([each.recurrent_states[index] for each in states]) for index in first.recurrent_states
@@ -68,14 +77,29 @@ def _over(states: Sequence[RecurrentState], make: Callable[[list[Tensor]], Tenso
 
 def keeps_state(module: nn.Module) -> bool:
     """Whether a module mixes tokens by a state, for which it asks its cache."""
-    forward = unwrap(type(module).forward)
-    return "hidden_states" in signature(forward).parameters and bool(_names(forward) & {*ASKED, "get_linear_cache"})
+    forwards = _forwards(type(module))
+    return any(
+        "hidden_states" in signature(one).parameters and _names(one) & {*ASKED, "get_linear_cache"} for one in forwards
+    )
 
 
 def cache_argument(kind: type[nn.Module]) -> str | None:
     """Return how modules of a class call the cache of their `RecurrentState`; None if they have another (MiniMax)."""
-    forward = unwrap(kind.forward)
-    return next(filter(CACHES.__contains__, signature(forward).parameters)) if _names(forward) >= ASKED else None
+    asking = [signature(one).parameters for one in _forwards(kind) if _names(one) >= ASKED]
+    return next(filter(CACHES.__contains__, asking[0]), None) if asking else None
+
+
+def count_states(model: nn.Module) -> int | None:
+    """Return the layers up to the last one with a `RecurrentState`, 0 without; None if a layer keeps another state."""
+    mixers: list[Any] = [module for module in model.modules() if keeps_state(module)]
+    if not all(cache_argument(type(mixer)) for mixer in mixers):
+        return None
+    return 1 + max((mixer.layer_idx for mixer in mixers), default=-1)
+
+
+def _forwards(kind: type[nn.Module]) -> list[Any]:
+    """Return the forwards of a class and of those that it goes on from."""
+    return [unwrap(vars(one)["forward"]) for one in kind.__mro__ if "forward" in vars(one)]
 
 
 def _names(function: Any) -> set[str]:
