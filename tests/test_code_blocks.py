@@ -135,6 +135,7 @@ BY: Mapping[str, Mapping[str, list[str]]] = {
     "examples/quickstart/README.md": {
         "indented": [f"{QUICK}the_model_learns_to_look", "not run: eight minutes; makes the committed files again"]
     },
+    "examples/r1_stages/README.md": {"indented": ["tests/test_stages.py::test_the_example_runs_every_stage_once"]},
     "examples/r1_zero/README.md": {
         "indented": [f"{R1}::test_a_base_model_goes_on_with_plain_text_and_is_merged_as_it_was"] * 2
     },

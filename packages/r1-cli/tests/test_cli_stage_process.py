@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -50,6 +51,8 @@ def started(tmp_path: Path) -> "Iterator[tuple[subprocess.Popen[str], int]]":
         pid = int(line(starter).split()[0])
         yield starter, pid
         starter.kill()
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def line(process: "subprocess.Popen[str]") -> str:

@@ -1,0 +1,117 @@
+"""`r1 run` of whole files of stages: one killed at several moments, and the example, shortened."""
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from patience import eventually
+
+ROOT = Path(__file__).parents[1]
+
+STAGES = """\
+base: examples/quickstart/config.yaml
+output: {output}
+stages:
+  answers: {{command: sample, model: examples/quickstart/model, options: {{n: 2, limit: 8, block: 4}}}}
+  chosen: {{command: rows, samples: "${{stages.answers.samples}}", options: {{as: sft, few: true}}}}
+  cold:
+    command: sft
+    settings: {{
+      data.train_files: "${{stages.chosen.rows}}", data.prompt_key: prompt, data.val_files: null, data.max_length: 128,
+      worker.actor.global_batch_size: 2, trainer.max_steps: 6, trainer.save_freq: 1, trainer.logger: [file]
+    }}
+  train:
+    command: train
+    settings: {{
+      worker.actor.model.model_path: "${{stages.cold.model}}", trainer.max_steps: 3, trainer.save_freq: 1,
+      trainer.val_freq: -1, trainer.val_before_train: false, trainer.logger: [file]
+    }}
+  merged: {{command: merge, model: "${{stages.train.model}}"}}
+  score: {{command: eval, model: "${{stages.train.model}}", settings: {{data.val_files: "examples/quickstart/val.parquet[:8]"}}}}
+"""  # noqa: E501
+
+# What is there when `r1 run` is killed: a block of two, the chosen rows, a checkpoint, a step, a model folder.
+MOMENTS = (
+    "answers/samples/*.parquet",
+    "chosen/rows.parquet",
+    "cold/global_step_2",
+    "train/experiment_log.jsonl",
+    "merged/model/config.json",
+)
+
+
+def start(file: Path) -> "subprocess.Popen[str]":
+    words = [sys.executable, "-m", "r1_cli.main", "run", str(file)]
+    return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def outputs(folder: Path) -> dict[str, bytes]:
+    """The files by which outputs are used: answers, rows, weights, results."""
+    kinds = (
+        "answers/samples/*.parquet",
+        "*/rows.parquet",
+        "*/global_step_*/actor/*",
+        "merged/model/*",
+        "*/result.json",
+    )
+    files = [path for kind in kinds for path in folder.glob(kind) if path.is_file()]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in sorted(files)}
+
+
+@pytest.mark.slow
+def test_stages_that_are_killed_end_as_those_that_are_not(tmp_path: Path) -> None:
+    output, file = tmp_path / "out", tmp_path / "stages.yaml"
+    file.write_text(STAGES.format(output=output))
+    told, _ = (whole := start(file)).communicate()
+    assert whole.returncode == 0, told
+    output.rename(tmp_path / "whole")
+    for moment in MOMENTS:
+        run = start(file)
+        eventually(lambda run=run, moment=moment: run.poll() is not None or [*output.glob(moment)])
+        assert run.poll() is None, f"ended before {moment}: {run.communicate()[0]}"
+        run.kill()
+        run.communicate()
+    told, _ = (last := start(file)).communicate()
+    assert last.returncode == 0, told  # and no stage of the killed ones holds its folder
+    ours, theirs = outputs(output), outputs(tmp_path / "whole")
+    assert ours.keys() == theirs.keys()
+    assert [name for name in ours if ours[name] != theirs[name]] == []
+    assert {Path(name).name for name in ours} >= {"rows.parquet", "result.json", "model.safetensors"}
+
+
+def shorten(name: str, stage: dict[str, Any]) -> dict[str, Any] | None:
+    """A stage of the example with few rows and steps; None for all evaluations but the last."""
+    command, settings = stage["command"], stage.get("settings", {})
+    if command == "eval":
+        few = {"data.val_files": "examples/quickstart/val.parquet[:8]", "worker.rollout.val_override_config.n": 1}
+        return {**stage, "settings": few} if name == "final_score" else None
+    if command == "sample":
+        return {**stage, "options": {"n": 2, "limit": 16}}
+    if command in ("sft", "train"):
+        few = {"trainer.max_steps": 1, "worker.actor.global_batch_size": 2, "trainer.logger": ["file"]}
+        few |= {"data.rollout_batch_size": 2, "worker.rollout.n": 2} if command == "train" else {}
+        return {**stage, "settings": {**settings, **few}}
+    return stage
+
+
+@pytest.mark.slow
+def test_the_example_runs_every_stage_once(tmp_path: Path) -> None:
+    told = yaml.safe_load((ROOT / "examples/r1_stages/stages.yaml").read_text())
+    stages = {name: short for name, one in told["stages"].items() if (short := shorten(name, one))}
+    (file := tmp_path / "stages.yaml").write_text(
+        yaml.safe_dump({**told, "output": str(tmp_path / "out"), "stages": stages}, sort_keys=False)
+    )
+    first, _ = (run := start(file)).communicate()
+    assert run.returncode == 0, first
+    assert [line.split()[-1] for line in first.splitlines() if line.startswith("r1 run: stage")] == [*stages]
+    before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.safetensors")}
+    again, _ = (run := start(file)).communicate()
+    assert run.returncode == 0, again
+    assert again.count(": stands\n") == len(stages) == 9
+    assert "r1 run: stage" not in again
+    assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.safetensors")}
+    page = (tmp_path / "out/report.html").read_text()
+    assert all(f"<h2>{name}</h2>" in page for name in stages)
