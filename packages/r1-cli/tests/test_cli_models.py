@@ -12,7 +12,7 @@ import torch.distributed as dist
 import transformers
 from safetensors.torch import load_file, save_file
 from torch.distributed.tensor import DTensor
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedConfig, Qwen2Config, Qwen2ForCausalLM
 
 from r1_cli.models import load as models
 from r1_cli.models import sharded_loading
@@ -83,10 +83,18 @@ def test_models_never_share_a_configuration(config, model) -> None:  # type: ign
     assert model.config._attn_implementation != "eager"
 
 
-def test_dropout_is_off_even_in_training_mode(tmp_path: Path) -> None:
-    small = Qwen2Config(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1,
-                        num_attention_heads=2, num_key_value_heads=1, attention_dropout=0.5)  # fmt: skip
-    Qwen2ForCausalLM(small).save_pretrained(tmp_path)
+DROPPING = {
+    "attention_dropout": Qwen2Config(
+        vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=1, attention_dropout=0.5,
+    ),
+    "embd_pdrop": GPT2Config(vocab_size=32, n_embd=16, n_layer=1, n_head=2, attn_pdrop=0.5, bos_token_id=1),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("small", DROPPING.values(), ids=DROPPING)
+def test_dropout_is_off_even_in_training_mode(small: PreTrainedConfig, tmp_path: Path) -> None:
+    AutoModelForCausalLM.from_config(small).save_pretrained(tmp_path)
     loaded = models.load_model(str(tmp_path), config=models.load_config(str(tmp_path)), dtype=torch.float32, device=CPU)
     loaded.train()
     ids = torch.arange(8)[None]

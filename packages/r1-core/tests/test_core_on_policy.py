@@ -75,3 +75,29 @@ def test_an_objective_that_looks_at_old_logprobs_first_is_refused(objective):
 def test_samples_without_advantages_are_refused():
     with pytest.raises(ValueError, match="a sample has no advantages"):
         learner_for(qwen2()).forward_backward_on_policy(text_samples(), Objective())
+
+
+def test_an_update_computes_without_dropout_as_every_other_pass():
+    """With it, on-policy importance ratios would differ from 1."""
+    model = qwen2()
+    for layer in model.model.layers:
+        layer.mlp = torch.nn.Sequential(layer.mlp, torch.nn.Dropout(0.5))
+    model.train()
+    learner = learner_for(model)
+    samples = learner.add_logprobs(assign(text_samples(), GRPO()), ["old_logprobs"])
+    again, _ = learner.forward_backward_on_policy(samples, Objective())
+    for before, after in zip(samples, again, strict=True):
+        assert torch.equal(before.old_logprobs, after.old_logprobs)
+
+
+@pytest.mark.parametrize("checkpointed", [False, True])
+def test_layers_that_recompute_their_activations_are_told_that_they_train(checkpointed):
+    model, calls = qwen2(), []
+    if checkpointed:
+        model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
+    learner = learner_for(model)
+    [one] = learner.add_logprobs(assign(text_samples(), GRPO())[:1], ["old_logprobs"])
+    calls.clear()
+    learner.forward_backward([one], Objective())
+    assert len(calls) == (2 if checkpointed else 1)

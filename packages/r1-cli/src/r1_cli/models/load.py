@@ -200,9 +200,11 @@ def without_dropout(config: PreTrainedConfig) -> Any:
     Engines change theirs.
     """
     config = copy.deepcopy(config)
-    for part in {id(c): c for c in (config, config.get_text_config())}.values():
-        for name in part.to_dict():
-            if name.endswith("dropout"):
+    parts = [config]
+    for part in parts:
+        parts += [held for key in part.sub_configs if isinstance(held := find_value(part, key), PreTrainedConfig)]
+        for name, value in part.to_dict().items():
+            if "drop" in name and isinstance(value, float):  # dropout, attn_pdrop, layerdrop, drop_path_rate, …
                 setattr(part, name, 0.0)
     return config
 

@@ -16,7 +16,7 @@ from r1_core.learner.parallel import reshard
 from r1_core.learner.passes import invalidate_if_not_finite
 from r1_core.learner.profiling import PassProfile
 from r1_core.learner.token_model import TokenModel
-from r1_core.learner.trainable import TrainableModel, TrainingOptions
+from r1_core.learner.trainable import TrainableModel, TrainingOptions, prepare_update
 from r1_core.losses.policy import AGGREGATIONS, aggregate
 from r1_core.losses.value import ValueLoss, WeightedValue
 from r1_core.types import LossOutput, Sample, Totals, with_tokens
@@ -86,7 +86,7 @@ class Critic(TrainableModel):
                 raise ValueError(f"a sample has no {name}; call {giver} first")
         samples = invalidate_if_not_finite(samples, FIELDS, "returns", self.step)
         self._offloads.load(self.model)
-        self.model.train()
+        prepare_update(self.model)
         totals = count(samples)
         if self.length is not None:
             totals = replace(totals, length=self.length)

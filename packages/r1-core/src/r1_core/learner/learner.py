@@ -18,7 +18,7 @@ from r1_core.learner.parallel import full_tensor, named_state, place_like, resha
 from r1_core.learner.passes import invalidate_if_not_finite
 from r1_core.learner.profiling import PassProfile
 from r1_core.learner.token_model import Comparison, ModelComparison, TokenModel, TokenStats, TopComparison
-from r1_core.learner.trainable import TrainableModel, TrainingOptions
+from r1_core.learner.trainable import TrainableModel, TrainingOptions, prepare_update
 from r1_core.needs import OF_POLICY, OF_REFERENCE, OF_TEACHER, Needs
 from r1_core.objective import Objective
 from r1_core.types import LOSS_FIELDS, TOP_FIELDS, LossOutput, Sample, TokenTable, Totals, with_tokens
@@ -107,7 +107,7 @@ class Learner(TrainableModel):
         Without a reference or a teacher, its fields are left out.
 
         Old log-probs equal those of `forward_backward` bit for bit with equal weights and micro-batches, unless only
-        one of the calls needs the full KL or the model computes otherwise in training mode.
+        one of the calls needs the full KL.
         """
         return with_tokens(samples, **self.compute_logprobs(samples, needs))
 
@@ -225,7 +225,7 @@ class Learner(TrainableModel):
         reads = {"old_logprobs", "weights", *objective.needs} & {*LOSS_FIELDS} - {"advantages"}
         samples = invalidate_if_not_finite(samples, sorted(reads), "advantages", self.step)
         self._offloads.load(self.model)
-        self.model.train()
+        prepare_update(self.model)
         totals = count(samples)
 
         def evaluate(indices: list[int], batch: MicroBatch) -> LossOutput:

@@ -82,6 +82,17 @@ class TrainingOptions(TypedDict, total=False):
     offload: Offload | None  # the states to move to host memory while they are not needed
 
 
+def prepare_update(model: nn.Module) -> None:
+    """Let an update compute what the other passes compute: without dropout, or experts that a router draws.
+
+    Only modules that recompute their activations are told that they train, without which they would keep them.
+    """
+    model.eval()
+    for module in model.modules():
+        if module.__dict__.get("gradient_checkpointing"):
+            module.training = True
+
+
 class TrainableModel:
     """A model, its optimizer, and the state that training needs. `Learner` and `Critic` add their passes.
 

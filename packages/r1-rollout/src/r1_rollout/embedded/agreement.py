@@ -128,12 +128,12 @@ def _prompts(
 
 @torch.inference_mode()
 def _own_logprobs(model: "PreTrainedModel", prompt: ProbePrompt, response: list[int]) -> list[float]:
-    positions = without_lone_axis(_extended(rotary_axes(prompt.position_ids), len(response))[:, None])
-    logits = model(
-        input_ids=torch.tensor([[*prompt.token_ids, *response]], device=model.device),
-        position_ids=positions.to(model.device),
-        use_cache=False,
-    ).logits[0, len(prompt.token_ids) - 1 : -1]
+    whole = _extended(prompt.position_ids, len(response))
+    given = {}
+    if whole[0, 0] > 0:  # else the model counts by itself, which shows whether it counts otherwise
+        given["position_ids"] = without_lone_axis(rotary_axes(whole)[:, None]).to(model.device)
+    token_ids = torch.tensor([[*prompt.token_ids, *response]], device=model.device)
+    logits = model(input_ids=token_ids, use_cache=False, **given).logits[0, len(prompt.token_ids) - 1 : -1]
     chosen = torch.tensor(response, device=logits.device)[:, None]
     logprobs: list[float] = logits.float().log_softmax(-1).gather(1, chosen)[:, 0].tolist()
     return logprobs
