@@ -170,3 +170,26 @@ def test_training_and_fine_tuning_read_the_rows_of_a_band(whole: Path, r1: R1, t
        "trainer.logger=[file]", "data.filter_overlong_prompts_workers=1", "data.max_length=512")  # fmt: skip
     records = [record for record in read_log(tuned) if "sft/epoch" in record]
     assert [record["curriculum/expected"] for record in records] == [0.5] * -(-inside // 3)
+
+
+@pytest.mark.slow
+def test_an_online_curriculum_resumes_and_replays_to_the_bit(r1: R1, tmp_path: Path) -> None:
+    words = [*SMALL, "data.val_files=null", "data.curriculum.by=online", "trainer.save_freq=2", "trainer.record_gb=1"]
+    words += ["algorithm.online_filtering=true", "algorithm.surplus_max_age=1", "trainer.max_try_make_batch=4"]
+    words += ["worker.actor.optim.lr_scheduler_type=constant"]  # else it follows the end of the run
+
+    def rows(run: str) -> list[tuple[int, str, float]]:
+        table = pa.concat_tables([pq.read_table(path) for path in sorted((tmp_path / run / "samples").iterdir())])
+        return list(zip(*(table[name].to_pylist() for name in ("step", "prompt_id", "score")), strict=True))
+
+    whole, parts = (f"trainer.save_checkpoint_path={tmp_path / name}" for name in ("whole", "parts"))
+    r1("train", QUICKSTART, *words, whole, "trainer.max_steps=4")
+    r1("train", QUICKSTART, *words, parts, "trainer.max_steps=2")
+    r1("train", QUICKSTART, *words, parts, "trainer.max_steps=4", "trainer.find_last_checkpoint=true")
+    assert (tmp_path / "whole/global_step_2/curriculum.safetensors").is_file()
+    assert rows("parts") == rows("whole")
+    assert "step 4 is the same to the bit" in r1("replay", tmp_path / "whole", "--step", "4").output
+    log = read_log(tmp_path / "whole")
+    seen = [record["curriculum/rows_seen"] for record in log if "curriculum/rows_seen" in record]
+    assert seen == sorted(seen)
+    assert len(seen) == 4

@@ -53,6 +53,7 @@ class Stream:
         elif batch_size > size:
             raise DataError(f"a batch of {batch_size} prompts cannot be filled from {size} rows; lower the batch size")
         self.size, self.batch_size, self.seed, self.shuffle = size, batch_size, seed, shuffle
+        self.sizes = [size]
         self._drop_last = drop_last
         self.batches_per_epoch = size // batch_size if drop_last else -(-size // batch_size)
         self._order: tuple[int, list[int]] | None = None  # (epoch, its order): cached to sort once per epoch
@@ -67,6 +68,10 @@ class Stream:
             start = index * self.batch_size
             rows = [self._rows[place % self.size] for place in range(start, start + self.batch_size)]
         return share(rows, rank, world)
+
+    def quotas(self, index: int) -> list[int]:
+        """Return the rows of a full batch by source, of which there is one."""
+        return [self.batch_size]
 
     def _epoch_order(self, epoch: int) -> list[int]:
         if self._order is None or self._order[0] != epoch:
@@ -116,7 +121,7 @@ class WeightedStream:
         before = self._drawn_before(require_index(index))
         rows = [
             self._starts[source] + self._row(source, position)
-            for source, count in enumerate(self._counts(index))
+            for source, count in enumerate(self.quotas(index))
             for position in range(before[source], before[source] + count)
         ]
         if self.shuffle:
@@ -133,7 +138,8 @@ class WeightedStream:
             batches += 1  # rounding may have given a source less than its share so far
         return batches
 
-    def _counts(self, index: int) -> list[int]:
+    def quotas(self, index: int) -> list[int]:
+        """Return the rows of a batch by source."""
         digest = hashlib.blake2b(f"{self.seed}:shares:{index}".encode(), digest_size=8).digest()
         offset = (int.from_bytes(digest, "big") >> 32) / 2**32  # in [0, 1), with few enough bits to add a bound exactly
         ends = [floor(bound + offset) for bound in self._bounds]
@@ -142,7 +148,7 @@ class WeightedStream:
     def _drawn_before(self, index: int) -> list[int]:
         at, drawn = self._drawn if self._drawn[0] <= index else (0, [0] * len(self.sizes))
         for earlier in range(at, index):
-            drawn = [total + count for total, count in zip(drawn, self._counts(earlier), strict=True)]
+            drawn = [total + count for total, count in zip(drawn, self.quotas(earlier), strict=True)]
         self._drawn = (index, drawn)
         return drawn
 

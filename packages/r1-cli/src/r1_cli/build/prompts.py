@@ -3,12 +3,14 @@
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from math import ceil
 
 from r1_cli.build.rendering import GIGABYTE, Rendering
 from r1_cli.build.rows import OpenSource
 from r1_cli.config import RunConfig
 from r1_cli.config.sources import Source
 from r1_cli.train.metrics.validate import ValidationSet
+from r1_cli.train.types import PromptStream
 from r1_data.curriculum import PassRates
 from r1_data.dataset import Mixture, PromptDataset
 from r1_data.prefetch import PromptMemory
@@ -83,6 +85,21 @@ def build_stream(
         until=data.stopping_strategy,
         levels=rates.levels if rates else None,
     )
+
+
+def build_training_stream(
+    config: RunConfig, prompts: Mixture, sources: Sequence[Source], rates: PassRates | None
+) -> PromptStream:
+    data, curriculum = config.data, config.data.curriculum
+    batch = data.mini_rollout_batch_size or data.rollout_batch_size
+    if curriculum.by != "online":
+        return build_stream(config, prompts, sources, rates, batch)
+    from r1_data.curriculum import OnlineStream
+
+    explored = min(ceil(curriculum.explore * batch), batch - 1)
+    nearest = build_stream(config, prompts, sources, None, batch - explored)
+    explorer = build_stream(config, prompts, sources, None, explored, drop_last=False) if explored else None
+    return OnlineStream(nearest, explorer, target=curriculum.target, prior=curriculum.prior, seed=data.seed)
 
 
 def prefetch_first_prompts(config: RunConfig, prompts: Mixture, first: Sequence[int], val_prompts: Mixture) -> None:

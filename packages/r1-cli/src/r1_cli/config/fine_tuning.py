@@ -60,6 +60,9 @@ def fine_tuning_problems(config: RunConfig) -> Iterator[KeyProblem]:
         yield "algorithm.disable_kl", message
     if sft.label_smoothing >= 0.5:
         yield "sft.label_smoothing", "must be below 0.5"
+    if config.data.curriculum.by == "online":
+        message = "reads the answers that r1 train samples: set pass_rate, a column that r1 rows writes"
+        yield "data.curriculum.by", message
     if config.data.max_length < 2:
         yield "data.max_length", "must be at least 2: a token and its answer"
     if sft.compares and sft.train_on_prompt:

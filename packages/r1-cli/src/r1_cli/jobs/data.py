@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from r1_cli.build.curriculum import read_rates
-from r1_cli.build.prompts import build_prompts, build_stream, prefetch_first_prompts
+from r1_cli.build.prompts import build_prompts, build_training_stream, prefetch_first_prompts
 from r1_cli.build.rendering import build_renderer, open_rendering
 from r1_cli.build.rewards.dispatch import DispatchingVerifier, open_verifier
 from r1_cli.build.rewards.ground_truths import GroundTruthReader, find_unusable_ground_truths
@@ -121,9 +121,10 @@ def show_plan(context: TrainingContext, data: PromptData) -> Plan:
 def open_stream(context: TrainingContext, data: Data) -> PromptStream:
     """Return the order of the prompts, and render the first ones in the background."""
     config, start, training = context.config, context.folder.start, data.training
-    batch = config.data.mini_rollout_batch_size or config.data.rollout_batch_size
-    stream = build_stream(config, training.prompts, training.sources, training.rates, batch)
+    stream = build_training_stream(config, training.prompts, training.sources, training.rates)
     stream_position = resume_stream_position(read_state(start)) if start else StreamPosition()
-    first = stream_position.unfinished or stream.batch(stream_position.cursor)
+    first: Sequence[int] = stream_position.unfinished
+    if not first and (start is None or config.data.curriculum.by != "online"):  # which reads more than the position
+        first = stream.batch(stream_position.cursor)
     prefetch_first_prompts(config, training.prompts, first, data.validation.prompts)
     return stream

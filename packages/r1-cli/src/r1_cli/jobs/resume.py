@@ -10,7 +10,7 @@ from typing import Any
 from r1_cli.checkpoint.folders import CheckpointError, read_state
 from r1_cli.config import RunConfig, printable
 from r1_cli.config.section import flatten
-from r1_cli.train.groups.stream_position import load_groups
+from r1_cli.train.groups.stream_position import load_stream
 from r1_cli.train.types import Dataset, Policy, Position, ValueModel
 from r1_data.dataset import PromptDataset
 
@@ -37,7 +37,7 @@ def load_start(
         raise CheckpointError(f"{start} cannot be resumed from: {error}") from error
     log.info("resuming from %s", start)
     at = begin.resume(state)
-    return replace(at, stream=replace(at.stream, carried_over=load_groups(start, prompts.__getitem__)))
+    return replace(at, stream=load_stream(at.stream, start, prompts.__getitem__))
 
 
 def load_critic(critic: ValueModel, start: Path, *, model_only: bool) -> None:

@@ -103,6 +103,8 @@ def find_oddities(config: RunConfig, plan: Plan) -> list[str]:
             )
     if config.worker.teacher.used:
         notes.append(describe_distillation(config))
+    if config.data.curriculum.by == "online":
+        notes.append(describe_online(config))
     if config.trainer.max_staleness or config.keeps_surplus:
         notes.append(_correction_note(config))
     if config.trainer.val_freq > 0 and not validation_sources(config.data):
@@ -123,6 +125,15 @@ def describe_distillation(config: RunConfig) -> str:
         term = f"{settings.coef:g} · (log teacher − log policy) of each sampled token, in its advantage"
     rewards = "beside the task's advantages" if config.learns_task else "rewards are shown and not trained on"
     return f"distillation: {term}; {rewards}"
+
+
+def describe_online(config: RunConfig) -> str:
+    settings = config.data.curriculum
+    drawn = f"rows are drawn whose pass rate seems nearest to {settings.target:g}, {settings.explore:.0%} by lot"
+    if config.algorithm.online_filtering:
+        return f"data.curriculum.by=online: {drawn}"
+    advice = "in a controlled comparison this paid only with algorithm.online_filtering=true (docs/sampling.md)"
+    return f"data.curriculum.by=online: {drawn}; {advice}"
 
 
 def _correction_note(config: RunConfig) -> str:

@@ -14,7 +14,7 @@ from r1_cli.hardware import free_memory
 from r1_cli.runs.track import Generation, Tracker
 from r1_cli.runs.track.timing import Stopwatch, Timeline
 from r1_cli.train.groups.advantages import AdvantageError
-from r1_cli.train.groups.stream_position import save_groups
+from r1_cli.train.groups.stream_position import save_stream
 from r1_cli.train.metrics.validate import Validation
 from r1_cli.train.recorder import Recorder, to_generations
 from r1_cli.train.sampling.async_sampler import AsyncSampler, save_pending_steps
@@ -181,7 +181,7 @@ def write_checkpoint(run: TrainingRun, at: Position, record: dict[str, float]) -
                 model.offload()
         for place, content in assets.items():
             (folder / place).write_bytes(content)
-        save_groups(at.stream.carried_over, folder)
+        save_stream(at.stream, folder)
         save_pending_steps([step.result() for step in pending], folder)
 
     state = {**at.state(), "val_reward_score": record.get("val/reward_score"), "model_only": model_only}

@@ -4,7 +4,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from r1_cli.train.groups.group import Group, Response
+from r1_data.curriculum import RowCounts
 from r1_data.types import DataError, Prompt
 from r1_rewards.types import Failure, Score
 from r1_rollout.types import Completion
 
-TOKENS_FILE, GROUPS_FILE = "surplus.safetensors", "surplus.json"
+TOKENS_FILE, GROUPS_FILE, COUNTS_FILE = "surplus.safetensors", "surplus.json", "curriculum.safetensors"
 
 log = logging.getLogger("r1")
 
@@ -28,14 +29,32 @@ class StreamPosition:
     rounds: int = 0  # sampling rounds; each has its own noise
     unfinished: tuple[int, ...] = ()  # rows read and not started; they come before the next batch
     carried_over: tuple[Group, ...] = ()  # surplus groups that passed the filter; the next step uses them first
+    counts: RowCounts | None = None  # of all answers so far, for an online curriculum
 
     def state(self) -> dict[str, Any]:
         return {"cursor": self.cursor, "draws": self.rounds, "pending": list(self.unfinished)}
 
 
 def resume_stream_position(state: Mapping[str, Any]) -> StreamPosition:
-    """Return the position without carried-over groups. Older checkpoints have neither `draws` nor `pending`."""
+    """Return the position without what `save_stream` writes. Older checkpoints have neither `draws` nor `pending`."""
     return StreamPosition(state["cursor"], state.get("draws", state["cursor"]), tuple(state.get("pending", ())))
+
+
+def save_stream(position: StreamPosition, folder: Path) -> None:
+    """Write what `StreamPosition.state` leaves out into a checkpoint folder."""
+    save_groups(position.carried_over, folder)
+    if (counts := position.counts) is not None:
+        tensors = {"asked": torch.from_numpy(counts.asked), "right": torch.from_numpy(counts.right)}
+        save_file(tensors, folder / COUNTS_FILE)
+
+
+def load_stream(position: StreamPosition, folder: Path, render: Callable[[int], Prompt]) -> StreamPosition:
+    """Return the position with what `save_stream` wrote; see `load_groups`."""
+    counts = None
+    if (folder / COUNTS_FILE).is_file():
+        tensors = load_file(folder / COUNTS_FILE)
+        counts = RowCounts(tensors["asked"].numpy(), tensors["right"].numpy())
+    return replace(position, carried_over=load_groups(folder, render), counts=counts)
 
 
 def save_groups(carried_over: Sequence[Group], folder: Path) -> None:

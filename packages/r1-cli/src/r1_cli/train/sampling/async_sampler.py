@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 from r1_cli.runs.track.timing import Record, Stopwatch
-from r1_cli.train.groups.stream_position import load_groups, save_groups
+from r1_cli.train.groups.stream_position import load_groups, load_stream, save_groups, save_stream
 from r1_cli.train.sampling.collect import DynamicSampling
 from r1_cli.train.sampling.weight_check import CheckedGenerator, canary_metrics
 from r1_cli.train.types import Collected, Position
@@ -122,7 +122,7 @@ def save_pending_steps(ahead: Sequence[Collected], folder: Path) -> None:
         own = folder / f"ahead_{number}"
         (own / "after").mkdir(parents=True)
         save_groups(groups, own)
-        save_groups(after.stream.carried_over, own / "after")
+        save_stream(after.stream, own / "after")
         (own / STATE_FILE).write_text(json.dumps({**after.state(), "metrics": metrics}) + "\n", encoding="utf-8")
 
 
@@ -132,7 +132,7 @@ def load_pending_steps(folder: Path, begin: Position, render: Callable[[int], Pr
     while (own := folder / f"ahead_{len(ahead)}").is_dir():
         state = json.loads((own / STATE_FILE).read_text(encoding="utf-8"))
         after = begin.resume(state)
-        after = replace(after, stream=replace(after.stream, carried_over=load_groups(own / "after", render)))
+        after = replace(after, stream=load_stream(after.stream, own / "after", render))
         if not (groups := load_groups(own, render)):
             break  # sampled again, and later steps with it
         ahead.append((list(groups), after, state["metrics"]))

@@ -13,10 +13,11 @@ from r1_cli.runs.track.timing import Stopwatch
 from r1_cli.train.groups.advantages import Shaping
 from r1_cli.train.groups.group import Group, by_sample, filter_values, passes
 from r1_cli.train.groups.stream_position import StreamPosition
-from r1_cli.train.sampling.curriculum import curriculum_metrics
+from r1_cli.train.sampling.curriculum import count_answers, curriculum_metrics
 from r1_cli.train.sampling.generate import DrainRule, render_prompts, sample_groups
 from r1_cli.train.types import Collected, Dataset, Position, Progress, PromptStream, Sampler
 from r1_core.filtering import GroupFilter
+from r1_data.curriculum import OnlineStream
 from r1_data.types import DataError
 from r1_rewards.types import RewardFailure
 from r1_rollout.types import SamplingParams
@@ -85,6 +86,13 @@ class DynamicSampling:
             self._require_part(state.groups)
         return self._choose_groups(state, at)
 
+    def _next_batch(self, state: SamplingState) -> list[int]:
+        position = state.stream
+        if not isinstance(self.stream, OnlineStream):
+            return self.stream.batch(position.cursor)
+        of_step = {*position.unfinished, *(group.row for group in (*state.kept, *state.groups))}
+        return self.stream.batch(position.cursor, position.counts, without=of_step)
+
     def _groups_needed(self, state: SamplingState) -> int:
         return max(1, self.groups - state.unreadable)
 
@@ -99,7 +107,9 @@ class DynamicSampling:
         rows, position = self._choose_rows(state, at)
         with watch("render"):
             readable = list(render_prompts(self.dataset, rows))
-            self.dataset.prefetch(position.unfinished or self.stream.batch(position.cursor))
+            # An online curriculum draws the next batch when it has these answers.
+            if position.unfinished or not isinstance(self.stream, OnlineStream):
+                self.dataset.prefetch(position.unfinished or self.stream.batch(position.cursor))
         drain_rule = None
         if at.filter.per_group:
             drain_rule = DrainRule(
@@ -116,7 +126,8 @@ class DynamicSampling:
         values = filter_values(groups, self.filter_key)
         kept = [group for group, keep in zip(groups, passes(at.filter, values), strict=True) if keep]
         not_begun = [row for index, (row, _) in enumerate(readable) if index not in sampled]
-        state.stream = replace(position, rounds=position.rounds + 1, unfinished=(*not_begun, *position.unfinished))
+        unfinished, counts = (*not_begun, *position.unfinished), count_answers(self.stream, position.counts, groups)
+        state.stream = replace(position, rounds=position.rounds + 1, unfinished=unfinished, counts=counts)
         state.kept += kept
         state.groups += groups
         state.latest = groups or state.latest
@@ -131,7 +142,7 @@ class DynamicSampling:
         """Return the rows to sample next and the position after them; group filters get whole batches."""
         position = state.stream
         rows = list(position.unfinished)
-        batch = self.stream.batch(position.cursor)
+        batch = self._next_batch(state)
         count = len(batch)
         if at.filter.per_group:
             missing = self._groups_needed(state) - len(state.kept)
@@ -202,7 +213,7 @@ class DynamicSampling:
             **{f"filter/{name}": value for name, value in at.filter.metrics.items()},
             "prompt_length/clip_ratio": fmean(len(one.prompt.token_ids) >= self.max_prompt_length for one in groups),
             **self.shaping.metrics(groups),
-            **(curriculum_metrics(self.rates, state.groups) if self.rates else {}),
+            **curriculum_metrics(self.stream, self.rates, at.stream, state.stream, state.groups),
             **self.sampler.engine_use(),
         }
         return groups, after, metrics
