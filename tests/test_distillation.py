@@ -105,3 +105,24 @@ def test_a_teacher_with_pictures_behind_http_is_the_one_that_is_loaded(
     name = "distillation/kl" if form == "advantage" else "distillation/divergence"
     assert logs[0][name] == pytest.approx(logs[1][name], rel=1e-3)
     assert abs(logs[0][name]) > 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "kind", [["trainer.n_gpus_per_node=2"], ["worker.actor.model.lora.rank=4", "worker.actor.model.lora.alpha=8"]]
+)
+def test_a_policy_that_teaches_itself_goes_on_from_its_checkpoint_to_the_bit(
+    r1: R1, tmp_path: Path, kind: list[str]
+) -> None:
+    words = [*STEPS, "worker.teacher.model.model_path=policy", "algorithm.distillation.sync=ema:0.25", *kind]
+    words += [*FORMS["topk"], "worker.actor.optim.lr_warmup_steps=0", "trainer.max_steps=3"]
+    once, again = tmp_path / "once", tmp_path / "again"
+    middle = once / "global_step_2"
+    for folder, more in ((once, ["trainer.save_freq=2"]), (again, [f"trainer.load_checkpoint_path={middle}"])):
+        result = r1("train", QUICKSTART, *SMALL, *words, *more, f"trainer.save_checkpoint_path={folder}")
+        assert result.exit_code == 0, result.output
+    assert any((middle / "actor").glob("teacher*.safetensors"))
+    names = ("tokens", "teacher_logprobs", "teacher_top", "teacher_top_ids")
+    for one, other in zip(rows_of(once, 3), rows_of(again, 3), strict=True):
+        assert [one[name] for name in names] == [other[name] for name in names]
+        assert one["teacher_logprobs"] != one["old_logprobs"]

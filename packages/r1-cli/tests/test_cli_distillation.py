@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from r1_cli.build.algorithm import build_update
 from r1_cli.build.rewards.served_model import ServedReading
-from r1_cli.build.teacher import require_same_tokens_on_servers, require_top_of_servers, rewrite_prompt
+from r1_cli.build.teacher import put_before, require_same_tokens_on_servers, require_top_of_servers, rewrite_prompt
 from r1_cli.build.teacher_model import (
     PROBES,
     find_difference,
@@ -94,6 +94,9 @@ def test_without_a_teacher_nothing_changes():
         (["algorithm.distillation.clip=0"], "algorithm.distillation.clip", "more than 0"),
         (["worker.teacher.urls=http://a:1"], "worker.teacher.urls", "set one of them"),
         (["worker.teacher.model.model_path=policy"], "worker.teacher.model.model_path", "set context or max_pixels"),
+        (["worker.teacher.style=before"], "worker.teacher.style", "set context"),
+        (["algorithm.distillation.sync=ema:2"], "algorithm.distillation.sync", "as in ema:0.01"),
+        (["algorithm.distillation.sync=always"], "algorithm.distillation.sync", "as in ema:0.01"),
         (["worker.teacher.context=./no.jinja"], "worker.teacher.context", "no such file"),
         (
             ["algorithm.distillation.form=loss", "worker.teacher.max_pixels=9999"],
@@ -359,6 +362,15 @@ def test_a_context_rewrites_the_text_and_leaves_the_pictures():
     assert rewritten.messages[0] == {"role": "system", "content": "s"}
 
 
+def test_a_context_may_stand_before_the_whole_prompt():
+    told, asked = put_before(hint, example_of("6*7?")).messages
+    assert told == {"role": "system", "content": "6*7? (h: 42)\n\ns"}
+    assert asked == {"role": "user", "content": "6*7?"}
+    parts = [{"type": "image"}, {"type": "text", "text": "6*7?"}]
+    alone = replace(example_of(parts), messages=[{"role": "user", "content": parts}])
+    assert put_before(hint, alone).messages == [{"role": "system", "content": "6*7? (h: 42)"}, *alone.messages]
+
+
 def test_a_context_that_cannot_be_applied_names_the_row():
     with pytest.raises(DataError, match=r"rows:7: the teacher's context fails.*missing"):
         rewrite_prompt(lambda **columns: columns["missing"], example_of("x"))
@@ -421,6 +433,29 @@ def test_a_server_that_does_not_tokenize_needs_a_tokenizer_path():
         pytest.raises(ModelError, match=r"HTTP 404.*set tokenizer_path"),
     ):
         require_same_tokens_on_servers(ServedReading(url, patience=READY), "urls", None, tokenizer())
+
+
+@pytest.mark.parametrize(
+    ("sync", "syncs", "copies"),
+    [("1", (1, 0.0), 0), ("5", (5, 0.0), 4), ("never", (0, 0.0), 4), ("ema:0.01", (0, 0.01), 4)],
+)
+def test_a_policy_that_teaches_itself_takes_the_learners_place_and_its_copy_is_counted(sync, syncs, copies):
+    model = "examples/quickstart/model"
+    words = [f"worker.actor.model.model_path={model}", "worker.teacher.model.model_path=policy", "worker.rollout.n=1"]
+    words += ["worker.teacher.sources.geo.model.model_path=owner/other", "worker.teacher.max_pixels=9999"]
+    words += ["worker.actor.fsdp.torch_dtype=fp32", "data.max_response_length=99"]
+    config = config_of(*words, NONE, f"algorithm.distillation.sync={sync}")
+    assert config.worker.teacher.in_learner is None
+    assert config.algorithm.distillation.syncs == syncs
+    memory = estimate(config)
+    assert memory.teacher == copies * memory.trained // 8
+
+
+def test_a_policy_with_its_weights_of_the_step_needs_a_prompt_of_its_own():
+    itself = "worker.teacher.model.model_path=policy"
+    config_of(itself, NONE, "worker.rollout.n=1", "algorithm.distillation.sync=ema:0.01")
+    with pytest.raises(ConfigError, match=r"or other weights: algorithm\.distillation\.sync"):
+        config_of(itself, NONE, "worker.rollout.n=1")
 
 
 def test_teachers_by_source_are_read_from_the_configuration():

@@ -13,6 +13,7 @@ from r1_core import kl
 from r1_core.advantages.distillation import Distillation, without_teacher
 from r1_core.learner import linear_head
 from r1_core.learner.batching import MicroLimit
+from r1_core.learner.own_teacher import OwnTeacher
 from r1_core.losses import PolicyGradient, PPOClip
 from r1_core.objective import Objective
 
@@ -323,3 +324,85 @@ def test_top_tokens_are_never_left_out_in_silence():
         learner.forward_backward(samples, Objective(divergence="top"))
     with pytest.raises(ValueError, match=r"teacher_top has shape \[2\], expected \[L, k\]"):
         replace(samples[0], teacher_top=torch.zeros(2))
+
+
+# --- a policy that teaches itself -----------------------------------------------------------------------------------
+
+
+def weights_of(model):
+    return {name: param.detach().clone() for name, param in model.named_parameters()}
+
+
+def train_step(learner, seed):
+    torch.manual_seed(seed)
+    samples = learner.add_logprobs(text_samples())
+    samples = [replace(one, advantages=torch.randn(one.token_ids.shape)) for one in samples]
+    learner.forward_backward(samples, Objective(PolicyGradient()))
+    learner.optim_step()
+
+
+def own_learner(model=None, **sync):
+    model = model or qwen2()
+    return learner_for(model, teacher=OwnTeacher(model, **sync))
+
+
+@pytest.mark.parametrize("sync", [{"every": 0}, {"every": 1}, {"every": 2}, {"rate": 0.25}, {"rate": 1.0}])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_policy_teaches_with_its_weights_its_start_or_their_mean(sync, dtype):
+    model = qwen2().to(dtype)
+    learner, seen = own_learner(model, **sync), [weights_of(model)]
+    mean = {name: value.float() for name, value in seen[0].items()}
+    for step in range(1, 4):
+        train_step(learner, step)
+        seen.append(own := weights_of(model))
+        if rate := sync.get("rate"):
+            mean = {name: value.lerp(own[name].float(), rate) for name, value in mean.items()}
+        found = learner.add_logprobs(text_samples(), ["old_logprobs", "teacher_logprobs"])
+        assert all(torch.equal(value, own[name]) for name, value in weights_of(model).items())
+        every = sync.get("every")
+        expected = mean if "rate" in sync else seen[0 if every == 0 else step // every * every]
+        fresh = qwen2().to(dtype)
+        fresh.load_state_dict(expected, strict=False)
+        other = learner_for(fresh).add_logprobs(text_samples(), ["old_logprobs"])
+        for one, two in zip(found, other, strict=True):
+            assert torch.equal(one.teacher_logprobs, two.old_logprobs)
+    same = [torch.equal(one.teacher_logprobs, one.old_logprobs) for one in found]
+    assert all(same) == (sync in ({"every": 1}, {"rate": 1.0}))
+
+
+@pytest.mark.parametrize(
+    ("sync", "way"),
+    [({"every": 0}, "save"), ({"every": 2}, "save"), ({"rate": 0.25}, "save"), ({"rate": 0.25}, "snapshot")],
+)
+def test_its_weights_are_in_the_checkpoint_and_training_goes_on_to_the_bit(sync, way, tmp_path):
+    learner = own_learner(**sync)
+    for step in range(3):
+        train_step(learner, step)
+    learner.save(tmp_path) if way == "save" else learner.snapshot().write(tmp_path)
+    again = own_learner(qwen2(5), **sync)
+    again.load(tmp_path)
+    for one in (learner, again):
+        train_step(one, 3)
+    for name, value in learner._own_teacher.weights.items():
+        assert torch.equal(again._own_teacher.weights[name], value)
+    for one, two in zip(
+        *(each.add_logprobs(text_samples(), ["teacher_logprobs"]) for each in (learner, again)), strict=True
+    ):
+        assert torch.equal(one.teacher_logprobs, two.teacher_logprobs)
+
+
+def test_a_checkpoint_without_its_weights_is_named_and_weights_alone_are_a_new_start(tmp_path):
+    own_learner(every=1).save(tmp_path / "plain")
+    learner = own_learner(qwen2(5), rate=0.1)
+    with pytest.raises(FileNotFoundError, match=r"neither teacher.safetensors"):
+        learner.load(tmp_path / "plain")
+    learner = own_learner(qwen2(5), rate=0.1)
+    learner.load(tmp_path / "plain", model_only=True)
+    (first, *_) = learner.add_logprobs(text_samples(), ["old_logprobs", "teacher_logprobs"])
+    assert torch.equal(first.old_logprobs, first.teacher_logprobs)
+
+
+@pytest.mark.parametrize("settings", [{"every": -1}, {"rate": 1.5}, {"rate": -0.1}])
+def test_rates_out_of_range_are_refused(settings):
+    with pytest.raises(ValueError, match=next(iter(settings))):
+        OwnTeacher(qwen2(), **settings)

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -28,6 +29,9 @@ from r1_core.learner.parallel import Parallel, Shard
 from r1_core.types import Sample
 from r1_data.references import Video
 from r1_data.types import DataError, Example
+
+if TYPE_CHECKING:
+    from r1_core.learner.own_teacher import OwnTeacher
 
 log = logging.getLogger("r1")
 
@@ -68,7 +72,7 @@ def build_learner(
     if reference is None and not config.algorithm.disable_kl:
         # Never trained, so its computing precision is enough.
         reference = load_weights(config, model, computing, hardware.device, parallel, reference_shard)
-    teacher = load_teacher(config, hardware, model, parallel, computing) if config.worker.teacher.in_learner else None
+    teacher = build_teacher(config, hardware, model, parallel, policy, computing, schedule.updates_per_step)
     optimizer = build_policy_optimizer(config, policy)
     if parallel.rank == 0:
         log_trained_parameters(policy, optimizer)
@@ -91,6 +95,24 @@ def build_learner(
         if adapters is None
         else build_adaptation(adapters, policy, model.path, kept, actor.model.quantization),
     )
+
+
+def build_teacher(
+    config: RunConfig,
+    hardware: Hardware,
+    model: ModelFiles,
+    parallel: Parallel,
+    policy: torch.nn.Module,
+    dtype: torch.dtype,
+    updates_per_step: int,
+) -> "torch.nn.Module | OwnTeacher | None":
+    """Return the learner's teacher: the policy itself if any source has that, or the first that is to be loaded."""
+    if config.worker.teacher.is_policy:
+        from r1_core.learner.own_teacher import OwnTeacher
+
+        every, rate = config.algorithm.distillation.syncs
+        return OwnTeacher(policy, every=every if every == 1 else every * updates_per_step, rate=rate)
+    return load_teacher(config, hardware, model, parallel, dtype) if config.worker.teacher.in_learner else None
 
 
 def load_teacher(

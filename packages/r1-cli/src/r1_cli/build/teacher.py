@@ -71,9 +71,7 @@ def _open(
     reading: ServedReading | LearnerReading | FrozenReading
     if settings.urls:
         reading = _open_servers(settings, key, model, topk)
-    elif path == POLICY:
-        reading = LearnerReading(learner, "policy", temperature)
-    elif path == config.worker.teacher.in_learner:
+    elif path == POLICY or path == config.worker.teacher.in_learner:
         if not settings.privileged:
             return TeacherModel(None, rewrite)
         reading = LearnerReading(learner, "teacher", temperature)
@@ -146,7 +144,7 @@ def _prompts(
             template = compile_format_prompt(Path(settings.context).read_text(encoding="utf-8"), settings.context)
         except DataError as error:
             raise ConfigError([Problem(f"{key}.context", str(error))]) from error
-        rewrite = partial(rewrite_prompt, template.render)
+        rewrite = partial(rewrite_prompt if settings.style == "rewrite" else put_before, template.render)
 
     def prompt_of(group: Group) -> Prompt:
         if group.row < 0:
@@ -161,18 +159,41 @@ def rewrite_prompt(render: Callable[..., str], example: Example) -> Example:
 
     Pictures stay, before the text. Raises DataError that names the row.
     """
-    place = max((i for i, one in enumerate(example.messages) if one["role"] == "user"), default=-1)
-    if place < 0:
-        raise DataError(f"{example.id}: the prompt has no user message, which the teacher's context rewrites")
-    message: Message = example.messages[place]
-    parts = (
-        message["content"] if isinstance(message["content"], list) else [{"type": "text", "text": message["content"]}]
-    )
-    content = "".join(part["text"] for part in parts if part["type"] == "text")
-    try:
-        text = render(**{**example.metadata, "content": content, "answer": example.ground_truth})
-    except Exception as error:  # a template may call any method of the row's values
-        raise DataError(f"{example.id}: the teacher's context fails on this row ({error})") from error
+    place, message, parts = _last_question(example)
+    text = _render(render, example, parts)
     media = [part for part in parts if part["type"] != "text"]
     changed = {**message, "content": [*media, {"type": "text", "text": text}] if media else text}
     return replace(example, messages=[*example.messages[:place], changed, *example.messages[place + 1 :]])
+
+
+def put_before(render: Callable[..., str], example: Example) -> Example:
+    """Return the example with the text in a system message before all others, or at the head of the one that it has.
+
+    Raises DataError that names the row.
+    """
+    _, _, parts = _last_question(example)
+    text = _render(render, example, parts)
+    first, *rest = example.messages
+    if first["role"] != "system":
+        return replace(example, messages=[{"role": "system", "content": text}, first, *rest])
+    content = first["content"]
+    joined = f"{text}\n\n{content}" if isinstance(content, str) else [{"type": "text", "text": f"{text}\n\n"}, *content]
+    return replace(example, messages=[{**first, "content": joined}, *rest])
+
+
+def _last_question(example: Example) -> tuple[int, Message, list[Any]]:
+    """Return the place of the last user message, the message, and its parts."""
+    place = max((i for i, one in enumerate(example.messages) if one["role"] == "user"), default=-1)
+    if place < 0:
+        raise DataError(f"{example.id}: the prompt has no user message, which the teacher's context reads")
+    message: Message = example.messages[place]
+    content = message["content"]
+    return place, message, content if isinstance(content, list) else [{"type": "text", "text": content}]
+
+
+def _render(render: Callable[..., str], example: Example, parts: list[Any]) -> str:
+    content = "".join(part["text"] for part in parts if part["type"] == "text")
+    try:
+        return render(**{**example.metadata, "content": content, "answer": example.ground_truth})
+    except Exception as error:  # a template may call any method of the row's values
+        raise DataError(f"{example.id}: the teacher's context fails on this row ({error})") from error

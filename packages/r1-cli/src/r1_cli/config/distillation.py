@@ -1,10 +1,11 @@
 """Configuration sections `worker.teacher` and `algorithm.distillation`: distillation on policy."""
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, field_validator
 
 from r1_cli.config.files import ModelPath, names_folder, where_or_near
 from r1_cli.config.problems import KeyProblem, KeyRemark
@@ -13,6 +14,7 @@ from r1_cli.config.section import Count, NonNegative, Positive, Ratio, Section, 
 TEACHER = "worker.teacher"
 POLICY = "policy"  # in place of a path: the policy itself
 DISTILLATION = "algorithm.distillation"
+RATE = re.compile(r"[0-9]*\.?[0-9]+(e-?[0-9]+)?")
 PATH = f"{TEACHER}.model.model_path"
 
 
@@ -30,8 +32,10 @@ class OneTeacherConfig(Section):
     served_name: str | None = None  # the model's name there; null: the only one
     tokenizer_path: UserPath | None = None  # of servers that do not answer /tokenize
     token_env: str = "OPENAI_API_KEY"  # variable of the environment with the servers' token
-    # a Jinja file that rewrites the user's message for the teacher; sees content, answer and every column
+    # a Jinja file whose text the teacher sees besides the prompt; sees content, answer and every column
     context: UserPath | None = None
+    # rewrite: that message; before: it stays, and the text stands before the whole prompt, as a system message
+    style: Literal["rewrite", "before"] = "rewrite"
     min_pixels: Count | None = None  # of the teacher's pictures; null: as the policy's
     max_pixels: Count | None = None  # likewise; more than the policy's: a sharper picture
 
@@ -50,19 +54,25 @@ class OneTeacherConfig(Section):
         path = self.model.model_path
         return None if path == POLICY else path
 
-    def problems(self, key: str, temperature: float) -> Iterator[KeyProblem]:
+    def problems(self, key: str, temperature: float, *, same: bool) -> Iterator[KeyProblem]:
+        """Yield what is wrong; `same`: the policy as a teacher has its weights of the step."""
         path = self.model.model_path
         if not self.used:
             yield f"{key}.model.model_path", "is missing: name a model, policy, or servers in urls"
         if path and self.urls:
             yield f"{key}.urls", "stands in place of model.model_path; set one of them"
-        if path == POLICY and not self.privileged:
-            message = "is its own teacher, so it needs a prompt of its own: set context or max_pixels"
+        if path == POLICY and same and not self.privileged:
+            message = (
+                "is its own teacher, so it needs a prompt of its own: set context or max_pixels, or other weights: "
+            )
+            message += f"{DISTILLATION}.sync"
             yield f"{key}.model.model_path", message
         if path and path != POLICY and names_folder(path) and not Path(path).is_dir():
             yield f"{key}.model.model_path", f"no such folder{where_or_near(path)}"
         if self.context and not Path(self.context).is_file():
             yield f"{key}.context", f"no such file{where_or_near(self.context)}"
+        if self.style != "rewrite" and not self.context:
+            yield f"{key}.style", "says where the text of a context stands, and there is none: set context"
         if self.urls and temperature != 1.0:
             message = f"servers give log-probs at temperature 1, and worker.rollout.temperature is {temperature:g}"
             yield f"{key}.urls", message
@@ -99,13 +109,18 @@ class TeacherConfig(OneTeacherConfig):
         return super().used and None not in self.sources.values()
 
     @property
-    def in_learner(self) -> str | None:
-        """The path of the model that the learner holds: the first that is to be loaded."""
-        return next((one.loaded for one in self.every.values() if one.loaded), None)
+    def is_policy(self) -> bool:
+        """Whether the policy teaches itself, for some source."""
+        return any(one.model.model_path == POLICY for one in self.every.values())
 
-    def all_problems(self, temperature: float) -> Iterator[KeyProblem]:
+    @property
+    def in_learner(self) -> str | None:
+        """The path of the model that the learner holds: the first that is to be loaded, unless that is the policy."""
+        return None if self.is_policy else next((one.loaded for one in self.every.values() if one.loaded), None)
+
+    def all_problems(self, temperature: float, sync: "int | str") -> Iterator[KeyProblem]:
         for key, one in self.every.items():
-            yield from one.problems(key, temperature)
+            yield from one.problems(key, temperature, same=sync == 1)
 
 
 class DistillationConfig(Section):
@@ -117,8 +132,31 @@ class DistillationConfig(Section):
     # of form=loss: the teacher gives its k most likely tokens, which servers can, and not all logits; with forward_kl
     topk: Count | None = None
     coef: NonNegative = 1.0  # weight of the teacher's term
+    # of a teacher that is the policy: N: its weights every N steps; never: those at the start; ema:0.01: a running mean
+    # that takes 0.01 of the policy after each optimizer step
+    sync: Count | str = 1
     task_reward: bool = False  # add it to the task's advantages; false: it replaces them, and rewards are only shown
     clip: Positive = Field(default=10.0)  # nats, of form=advantage
+
+    @property
+    def syncs(self) -> tuple[int, float]:
+        """The steps after which such a teacher has the policy's weights, 0: never; and its rate, else 0."""
+        if isinstance(self.sync, int):
+            return self.sync, 0.0
+        return 0, 0.0 if self.sync == "never" else float(self.sync.removeprefix("ema:"))
+
+    @field_validator("sync", mode="before")
+    @classmethod
+    def _read_sync(cls, value: object) -> object:
+        if isinstance(value, str) and value.isdigit():  # a word of the command line
+            return int(value)
+        if isinstance(value, str) and value != "never":
+            rate = value.removeprefix("ema:") if value.startswith("ema:") else ""
+            if not RATE.fullmatch(rate) or not 0 < float(rate) <= 1:
+                raise ValueError(
+                    "must be never, a number of steps, or ema: and a rate above 0, at most 1, as in ema:0.01"
+                )
+        return value
 
     def problems(
         self, teacher: TeacherConfig, *, full_kl: bool, kl_in_reward: bool, critic: bool
@@ -131,8 +169,6 @@ class DistillationConfig(Section):
                 f"{DISTILLATION}.form",
                 f"{message}{PATH} alone, or topk with divergence=forward_kl, or form=advantage",
             )
-        if self.topk and any(one.model.model_path == POLICY for one in teacher.every.values()):
-            yield f"{DISTILLATION}.topk", "has no place for a teacher that is the policy"
         if self.topk and self.form != "loss":
             yield f"{DISTILLATION}.topk", "needs algorithm.distillation.form=loss"
         elif self.topk and self.divergence != "forward_kl":
@@ -159,6 +195,9 @@ REMARKS = (
     KeyRemark(DISTILLATION, "there is no worker.teacher", lambda v, c: not c.worker.teacher.used),
     KeyRemark(
         f"{DISTILLATION}.clip", "only form=advantage uses it", lambda v, c: c.algorithm.distillation.form != "advantage"
+    ),
+    KeyRemark(
+        f"{DISTILLATION}.sync", "only a teacher that is the policy has it", lambda v, c: not c.worker.teacher.is_policy
     ),
     KeyRemark("algorithm.adv_estimator", "the teacher's term replaces advantages", lambda v, c: not c.learns_task),
 )

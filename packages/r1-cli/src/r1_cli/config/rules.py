@@ -69,7 +69,7 @@ def _input_problems(config: RunConfig, command: Command, max_length: int | None)
     yield from config.trainer.file_problems(saves=command in ("train", "sft"))
     yield from model.position_problems("worker.actor.model", data.max_response_length, max_length)
     yield from reward.file_problems()
-    yield from config.worker.teacher.all_problems(rollout.temperature)
+    yield from config.worker.teacher.all_problems(rollout.temperature, config.algorithm.distillation.sync)
     yield from function_problems("algorithm.adv_estimator", config.algorithm.adv_estimator)
     yield from function_problems("worker.actor.loss_type", config.worker.actor.loss_type)
 

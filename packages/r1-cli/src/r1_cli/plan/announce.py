@@ -250,6 +250,9 @@ def _critic_rows(plan: Plan) -> list[tuple[str, str, str]]:
     return [("the critic's", _number(steps), "÷ critic.global × its epochs")] if steps else []
 
 
+TEACHERS_PLACE = "worker.teacher.offload: on the host; of the policy itself: a copy of what is trained"
+
+
 def memory_rows(memory: Memory | None, *, engine: bool = True) -> list[tuple[str, str, str]]:
     if memory is None:
         return [("model states", "unknown (hub model)", "model_path")]
@@ -262,7 +265,7 @@ def memory_rows(memory: Memory | None, *, engine: bool = True) -> list[tuple[str
         ("gradients", size_text(memory.gradients), "one per trained weight"),
         ("optimizer states", size_text(memory.optimizer), "optim.strategy"),
         ("reference", size_text(memory.reference), "none with disable_kl or lora"),
-        *([("teacher", size_text(memory.teacher), "worker.teacher.offload: on the host")] if memory.teacher else []),
+        *([("teacher", size_text(memory.teacher), TEACHERS_PLACE)] if memory.teacher else []),
         *([sampling] if engine else []),
         *([("critic", size_text(memory.critic.total), "weights, gradients, optimizer")] if memory.critic else []),
         ("model states", size_text(memory.total), "beside activations"),

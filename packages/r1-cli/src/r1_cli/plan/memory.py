@@ -79,15 +79,19 @@ def estimate(config: RunConfig, models: Models | None = None) -> Memory | None:
         optimizer=trained * kept * OPTIMIZER_STATES[actor.optim.strategy] // shards,
         reference=parameters * frozen // shards if has_reference else 0,
         engine=sampling if config.colocated else 0,
-        teacher=_count_teacher(config, parameters) * frozen // shards,
+        teacher=_estimate_teacher(config, parameters, trained, kept) // shards,
         critic=_estimate_critic(config, models),
     )
 
 
-def _count_teacher(config: RunConfig, actors: int) -> int:
-    """Return the weights of the teacher that the run loads, without a local folder as many as the actor's."""
+def _estimate_teacher(config: RunConfig, actors: int, trained: int, kept: int) -> int:
+    """Return the bytes of the teacher that the learner holds; a hub model counts as large as the actor."""
+    if config.worker.teacher.is_policy:
+        every, rate = config.algorithm.distillation.syncs
+        return 0 if every == 1 else trained * (BYTES["fp32"] if rate else kept)
     path = config.worker.teacher.in_learner
-    return sum(prod(shape) for _, shape in read_shapes(Path(path))) or actors if path else 0
+    weights = sum(prod(shape) for _, shape in read_shapes(Path(path))) or actors if path else 0
+    return weights * compute_bytes(config.worker.actor)
 
 
 def _estimate_critic(config: RunConfig, models: Models) -> States | None:

@@ -65,7 +65,7 @@ def find_phases(config: RunConfig, memory: Memory, card: int | None = None, *, o
     ref_offloaded = ref.fsdp.enable_cpu_offload or ref.offload.offload_params
     reference = {"reference": 0 if ref.fsdp.enable_cpu_offload else memory.reference}
     resident_ref = {} if ref_offloaded else reference
-    if memory.teacher and not config.worker.teacher.offload:
+    if memory.teacher and not (config.worker.teacher.offload and config.worker.teacher.in_learner):
         resident_ref = resident_ref | {"teacher": memory.teacher}
     weights_offloaded = config.shares_devices and actor.offload.offload_params and not config.shares_base(on_gpu=True)
     learner_idle = resident_ref | ({} if weights_offloaded else weights)

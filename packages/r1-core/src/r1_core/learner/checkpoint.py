@@ -27,6 +27,7 @@ from r1_core.learner.tensor_files import (
 from r1_core.learner.tensor_files import save as save_tensors
 
 NUMBERS_FILE = "learner.json"
+TEACHER = "teacher"  # the stem of the files of an `OwnTeacher`
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +76,7 @@ def save(
     parallel: Parallel,
     file_bytes: int,
     adaptation: Adaptation | None = None,
+    teacher: Mapping[str, Tensor] | None = None,
 ) -> None:
     """Write `model…safetensors`, `optimizer…safetensors` (if there is an optimizer) and `learner.json`, without pickle.
 
@@ -84,11 +86,12 @@ def save(
     Args:
         numbers: further contents of `learner.json`.
         file_bytes: the size above which a part is split into several files.
+        teacher: further tensors, of a policy that teaches itself.
 
     Raises:
         OSError: on all ranks, if the disk is full or the folder is not writable.
     """
-    parts, texts = contents(model, optimizer, numbers, adaptation)
+    parts, texts = contents(model, optimizer, numbers, adaptation, teacher)
     failure: OSError | None = None
     if parallel.rank == 0:
         try:
@@ -108,10 +111,11 @@ def snapshot(
     parallel: Parallel,
     file_bytes: int,
     adaptation: Adaptation | None = None,
+    teacher: Mapping[str, Tensor] | None = None,
     max_bytes: int | None = None,
 ) -> Snapshot | None:
     """Copy what `save` writes; None on all ranks if one needs more than `max_bytes`. All ranks must call this."""
-    parts, texts = contents(model, optimizer, numbers, adaptation)
+    parts, texts = contents(model, optimizer, numbers, adaptation, teacher)
     plan = {stem: cut(stem, tensors, file_bytes) for stem, tensors in parts.items()}
     if max_bytes is not None and largest_share(plan, parallel.world) > max_bytes:
         return None
@@ -121,7 +125,11 @@ def snapshot(
 
 
 def contents(
-    model: nn.Module, optimizer: Optimizer | None, numbers: Mapping[str, Any], adaptation: Adaptation | None
+    model: nn.Module,
+    optimizer: Optimizer | None,
+    numbers: Mapping[str, Any],
+    adaptation: Adaptation | None,
+    teacher: Mapping[str, Tensor] | None = None,
 ) -> tuple[dict[str, dict[str, Tensor]], dict[str, str]]:
     """Return a checkpoint's tensors by file stem, and the texts of its other files."""
     stem, tensors = saved_tensors(model, adaptation)
@@ -130,6 +138,8 @@ def contents(
         state["base"] = dict(adaptation.base)
     if optimizer is not None:
         parts["optimizer"], state["optimizer"] = optimizer_state(model, optimizer)
+        if teacher:
+            parts[TEACHER] = dict(teacher)
     return parts, {NUMBERS_FILE: json.dumps(state) + "\n", **({} if adaptation is None else adaptation.files)}
 
 
@@ -144,6 +154,11 @@ def load_model(folder: Path, model: nn.Module, adaptation: Adaptation | None = N
         require_base(folder, adaptation)
     stem, tensors = saved_tensors(model, adaptation)
     read_tensors(find_tensors(folder, stem), tensors, folder)
+
+
+def load_teacher(folder: Path, weights: Mapping[str, Tensor]) -> None:
+    """Copy the weights of a policy that teaches itself. Raises as `load_model`."""
+    read_tensors(find_tensors(folder, TEACHER), weights, folder)
 
 
 def saved_tensors(model: nn.Module, adaptation: Adaptation | None) -> tuple[str, dict[str, Tensor]]:

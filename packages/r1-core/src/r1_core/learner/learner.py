@@ -3,6 +3,7 @@
 import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import ClassVar, Unpack
 
 import torch
@@ -10,10 +11,12 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from r1_core import kl
+from r1_core.learner import checkpoint
 from r1_core.learner.batching import MicroLimit, count
 from r1_core.learner.checkpoint import Adaptation
 from r1_core.learner.logprobs import compute_eager_logprobs
 from r1_core.learner.microbatch import MicroBatch
+from r1_core.learner.own_teacher import OwnTeacher
 from r1_core.learner.parallel import full_tensor, named_state, place_like, reshard
 from r1_core.learner.passes import invalidate_if_not_finite
 from r1_core.learner.profiling import PassProfile
@@ -57,7 +60,7 @@ class Learner(TrainableModel):
 
     Args:
         reference: the frozen reference; `model` itself means the model without its adapter.
-        teacher: a frozen model to distil from, likewise.
+        teacher: a frozen model to distil from, likewise; or the policy itself, which `compute_logprobs` only reads.
         teacher_top: how many of its most likely tokens `teacher_top` lists.
         temperature: at which the answers were sampled.
     """
@@ -80,13 +83,15 @@ class Learner(TrainableModel):
         learning_rate: Callable[[int], float],
         *,
         reference: nn.Module | None = None,
-        teacher: nn.Module | None = None,
+        teacher: nn.Module | OwnTeacher | None = None,
         teacher_top: int = 0,
         temperature: float = 1.0,
         adaptation: Adaptation | None = None,
         **options: Unpack[TrainingOptions],
     ) -> None:
-        frozen = [one for one in (reference, teacher) if one is not None and one is not model]
+        self._own_teacher = own = teacher if isinstance(teacher, OwnTeacher) else None
+        others = (reference, None if isinstance(teacher, OwnTeacher) else teacher)
+        frozen = [one for one in others if one is not None and one is not model]
         super().__init__(model, optimizer, learning_rate, frozen=frozen, adaptation=adaptation, **options)
         self.reference = reference
         self.temperature, self.teacher_top = temperature, teacher_top
@@ -94,8 +99,10 @@ class Learner(TrainableModel):
         self._policy_tokens = TokenModel(model)
         self._reference_tokens, self._teacher_tokens = (
             None if one is None else TokenModel(one, adaptation.off if adaptation and one is model else nullcontext)
-            for one in (reference, teacher)
+            for one in others
         )
+        if own is not None:
+            self._teacher_tokens = TokenModel(model)
 
     # --- log-probs -------------------------------------------------------------------------------------------------
 
@@ -160,8 +167,10 @@ class Learner(TrainableModel):
     ) -> dict[str, Tensor]:
         self._offloads.load(token_model.model)
         token_model.model.eval()
-        found = self._passes.compute(samples, names, stats_of)
-        reshard(token_model.model)
+        own = self._own_teacher if token_model is self._teacher_tokens else None
+        with nullcontext() if own is None else own.swapped():
+            found = self._passes.compute(samples, names, stats_of)
+            reshard(token_model.model)
         self._offloads.offload(*self._frozen)
         return found
 
@@ -271,6 +280,23 @@ class Learner(TrainableModel):
             return None
         self._offloads.load(tokens.model)
         return ModelComparison(tokens.lazy_logits(batch), kl.DIVERGENCES.get(divergence))
+
+    def optim_step(self) -> dict[str, float]:
+        found = super().optim_step()
+        if self._own_teacher is not None:
+            self._own_teacher.follow(self.step)
+        return found
+
+    @property
+    def _teacher_weights(self) -> Mapping[str, Tensor]:
+        return {} if self._own_teacher is None else self._own_teacher.weights
+
+    def load(self, folder: Path, *, model_only: bool = False) -> None:
+        super().load(folder, model_only=model_only)
+        if model_only and self._own_teacher is not None:
+            self._own_teacher.restart()
+        elif self._teacher_weights:
+            checkpoint.load_teacher(folder, self._teacher_weights)
 
     def profile_pass(self, samples: Sequence[Sample], objective: Objective | None, limit: MicroLimit) -> PassProfile:
         """Run the samples in micro-batches of `limit`; return time and peak memory. No state changes.

@@ -246,13 +246,19 @@ class TrainableModel:
 
         `model_only` leaves the optimizer out. Raises OSError on all ranks if one could not write.
         """
-        checkpoint.save(folder, *self._state(model_only), file_bytes, self.adaptation)
+        checkpoint.save(folder, *self._state(model_only), file_bytes, self.adaptation, self._teacher_weights)
 
     def snapshot(
         self, *, model_only: bool = False, max_bytes: int | None = None, file_bytes: int = FILE_BYTES
     ) -> checkpoint.Snapshot | None:
         """Copy what `save` would write, to be written during training; None if it needs more than `max_bytes`."""
-        return checkpoint.snapshot(*self._state(model_only), file_bytes, self.adaptation, max_bytes)
+        state = self._state(model_only)
+        return checkpoint.snapshot(*state, file_bytes, self.adaptation, self._teacher_weights, max_bytes)
+
+    @property
+    def _teacher_weights(self) -> Mapping[str, Tensor]:
+        """Of a policy that teaches itself, saved with the optimizer."""
+        return {}
 
     def _state(self, model_only: bool) -> tuple[nn.Module, Optimizer | None, dict[str, int], Parallel]:
         optimizer = None if model_only else self.optimizer

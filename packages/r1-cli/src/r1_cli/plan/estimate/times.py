@@ -97,7 +97,9 @@ def _learning(config: RunConfig, memory: Memory, work: Work, forward: float) -> 
         yield "log-probs", forward
     if not config.algorithm.disable_kl:
         yield "reference's log-probs", forward
-    if memory.teacher:
+    if config.worker.teacher.is_policy:
+        yield "teacher's log-probs", forward
+    elif memory.teacher:
         weights = memory.teacher * config.shard_ranks / compute_bytes(actor)
         yield "teacher's log-probs", forward * weights / memory.parameters
 
