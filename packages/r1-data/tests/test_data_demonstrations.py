@@ -27,6 +27,17 @@ def test_each_answer_is_trained_as_the_template_shows_it_when_it_is_the_last(mer
     assert (last.token_ids, last.loss_mask) == (second.token_ids, second.loss_mask)
 
 
+def test_turns_apart_are_the_rows_that_end_there_and_train_as_many_tokens_as_one_sample(merging):
+    parts = renderer_of(merging, turns="each").render(conversation(TALK))
+    rows = [renderer_of(merging, turns="last").render(conversation(TALK[:end]))[0] for end in (2, 4)]
+    assert [(one.token_ids, one.loss_mask) for one in parts] == [(one.token_ids, one.loss_mask) for one in rows]
+    (whole,) = renderer_of(merging).render(conversation(TALK))
+    assert sum(whole.loss_mask) == sum(sum(one.loss_mask) for one in parts)
+    assert [survey.trained_tokens for survey in renderer_of(merging, turns="each").survey(conversation(TALK))] == [
+        sum(one.loss_mask) for one in parts
+    ]
+
+
 @pytest.mark.parametrize("excluded", [{"weight": 0}, {"train": False}])
 def test_an_answer_without_weight_is_not_trained(merging, excluded):
     messages = [TALK[0], {**TALK[1], **excluded}, *TALK[2:]]
