@@ -1,6 +1,7 @@
 """Recurrent layers compute a packed row as their model computes each sequence alone, shared prompts too."""
 
 import copy
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -11,12 +12,16 @@ from torch import Tensor
 from r1_cli.models.attention import attend_packed
 from r1_cli.models.load import enable_gradient_checkpointing
 from r1_cli.models.recurrent import PackedMixer, plan_calls
+from r1_cli.plan.model_sizes import read_text
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.optim import build_optimizer
 from r1_core.learner.pack import Pack
 from r1_core.objective import Objective
 from r1_core.types import LossInputs, LossOutput, Sample
+from r1_rollout.embedded.prefill import PrefillPart, prefill
+from r1_rollout.embedded.states import count_states
+from r1_rollout.probes import ProbePrompt
 
 VOCAB = 96
 TEXT: dict[str, Any] = {
@@ -179,3 +184,19 @@ def test_segments_of_like_length_share_a_call_and_answers_go_on_from_their_promp
     first = again.runs[-1]
     longest = next(row for row in first.places.view(5, 9).tolist() if 8 in row)  # the answer of 4 with its prompt
     assert longest == [0, 1, 2, 3, 4, 8, 9, 10, 11]
+
+
+@pytest.mark.parametrize("name", ["qwen3_5_text", "lfm2", "granitemoehybrid"])
+def test_the_estimate_counts_a_samples_keys_values_and_states(name: str) -> None:
+    model = build(name)
+    found = prefill(
+        model, [PrefillPart(ProbePrompt("p", [1] * 7, torch.arange(7)[None]), {})], 0, count_states(model) or 0
+    )
+    tensors = [
+        *chain.from_iterable((*one.conv_states.values(), *one.recurrent_states.values()) for one in found.states)
+    ]
+    kept = sum(tensor.nbytes for tensor in (*tensors, *chain.from_iterable(found.layers)))
+    sizes = read_text(model.config.to_dict())
+    assert sizes is not None
+    assert sizes.recurrent == 1
+    assert sizes.cache_bytes(7, 4) == kept

@@ -39,6 +39,8 @@ class TextSizes:
     vocabulary: int = 1 << 30  # unknown: the chunk of log-probs is as large as it may be
     experts: int = 1  # of a mixture's layer
     chosen: int = 1  # of them, by a token
+    recurrent: int = 0  # layers that keep a state in place of keys and values
+    state: int = 0  # numbers of all their states, of one sample, in float32
 
     @property
     def token_of_a_layer(self) -> int:
@@ -65,7 +67,7 @@ class TextSizes:
         return min(LOGITS, 2 * 4 * tokens * self.vocabulary)
 
     def cache_bytes(self, tokens: int, number: int) -> int:
-        return 2 * self.layers * self.keys * tokens * number
+        return 2 * (self.layers - self.recurrent) * self.keys * tokens * number + 4 * self.state
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,9 +195,28 @@ def read_text(whole: Any) -> TextSizes | None:
         of_layers = text["num_hidden_layers"], text["hidden_size"], keys, _width(text)
         vocabulary = text.get("vocab_size") or whole.get("vocab_size") or 1 << 30
         experts = next((text[name] for name in EXPERTS if text.get(name)), 1)
-        return TextSizes(*of_layers, vocabulary, experts, text.get("num_experts_per_tok") or 1 if experts > 1 else 1)
+        chosen = text.get("num_experts_per_tok") or 1 if experts > 1 else 1
+        return TextSizes(*of_layers, vocabulary, experts, chosen, *_count_states(text))
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _count_states(text: Tree) -> tuple[int, int]:
+    """Return recurrent layers, and the numbers of their states: of the rule and of the convolution before it."""
+    layers = text["num_hidden_layers"]
+    every = text.get("full_attention_interval")  # Qwen3-Next and Qwen3.5 do not name each layer
+    kinds = text.get("layer_types") or ["linear_attention" if every and (i + 1) % every else "" for i in range(layers)]
+    if convolutions := kinds.count("conv"):
+        return convolutions, convolutions * text["hidden_size"] * text["conv_L_cache"]
+    if not (linear := kinds.count("linear_attention")):
+        return 0, 0
+    if heads := text.get("linear_num_value_heads"):
+        keys, size = text["linear_key_head_dim"], text["linear_value_head_dim"]
+        channels = 2 * text["linear_num_key_heads"] * keys + heads * size
+        return linear, linear * (heads * keys * size + channels * text["linear_conv_kernel_dim"])
+    width, size = text["mamba_n_heads"] * text["mamba_d_head"], text["mamba_d_state"]
+    channels = width + 2 * text["mamba_n_groups"] * size
+    return linear, linear * (width * size + channels * text["mamba_d_conv"])
 
 
 def _width(text: Tree) -> int:
