@@ -1,7 +1,5 @@
 """`r1 data`: check or show the rows of a configuration."""
 
-import json
-from contextlib import ExitStack
 from pathlib import Path
 
 import click
@@ -44,36 +42,20 @@ def check(settings: tuple[str, ...], strict: bool, html: Path | None, rows: Path
         share_processors()
         from rich.console import Console
 
-        from r1_cli.build.rendering import build_renderer, open_workers
-        from r1_cli.models.files import open_model
         from r1_cli.models.load import ModelError
-        from r1_cli.plan.data_check.page import write_page
-        from r1_cli.plan.data_check.run import build_inspector, run_check
-        from r1_cli.plan.data_check.tables import show as show_tables
-        from r1_cli.runs.track.console import ConsoleReporter, configure_logging
+        from r1_cli.plan.data_check.run import run_check
+        from r1_cli.runs.track.console import configure_logging
 
         console = Console()
         configure_logging(console)
         with user_errors(ModelError):
-            renderer = build_renderer(config, open_model(config))
-        inspector = build_inspector(config, renderer, conversations=provenance.is_set("sft"))
-        with ExitStack() as stack:
-            reporter = stack.enter_context(ConsoleReporter(console, step_lines=False))
-            workers = stack.enter_context(open_workers(config, inspector))
-            file = stack.enter_context(rows.open("w", encoding="utf-8")) if rows else None
-            write = (lambda found: print(json.dumps(found, ensure_ascii=False), file=file)) if file else None
-            report, show_row = run_check(
-                config,
-                inspector,
-                workers,
-                reporter.progress,
-                strict=strict,
-                write=write,
+            of_sft = provenance.is_set("sft")
+            report, page = run_check(
+                config, console, conversations=of_sft, strict=strict, rows=rows, with_page=html is not None
             )
-            show_tables(console, report)
-            if html:
-                with writing(html):
-                    html.write_text(write_page(report, show_row), encoding="utf-8")
+    if html:
+        with writing(html):
+            html.write_text(page, encoding="utf-8")
     if report.failed:
         raise SystemExit(1)
 

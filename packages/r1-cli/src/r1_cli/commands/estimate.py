@@ -57,18 +57,14 @@ def estimate(
         if provenance.is_set("sft"):
             config = as_training(config)
 
-    from r1_cli.hardware import free_memory
-    from r1_cli.plan.estimate.estimate import estimate_on_cards, estimate_on_cpu
+    from r1_cli.plan.estimate.estimate import estimate_run
     from r1_cli.plan.estimate.models import find_models
     from r1_cli.plan.estimate.times import Assumptions
 
     assumed = Assumptions(learning_efficiency, sampling_efficiency, prompt_tokens, answer_tokens)
     with user_errors(ValueError):
         models, notes = find_models(config)
-        if cards is None:
-            found = estimate_on_cpu(config, models, free_memory(), assumed)
-        else:
-            found = estimate_on_cards(config, models, cards, assumed)
+        found = estimate_run(config, models, cards, assumed)
     found.notes.extend(notes)
     if provenance.is_set("sft") and config.samples:
         found.notes.append("r1 sft samples in validation only")

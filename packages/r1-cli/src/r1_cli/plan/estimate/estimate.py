@@ -7,6 +7,7 @@ from functools import reduce
 from r1_cli.config import RunConfig
 from r1_cli.config.rollout import AUTO
 from r1_cli.config.section import Tree, with_value
+from r1_cli.hardware import free_memory
 from r1_cli.plan.estimate.cards import Cards
 from r1_cli.plan.estimate.times import TO_HOST, Assumptions, find_times
 from r1_cli.plan.memory import Memory, estimate
@@ -55,6 +56,13 @@ class Estimate:
             "remedies": [] if self.fits else remedies,
             "assumptions": self.notes,
         }
+
+
+def estimate_run(config: RunConfig, models: Models, cards: Cards | None, assumed: Assumptions) -> Estimate:
+    """Estimate a run on these GPUs; None: on this machine's processors. Raises ValueError."""
+    if cards is None:
+        return estimate_on_cpu(config, models, free_memory(), assumed)
+    return estimate_on_cards(config, models, cards, assumed)
 
 
 def estimate_on_cards(config: RunConfig, models: Models, cards: Cards, assumed: Assumptions) -> Estimate:

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
+from r1_cli.runs.history import JsonObject
 from r1_cli.train.groups.group import Group, Response
 from r1_data.curriculum import RowCounts
 from r1_data.types import DataError, Prompt
@@ -31,7 +32,7 @@ class StreamPosition:
     carried_over: tuple[Group, ...] = ()  # surplus groups that passed the filter; the next step uses them first
     counts: RowCounts | None = None  # of all answers so far, for an online curriculum
 
-    def state(self) -> dict[str, Any]:
+    def state(self) -> JsonObject:
         return {"cursor": self.cursor, "draws": self.rounds, "pending": list(self.unfinished)}
 
 
@@ -87,23 +88,11 @@ def load_groups(folder: Path, render: Callable[[int], Prompt]) -> tuple[Group, .
     if not (folder / GROUPS_FILE).is_file():
         return ()
     tensors = load_file(folder / TOKENS_FILE)
-    token_ids, logprobs = tensors["token_ids"].numpy(), tensors["logprobs"].numpy()
+    entries = json.loads((folder / GROUPS_FILE).read_text(encoding="utf-8"))
     carried_over = []
-    begin = first = 0  # of the next completion: its first token, its number
-    for entry in json.loads((folder / GROUPS_FILE).read_text(encoding="utf-8")):
-        completions: list[Completion] = []
-        for one in entry["completions"]:
-            end = begin + one["tokens"]
-            completions.append(
-                Completion(
-                    token_ids=token_ids[begin:end],
-                    logprobs=logprobs[begin:end],
-                    finish_reason=one["finish_reason"],
-                    weight_version=one["weight_version"],
-                )
-            )
-            begin = end
-        first += len(completions)
+    first = 0  # number of the group's first completion
+    for entry, completions in zip(entries, _completions(entries, tensors), strict=True):
+        number, first = first, first + len(completions)
         try:
             prompt = render(entry["row"])
         except (DataError, IndexError):
@@ -114,26 +103,46 @@ def load_groups(folder: Path, render: Callable[[int], Prompt]) -> tuple[Group, .
         if "episodes" in entry:
             from r1_cli.train.groups.saved_episodes import load_episodes
 
-            number = first - len(completions)
             completions = [*load_episodes(completions, entry["episodes"], tensors, number, prompt)]
-        columns = zip(completions, entry["responses"], entry["scores"], entry["rewards"], strict=True)
-        carried_over.append(
-            Group(
-                prompt=prompt,
-                responses=[
-                    Response(completion=completion, text=text, score=_score(score), reward=reward)
-                    for completion, text, score, reward in columns
-                ],
-                baseline=entry["baseline"],
-                dropped=tuple(_score(score) for score in entry["dropped"]),
-                truth_problem=entry.get("truth_problem"),
-                row=entry["row"],
-            )
-        )
+        carried_over.append(_to_group(entry, prompt, completions))
     return tuple(carried_over)
 
 
-def _describe(group: Group) -> dict[str, Any]:
+def _completions(entries: Sequence[JsonObject], tensors: Mapping[str, torch.Tensor]) -> Iterator[list[Completion]]:
+    """Yield the completions of each group."""
+    token_ids, logprobs = tensors["token_ids"].numpy(), tensors["logprobs"].numpy()
+    begin = 0
+    for entry in entries:
+        completions: list[Completion] = []
+        for one in entry["completions"]:
+            tokens = slice(begin, begin := begin + one["tokens"])
+            completions.append(
+                Completion(
+                    token_ids=token_ids[tokens],
+                    logprobs=logprobs[tokens],
+                    finish_reason=one["finish_reason"],
+                    weight_version=one["weight_version"],
+                )
+            )
+        yield completions
+
+
+def _to_group(entry: JsonObject, prompt: Prompt, completions: Sequence[Completion]) -> Group:
+    columns = zip(completions, entry["responses"], entry["scores"], entry["rewards"], strict=True)
+    return Group(
+        prompt=prompt,
+        responses=[
+            Response(completion=completion, text=text, score=_score(score), reward=reward)
+            for completion, text, score, reward in columns
+        ],
+        baseline=entry["baseline"],
+        dropped=tuple(_score(score) for score in entry["dropped"]),
+        truth_problem=entry.get("truth_problem"),
+        row=entry["row"],
+    )
+
+
+def _describe(group: Group) -> JsonObject:
     return {
         "row": group.row,
         "prompt": _digest(group.prompt),
@@ -150,7 +159,7 @@ def _describe(group: Group) -> dict[str, Any]:
     }
 
 
-def _plain(score: Score) -> dict[str, Any]:
+def _plain(score: Score) -> JsonObject:
     return {
         "value": score.value,
         "parts": dict(score.parts),

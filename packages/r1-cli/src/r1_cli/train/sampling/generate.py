@@ -97,9 +97,7 @@ def sample_groups(
         if len(order) < len(prompts) and (drain_rule is None or drain_rule.missing > 0):
             raise RuntimeError(f"the engine returned {len(order)} of {len(prompts)} prompts")
         with watch("reward"):
-            together = [index for index in order if not sampler.per_sample(prompts[index].source)]
-            scores = score_together(sampler.verifier, together, inputs)
-            scores |= {index: thread.scores(index) for index in order if index not in scores}
+            scores = collect_scores(sampler, prompts, inputs, order, thread)
     groups = {
         index: to_group(sampler, prompts[index], completions[index], inputs[index], scores[index]) for index in order
     }
@@ -150,6 +148,19 @@ def score_together(
         return {}
     scores = iter(verifier([item for index in order for item in inputs[index]]))
     return {index: list(islice(scores, len(inputs[index]))) for index in order}
+
+
+def collect_scores(
+    sampler: Sampler,
+    prompts: Sequence[Prompt],
+    inputs: dict[int, list[RewardInput]],
+    order: Sequence[int],
+    thread: "ScoringThread",
+) -> dict[int, list[Score]]:
+    """Score the responses of batch rewards; wait for all other scores."""
+    together = [index for index in order if not sampler.per_sample(prompts[index].source)]
+    scores = score_together(sampler.verifier, together, inputs)
+    return scores | {index: thread.scores(index) for index in order if index not in scores}
 
 
 def report_failures(scored: Iterable[tuple[Sequence[RewardInput], Sequence[Score]]], shown: set[str]) -> None:
