@@ -113,8 +113,10 @@ def test_a_finished_run_is_validated_and_read_by_the_other_commands(r1: R1, tmp_
     assert len(read_log(run)) == 7
     for command in ("report", "diagnose"):
         r1(command, run)
-    assert "There are" in (run / "report.html").read_text()
-    r1("diff", run, run)
+    page = (run / "report.html").read_text()
+    assert all(words in page for words in ("There are", "sft.loss", "val/nll", "loss "))
+    assert not any(words in page for words in ("adv_estimator", "worker.rollout.n", "truth"))
+    assert "identical" in r1("diff", run, run).output
     r1("merge", run / "global_step_6", "--output", tmp_path / "merged")
 
 
@@ -317,6 +319,11 @@ def test_rows_whose_pictures_vanish_are_left_out_up_to_a_share(
     left_out = [record["sft/left_out"] for record in read_log(tmp_path / "run")]
     if lost == 1:
         assert left_out == [0, 0, 1]
+        row = RunReader(tmp_path / "run").samples(1, "sft")[0]
+        assert (tmp_path / "run/media" / row["media"][0]).is_file()
+        assert row["prompt"].count("<|image_pad|>") == 1
+        r1("report", tmp_path / "run")
+        assert "<img" in (tmp_path / "run/report.html").read_text()
     else:
         assert left_out == [0, 0]
         assert "2 of 20 rows cannot be read, more than 5%" in " ".join(said.split())

@@ -90,6 +90,26 @@ def test_curves_of_two_runs_grow_while_they_are_shown(tmp_path: Path, browser: A
     assert not wrong
 
 
+def test_a_run_of_fine_tuning_shows_its_rows_coloured_by_their_loss(tmp_path: Path, browser: Any, serve: Any) -> None:
+    (tmp_path / "sft").mkdir()
+    (tmp_path / "sft/experiment_log.jsonl").write_text(json.dumps({"step": 1, "sft/nll": 0.5, "actor/lr": 1.0}) + "\n")
+    write_samples(tmp_path / "sft", 1, phase="sft")
+    page, wrong = open_page(browser, serve(tmp_path / "sft"))
+    page.locator("figure", has_text="sft/nll").wait_for()
+    assert page.locator("figure").count() == 1
+    page.keyboard.press("s")
+    page.get_by_text("12 answers").wait_for()
+    assert page.get_by_role("button", name="failed reward").count() == 0
+    page.get_by_role("listbox").focus()
+    page.keyboard.press("Enter")
+    group = page.get_by_role("region", name="Group")
+    group.locator(".tokens span").first.wait_for()
+    assert "surprise (−log p)" in group.locator("select").inner_text()
+    assert "mean log-prob" in group.locator("article").first.inner_text()
+    assert "reward" not in group.locator("dt").all_inner_texts()
+    assert not [line for line in wrong if "404" not in line], "only the picture is missing"
+
+
 def test_samples_are_filtered_and_opened_by_keyboard_and_hostile_texts_stay_texts(
     tmp_path: Path, browser: Any, serve: Any
 ) -> None:

@@ -1,4 +1,4 @@
-export const PHASES = { train: "training", validation: "validation", sample: "sampling" };
+export const PHASES = { train: "training", validation: "validation", sample: "sampling", sft: "fine-tuning" };
 export type Phase = keyof typeof PHASES;
 export interface Run extends Record<Phase, number[]> {
   name: string;

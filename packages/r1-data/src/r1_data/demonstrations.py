@@ -13,7 +13,7 @@ from r1_data.assistant import AnswerFinder, Found
 from r1_data.dataset import BadRows, LengthLimit, Overlength, RowDataset
 from r1_data.prefetch import PromptMemory
 from r1_data.references import Video
-from r1_data.render import PER_TOKEN, Renderer
+from r1_data.render import PER_TOKEN, Renderer, to_pil
 from r1_data.tokens import check_length, encode_pieces
 from r1_data.turns.encoding import SafeEncoder
 from r1_data.types import (
@@ -245,6 +245,8 @@ class ConversationRenderer:
             prompt_length=mask.index(True),
             source=conversation.source,
             label=path.label,
+            images=tuple(map(to_pil, own.images)),
+            videos=tuple(own.videos),
         )
 
     def _check_cut(self, row: str, token_ids: Sequence[int]) -> None:

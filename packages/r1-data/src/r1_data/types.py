@@ -210,6 +210,8 @@ class Demonstration:
     prompt_length: int = 0  # tokens before the first trained one
     source: str = ""  # which of several sources the row is from
     label: bool | None = None  # of a preference row: whether this is the better answer; of a KTO row: its label
+    images: "Sequence[Image]" = ()  # decoded and resized, in the order of their placeholders
+    videos: "Sequence[Tensor]" = ()  # decoded and resized, uint8 [frames, 3, height, width] each
 
     def __post_init__(self) -> None:
         lengths = len(self.token_ids), len(self.loss_mask), self.position_ids.shape[-1]

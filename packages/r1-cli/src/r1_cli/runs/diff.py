@@ -15,7 +15,8 @@ from r1_cli.runs.track.view import visible
 
 # The metrics that judge a run. The first step that differs is searched for in all metrics, not only in these.
 CURVES = (
-    "reward/overall", "reward/accuracy", "reward/format", "val/reward_score", "response_length/mean",
+    "reward/overall", "reward/accuracy", "reward/format", "val/reward_score", "sft/nll", "val/nll", "rewards/margins",
+    "reward_loss", "margin", "val/rewards/accuracies", "val/accuracy", "response_length/mean",
     "actor/entropy_loss", "actor/kl_loss", "actor/grad_norm", "rollout/logprob_gap_mean",
 )  # fmt: skip
 CLOCKED = ("timing_s/", "timing_per_token_ms/", "perf/", "gen/busy")  # never the same twice

@@ -2,8 +2,9 @@
 
 import logging
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
@@ -158,12 +159,18 @@ def find_not_finite(batch: DemonstrationBatch) -> list[str]:
 # --- record -----------------------------------------------------------------------------------------------------------
 
 
-def to_table(step: int, batch: DemonstrationBatch, tokenizer: "PreTrainedTokenizerBase") -> pa.Table:
+def to_table(
+    step: int,
+    batch: DemonstrationBatch,
+    tokenizer: "PreTrainedTokenizerBase",
+    media: Callable[[Demonstration], list[str]],
+) -> pa.Table:
     """Return one row per sample: its prompt, and everything from its first trained token on as its answer.
 
     `old_logprobs` are minus the NLL of each token, `score` is their mean; of a reward model `score` is the reward.
     """
     ones, samples = batch.demonstrations, batch.samples
+    special = {token for token, added in tokenizer.added_tokens_decoder.items() if added.special}
     answers = [one.token_ids[one.prompt_length :] for one in ones]
     masks = [np.array(one.loss_mask[one.prompt_length :]) for one in ones]
     marks = [None if mask.all() else mask for mask in masks]
@@ -176,10 +183,10 @@ def to_table(step: int, batch: DemonstrationBatch, tokenizer: "PreTrainedTokeniz
         "sample": [place - first.index(group) for place, group in enumerate(first)],
         "prompt_id": [clean(one.id) for one in ones],
         "source": [clean(one.source) for one in ones],
-        "prompt": [clean(tokenizer.decode(one.token_ids[: one.prompt_length])) for one in ones],
+        "prompt": [clean(tokenizer.decode(_shorten(one.token_ids[: one.prompt_length], special))) for one in ones],
         "answer": [clean(tokenizer.decode(answer)) for answer in answers],
         "ground_truth": [""] * len(ones),
-        "media": [list[str]()] * len(ones),
+        "media": [media(one) for one in ones],
         "prompt_tokens": list_column(
             [np.asarray(one.token_ids[: one.prompt_length], np.int32) for one in ones], np.int32
         ),
@@ -196,6 +203,11 @@ def to_table(step: int, batch: DemonstrationBatch, tokenizer: "PreTrainedTokeniz
     return pa.Table.from_arrays(
         [_as_array(columns.get(column.name), column.type, len(ones)) for column in COLUMNS], schema=SCHEMA
     )
+
+
+def _shorten(token_ids: Sequence[int], special: set[int]) -> list[int]:
+    """Return the tokens with one of each run of an equal special token, such as a picture's placeholders."""
+    return [token for before, token in pairwise([-1, *token_ids]) if token != before or token not in special]
 
 
 def _as_array(values: object, kind: pa.DataType, rows: int) -> pa.Array:

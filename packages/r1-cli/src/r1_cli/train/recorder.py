@@ -22,7 +22,7 @@ from r1_cli.runs.track import Generation
 from r1_cli.runs.track.timing import Record
 from r1_cli.train.groups.group import Group, Response, as_episode, paths_of
 from r1_core.types import TOP_FIELDS, Sample, tokens
-from r1_data.types import Prompt
+from r1_data.types import Demonstration, Prompt
 from r1_rollout.types import Completion
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
     from r1_cli.train.groups.trajectory import Trajectory
 
-    Shown = Prompt | Trajectory  # what has pictures
+    Shown = Prompt | Trajectory | Demonstration  # what has pictures
 
 log = logging.getLogger("r1")
 
@@ -60,12 +60,14 @@ class Recorder:
 
     def record(self, step: int, phase: Phase, groups: Sequence[Group], samples: Sequence[Sample] = ()) -> None:
         """Write a step's responses in the background. Blocks only while earlier steps wait."""
-        self.record_table(step, phase, partial(to_table, step, phase, groups, samples, self._media.save))
+        self.record_table(step, phase, partial(to_table, step, phase, groups, samples))
 
-    def record_table(self, step: int, phase: Phase, to_table: "Callable[[], pa.Table]") -> None:
-        """Write a table with the columns of `runs.schema` in the background."""
+    def record_table(
+        self, step: int, phase: Phase, to_table: "Callable[[Callable[[Shown], list[str]]], pa.Table]"
+    ) -> None:
+        """Write a table with the columns of `runs.schema` in the background. `to_table` gets what saves media."""
         if self._on:
-            self._thread.do(partial(self._write, SAMPLES, sample_file(step, phase), to_table))
+            self._thread.do(partial(self._write, SAMPLES, sample_file(step, phase), lambda: to_table(self._media.save)))
 
     def record_answers(self, name: str, to_table: "Callable[[Callable[[bytes], str]], pa.Table]") -> None:
         """Write what environments answered in a sampling call. `to_table` gets what saves a PNG file."""

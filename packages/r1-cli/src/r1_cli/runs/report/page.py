@@ -14,7 +14,9 @@ from r1_cli.runs.report.chart import draw, number
 from r1_cli.runs.report.validation import Measured, measure
 
 CURVES = (
-    "reward/overall", "reward/accuracy", "reward/format", "response_length/mean", "response_length/clip_ratio",
+    "val/nll", "val/rewards/accuracies", "val/accuracy", "sft/nll", "rewards/margins", "rewards/accuracies",
+    "reward_loss", "margin", "reward/overall", "reward/accuracy", "reward/format", "response_length/mean",
+    "response_length/clip_ratio",
     "reward/groups_without_variance", "actor/entropy_loss", "actor/kl_loss", "actor/grad_norm", "actor/lr",
     "rollout/logprob_gap_mean", "staleness/mean", "timing_s/step",
 )  # fmt: skip
@@ -24,6 +26,10 @@ SETTINGS = (
     "worker.actor.model.model_path", "algorithm.adv_estimator", "worker.actor.loss_type", "worker.actor.optim.lr",
     "data.train_files", "data.rollout_batch_size", "worker.rollout.n", "data.max_response_length",
     "worker.rollout.temperature", "algorithm.kl_coef", "worker.reward.reward_function", "trainer.max_staleness",
+)  # fmt: skip
+SFT_SETTINGS = (
+    "worker.actor.model.model_path", "sft.loss", "sft.turns", "sft.epochs", "sft.beta", "worker.actor.optim.lr",
+    "worker.actor.model.lora.rank", "data.train_files", "data.max_length", "worker.actor.global_batch_size",
 )  # fmt: skip
 LONGEST = 4_000  # characters of a text
 EACH = 3  # best, typical and worst answers
@@ -52,6 +58,8 @@ def summary(history: History, starts: Sequence[JsonObject], validations: Sequenc
         told.append(f"{starts[0]['began']} to {starts[-1]['ended'] or 'now'}, {starts[-1]['end']}")
     if reward := history.series("reward/overall"):
         told.append(f"reward {number(reward[0][1])} to {number(reward[-1][1])}")
+    if losses := history.series("sft/nll") or history.series("reward_loss"):
+        told.append(f"loss {number(losses[0][1])} to {number(losses[-1][1])}")
     if validations:
         best = max(validations, key=lambda one: one.value)
         told.append(f"best validation {best.value:.3f} ({best.low:.3f} to {best.high:.3f}) at step {best.step}")
@@ -60,7 +68,8 @@ def summary(history: History, starts: Sequence[JsonObject], validations: Sequenc
 
 def what_ran(history: History, starts: Sequence[JsonObject]) -> Iterator[str]:
     yield "<h2>What ran</h2>"
-    yield table([(key, value) for key in SETTINGS if (value := history.setting(key)) is not None])
+    settings = SFT_SETTINGS if history.names("sft/") else SETTINGS
+    yield table([(key, value) for key in settings if (value := history.setting(key)) is not None])
     if not starts:
         return
     last = starts[-1]
@@ -149,7 +158,8 @@ def samples(run: RunReader) -> Iterator[str]:
             pictures = "".join(f'<img src="{address}" alt="of the prompt">' for address in shown)
             left = len(row["media"] or ()) - len(shown)
             parts = ", ".join(f"{name} {number(value)}" for name, value in row["parts"].items() if math.isfinite(value))
-            said = [f"score {row['score']:.4g}", parts, f"truth {row['ground_truth']}", row["failure"] or row["reason"]]
+            said = [f"score {row['score']:.4g}", parts, row["failure"] or row["reason"]]
+            said += [f"truth {row['ground_truth']}"] if row["ground_truth"] else []
             said += [f"stopped: {row['stop_reason']}"] if row.get("stop_reason") else []
             said.append(f"{left} pictures left out" if left else "")
             yield (

@@ -20,6 +20,10 @@ Item = TypeVar("Item")
 STEP_COLUMNS = (
     ("reward/overall", "reward", 0),
     ("sft/nll", "nll", 0),
+    ("rewards/margins", "margin", 0),
+    ("reward_loss", "loss", 0),
+    ("accuracy", "accuracy", 0),
+    ("margin", "margin", 0),
     ("reward/failures", "failed", 0),
     ("response_length/mean", "length", 2),
     ("actor/kl_loss", "kl", 3),
@@ -28,6 +32,12 @@ STEP_COLUMNS = (
     ("timing_s/step", "seconds", 0),
 )
 ONLY_IF_ANY = ("reward/failures",)
+VALIDATED = (
+    ("val/nll", "nll"),
+    ("val/rewards/accuracies", "accuracy"),
+    ("val/accuracy", "accuracy"),
+    ("val/margin", "margin"),
+)
 SHOWN_EVERY = 0.1  # seconds between two states of a bar
 DRAWN_A_SECOND = 4  # pictures
 LINES_SHOWN, WIDTH_SHOWN = 6, 100  # of a prompt or response
@@ -106,7 +116,7 @@ class ConsoleReporter:
         reward = record.get("reward/overall")
         if self._view:
             self._view.update(step, record, self._answers)
-        if (reward is not None or "sft/nll" in record) and self._step_lines:
+        if (reward is not None or "sft/samples" in record) and self._step_lines:
             width = self.console.width if self.console.is_terminal else None
             self._print(step_line(step, self._total_steps, record, width))
         if "val/reward_score" in record:
@@ -115,8 +125,9 @@ class ConsoleReporter:
             for line in self._response:
                 self._print(line)
 
-        elif "val/nll" in record:
-            self._print(f"validation at step {step}: nll {record['val/nll']:.4f}")
+        found = [f"{name} {record[key]:.4f}" for key, name in VALIDATED if key in record]
+        if found:
+            self._print(f"validation at step {step}: {'  '.join(found)}")
 
     def log_generations(self, step: int, rows: list[JsonObject]) -> None:
         row = rows[0]
