@@ -7,9 +7,12 @@ own, a message begins behind the header before its first word, and ends with the
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 from transformers import PreTrainedTokenizerBase
+from turn_templates import special_tokenizer
 
 Message = dict[str, Any]
 
@@ -187,3 +190,26 @@ def cut(text: str, messages: Sequence[Message], markers: Markers) -> Iterator[tu
         place, length = min(ends, key=lambda end: (end[0], -end[1]), default=(len(text.rstrip()), 0))
         behind = place + length
         yield text[start:behind], bool(length)
+
+
+# --- the templates --------------------------------------------------------------------------------------------------
+
+# Tags that structure a text, but are no special tokens.
+_TAG = re.compile(
+    r"</?(think|tools?|tool_call|tool_response|available_tools|arg_key|arg_value|IMPORTANT)>|<.*[=|]join.*>"
+)
+_TOKEN = re.compile(r"<\|?[^<>\s'\"{}%+=]+\|?>|\[/?[A-Z_]+\]|<｜[^｜]+｜>")
+
+
+def templates() -> dict[str, str]:
+    spec = find_spec("trl")
+    assert spec is not None
+    assert spec.origin is not None
+    folder = Path(spec.origin).parent / "chat_templates"
+    texts = {path.stem: path.read_text() for path in sorted(folder.glob("*.jinja"))}
+    return {name: text for name, text in texts.items() if not name.endswith("_training")}
+
+
+def tokenizer_of(template: str) -> PreTrainedTokenizerBase:
+    tokens = {token for token in _TOKEN.findall(template) if not _TAG.fullmatch(token)}
+    return special_tokenizer({*tokens, "<s>", "</s>"})

@@ -4,15 +4,11 @@ The templates are those that TRL 1.16 has in its package; they are read from the
 `THINKING` are the pieces of one conversation, written out; the markers cut ten conversations with calls and reasoning.
 """
 
-import re
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import pytest
-from published_markers import CONVERSATIONS, MARKERS, cut, render
-from transformers import PreTrainedTokenizerBase
-from turn_templates import special_tokenizer
+from published_markers import CONVERSATIONS, MARKERS, cut, render, templates, tokenizer_of
 
 from r1_data.assistant import AnswerFinder, Found
 from r1_data.render import Renderer
@@ -68,25 +64,6 @@ THINKING = PLAIN | {
     "qwen3_8": (f"{{t}}\n</think>\n\n{{a}}{_IM}",) * 2,
 }
 ENDLESS = {"glm4moe"}  # whose last answer has no token behind it
-# Tags that structure a text, but are no special tokens.
-_TAG = re.compile(
-    r"</?(think|tools?|tool_call|tool_response|available_tools|arg_key|arg_value|IMPORTANT)>|<.*[=|]join.*>"
-)
-_TOKEN = re.compile(r"<\|?[^<>\s'\"{}%+=]+\|?>|\[/?[A-Z_]+\]|<｜[^｜]+｜>")
-
-
-def templates() -> dict[str, str]:
-    spec = find_spec("trl")
-    assert spec is not None
-    assert spec.origin is not None
-    folder = Path(spec.origin).parent / "chat_templates"
-    texts = {path.stem: path.read_text() for path in sorted(folder.glob("*.jinja"))}
-    return {name: text for name, text in texts.items() if not name.endswith("_training")}
-
-
-def tokenizer_of(template: str) -> PreTrainedTokenizerBase:
-    tokens = {token for token in _TOKEN.findall(template) if not _TAG.fullmatch(token)}
-    return special_tokenizer({*tokens, "<s>", "</s>"})
 
 
 def found_in(template: str, messages: list[dict[str, Any]]) -> Found:
