@@ -9,6 +9,9 @@ import pytest
 import yaml
 from patience import eventually
 
+from r1_cli.config.stages import read_stages
+from r1_cli.jobs.stages import StageRun
+
 ROOT = Path(__file__).parents[1]
 
 STAGES = """\
@@ -32,6 +35,19 @@ stages:
   merged: {{command: merge, model: "${{stages.train.model}}"}}
   score: {{command: eval, model: "${{stages.train.model}}", settings: {{data.val_files: "examples/quickstart/val.parquet[:8]"}}}}
 """  # noqa: E501
+
+
+@pytest.mark.parametrize("page", ["docs/stages.md", "examples/r1_stages/stages.yaml"])
+def test_a_published_file_is_accepted(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    text = (ROOT / page).read_text()
+    (file := tmp_path / "stages.yaml").write_text(text.partition("```yaml\n")[2].partition("```")[0] or text)
+    run = StageRun(read_stages(file))
+    run.check()
+    cold = run.words(next(one for one in run.stages if one.name == "cold"))
+    steps = [word for word in cold if word.startswith("trainer.max_steps=")]
+    assert steps, "the 140 steps of base win over sft.epochs"
+
 
 # What is there when `r1 run` is killed: a block of two, the chosen rows, a checkpoint, a step, a model folder.
 MOMENTS = (
