@@ -1,13 +1,15 @@
 """A model of transformers behind HTTP, answering as `vllm serve --enable-scale-out` does, in a process of its own.
 
-`python teacher_server.py MODEL [--max-pixels N] [--slow SECONDS] [--most-logprobs K]` prints its address. A request
-`POST /die` ends it. Pictures are resized and expanded by the model's own processor.
+`python teacher_server.py MODEL [--max-pixels N] [--slow SECONDS] [--dies-after ANSWERS] [--most-logprobs K]`
+prints its address. Pictures are resized and expanded by the model's own processor.
 """
 
 import argparse
 import base64
 import io
+import itertools
 import json
+import math
 import os
 import threading
 import time
@@ -54,19 +56,21 @@ class Model:
         return found
 
 
-def serve(model: Model, slow: float) -> None:
+def serve(model: Model, slow: float, dies_after: float) -> None:
+    answered = itertools.count()
+
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
         disable_nagle_algorithm = True
 
         def do_POST(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["content-length"])) or "{}")
-            if self.path == "/die":
-                os._exit(1)
             if self.path == "/tokenize":
                 self.reply(200, model.tokenize(body))
                 return
             time.sleep(slow)
+            if next(answered) >= dies_after:
+                os._exit(1)
             scale_out = self.path == "/inference/v1/generate"
             count = (body["sampling_params"] if scale_out else body)["prompt_logprobs"]
             if count > model.most_logprobs:
@@ -96,7 +100,8 @@ if __name__ == "__main__":
     parser.add_argument("model")
     parser.add_argument("--max-pixels", type=int)
     parser.add_argument("--slow", type=float, default=0.0)
+    parser.add_argument("--dies-after", type=float, default=math.inf)
     parser.add_argument("--most-logprobs", type=int, default=20)
     options = parser.parse_args()
     torch.set_num_threads(1)
-    serve(Model(options.model, options.max_pixels, options.most_logprobs), options.slow)
+    serve(Model(options.model, options.max_pixels, options.most_logprobs), options.slow, options.dies_after)

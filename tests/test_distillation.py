@@ -1,5 +1,6 @@
 """Runs that distil: all forms, on one rank and on two, from a server in another process, and what they record."""
 
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -126,3 +127,34 @@ def test_a_policy_that_teaches_itself_goes_on_from_its_checkpoint_to_the_bit(
     for one, other in zip(rows_of(once, 3), rows_of(again, 3), strict=True):
         assert [one[name] for name in names] == [other[name] for name in names]
         assert one["teacher_logprobs"] != one["old_logprobs"]
+
+
+SMALLER = "worker.teacher.failure_share=0.0"
+
+
+@pytest.mark.slow
+def test_a_server_that_resizes_pictures_otherwise_ends_the_run_with_both_numbers(
+    r1: R1, tmp_path: Path, teacher: Path
+) -> None:
+    with serving(teacher, "--max-pixels=3136") as url:
+        words = [*STEPS, f"worker.teacher.urls={url}", SMALLER, f"trainer.save_checkpoint_path={tmp_path}"]
+        result = r1("train", QUICKSTART, *SMALL, *words, ok=False)
+    assert re.search(r"the server has read \d+ tokens, not \d+: another tokenizer, or pictures resized", result.output)
+    assert "worker.teacher.failure_share=0" in result.output
+
+
+@pytest.mark.slow
+def test_a_dead_server_is_replaced_by_another_and_without_one_the_run_ends(
+    r1: R1, tmp_path: Path, teacher: Path
+) -> None:
+    """The second server dies before the run's first question about log-probs; a slow one is only slow."""
+    with serving(teacher, "--slow=0.05") as url, serving(teacher, "--dies-after=1") as dying:
+        words = [*STEPS, f"worker.teacher.urls='{url},{dying}'", SMALLER]
+        result = r1("train", QUICKSTART, *SMALL, *words, f"trainer.save_checkpoint_path={tmp_path / 'two'}")
+        assert result.exit_code == 0, result.output
+    assert [record["distillation/without_teacher"] for record in read_log(tmp_path / "two")] == [0.0, 0.0]
+    with serving(teacher, "--dies-after=6") as dying:
+        words = [*STEPS, f"worker.teacher.urls={dying}", f"trainer.save_checkpoint_path={tmp_path / 'one'}"]
+        result = r1("train", QUICKSTART, *SMALL, *words, ok=False)
+    assert "run the same command again when it answers" in result.output
+    assert (tmp_path / "one/global_step_1").is_dir()

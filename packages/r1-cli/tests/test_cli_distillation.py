@@ -3,7 +3,10 @@
 import json
 import logging
 import math
+import subprocess
+import sys
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -23,6 +26,8 @@ from r1_cli.build.teacher_model import (
 from r1_cli.config import ConfigError, load_config
 from r1_cli.models.load import ModelError
 from r1_cli.plan.announce import describe_distillation
+from r1_cli.plan.check.findings import Subject
+from r1_cli.plan.check.teacher import check_teacher
 from r1_cli.plan.memory import estimate
 from r1_cli.plan.phases import find_phases
 from r1_cli.train.groups.group import Group
@@ -276,6 +281,17 @@ def test_a_prompt_of_the_teachers_own_is_read_with_the_policys_answer():
     assert first.teacher_logprobs[2:].tolist() == [-0.5, -0.5]
 
 
+def test_forks_and_later_pictures_are_refused_by_name_unless_the_learner_reads_them():
+    (first, second) = samples()
+    forked = replace(first, token_ids=torch.tensor([1, 9, 3, 4]))
+    shown = replace(second, later_inputs={"pixel_values": torch.zeros(1, 3)})
+    for odd, name in ((forked, "forks"), (shown, "pictures behind the prompt")):
+        with pytest.raises(RewardFailure, match=rf"rows:.*reads no {name}.*learner holds"):
+            teacher_of(math=Canned(), geo=Canned()).teach([odd], GROUPS)
+    teacher = AdvantageTeacher(Teachers(Learner(0.5), lambda name: MINE), Distillation())
+    assert [one.advantages[2] for one in teacher.teach([forked, shown], GROUPS)] == [0.5, 0.5]
+
+
 def test_rows_without_an_answer_are_asked_for_again_and_then_the_run_ends():
     reading = Silent(1)
     assert teacher_of(math=reading, geo=Canned()).teach(samples(), GROUPS)[0].advantages[2] == 0.5
@@ -469,3 +485,45 @@ def test_teachers_by_source_are_read_from_the_configuration():
     assert config.learns_task
     with pytest.raises(ConfigError, match="temperature 1"):
         config_of(NONE, "worker.teacher.urls=http://a:1", "worker.rollout.temperature=0.7", "worker.rollout.n=1")
+
+
+# --- what a user sees before the run ---------------------------------------------------------------------------------
+
+
+def checked(*words):
+    model = "examples/quickstart/model"
+    config = [f"worker.actor.model.model_path={model}", "data.train_files=owner/rows@train", "worker.rollout.n=1", NONE]
+    subject = Subject(words, *load_config([*config, "data.max_response_length=99", *words]))
+    return [(one.level, one.message) for one in check_teacher(subject)]
+
+
+def test_a_check_says_what_is_learned_and_finds_a_teacher_with_other_tokens(tmp_path):
+    assert checked("worker.reward.reward_function=math", "worker.rollout.n=2") == []
+    same = "worker.teacher.model.model_path=examples/quickstart/model"
+    assert [level for level, _ in checked(same)] == ["note"]
+    for file in Path("examples/quickstart/model").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    vocabulary = json.loads((tmp_path / "tokenizer.json").read_text())
+    words = vocabulary["model"]["vocab"]
+    one, other, *_ = sorted(words, key=words.get)
+    words[one], words[other] = words[other], words[one]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(vocabulary))
+    (_, (level, message)) = checked(f"worker.teacher.model.model_path={tmp_path}")
+    assert (level, "tokens are others there" in message, "r1 sft" in message) == ("error", True, True)
+
+
+def test_a_check_asks_the_servers():
+    with answering(lambda body, path, headers: (404, {})) as url:
+        (_, (level, message)) = checked(f"worker.teacher.urls={url}")
+    assert level == "error"
+    assert "set tokenizer_path" in message
+
+
+@pytest.mark.slow
+def test_a_run_without_a_teacher_imports_nothing_of_one():
+    modules = ("r1_cli.jobs.train", "r1_cli.build.learner", "r1_cli.build.profiling", "r1_cli.train.loop")
+    of_teachers = ("r1_cli.train.teaching", "r1_cli.build.teacher", "r1_cli.build.teacher_model")
+    code = f"import importlib, sys; [importlib.import_module(m) for m in {modules}]; print([*sys.modules])"
+    loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
+    assert "'r1_cli.train.loop'" in loaded
+    assert not [name for name in of_teachers if f"'{name}'" in loaded]

@@ -70,7 +70,7 @@ def _open(
     topk = config.algorithm.distillation.topk or 0
     reading: ServedReading | LearnerReading | FrozenReading
     if settings.urls:
-        reading = _open_servers(settings, key, model, topk)
+        reading = open_servers(settings, key, model, topk)
     elif path == POLICY or path == config.worker.teacher.in_learner:
         if not settings.privileged:
             return TeacherModel(None, rewrite)
@@ -81,7 +81,8 @@ def _open(
     return TeacherModel(reading, rewrite, partial(reading.read_top, count=topk, temperature=temperature))
 
 
-def _open_servers(settings: OneTeacherConfig, key: str, model: ModelFiles, topk: int) -> ServedReading:
+def open_servers(settings: OneTeacherConfig, key: str, model: ModelFiles, topk: int) -> ServedReading:
+    """Raises ConfigError for an invalid address, ModelError if a server has other tokens or lists too few."""
     try:
         reading = ServedReading(settings.urls or "", served_name=settings.served_name, token_env=settings.token_env)
     except RewardSpecError as error:

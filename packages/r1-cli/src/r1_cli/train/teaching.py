@@ -83,6 +83,7 @@ class Teachers:
         """Return the samples with what the reading found; rows without an answer are asked for once more."""
         prompts: dict[int, PromptLike] = {}
         for sample in samples:
+            _require_plain(sample, groups[sample.group_id])
             if sample.group_id not in prompts:
                 prompts[sample.group_id] = teacher.prompt_of(groups[sample.group_id])
         begins = [len(groups[sample.group_id].prompt.token_ids) for sample in samples]
@@ -137,6 +138,18 @@ class AdvantageTeacher:
         if found.get("distillation/kl") == 0 and found["distillation/without_teacher"] == 0:
             self.teachers.tell(SAME)
         return found
+
+
+def _require_plain(sample: Sample, group: Group) -> None:
+    """Raise RewardFailure for a sample that is not the group's prompt with text behind it."""
+    prompt = list(group.prompt.token_ids)
+    forked = sample.token_ids[: len(prompt)].tolist() != prompt
+    if forked or sample.later_inputs:
+        found = "forks of an episode" if forked else "pictures behind the prompt of an episode"
+        raise RewardFailure(
+            f"{group.prompt.id}: a teacher on servers, in the main process or with its own prompt reads no {found}: "
+            "use one that the learner holds, worker.teacher.model.model_path without context and limits of pixels"
+        )
 
 
 def _logprobs(sample: Sample) -> Tensor:

@@ -10,11 +10,12 @@ from r1_cli.plan.check.episodes import check_episodes
 from r1_cli.plan.check.findings import Check, Finding, Subject, examine
 from r1_cli.plan.check.model import check_dtype, check_files, check_lengths, check_template, check_tokenizer
 from r1_cli.plan.check.step import check_step
+from r1_cli.plan.check.teacher import check_teacher
 
 PARTS: dict[str, tuple[Check, ...]] = {
     "config": (check_settings,),
     "environment": (check_versions, check_gpus, check_limits, check_servers, check_disk, check_memory),
-    "model": (check_files, check_tokenizer, check_template, check_lengths, check_dtype),
+    "model": (check_files, check_tokenizer, check_template, check_lengths, check_dtype, check_teacher),
     "data": (check_rows,),
     "reward": (check_rewards,),
     "episodes": (check_episodes,),
