@@ -16,6 +16,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import architectures
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -43,6 +44,7 @@ BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<", "least": "≥", "above
 def pages() -> dict[str, str]:
     """Every generated page by its path in the repository."""
     found = {"docs/configuration.md": configuration(), "docs/rewards.md": rewards()}
+    found["docs/models.md"] = architectures.page()
     found["docs/algorithms/index.md"] = algorithms()
     for key, entries, options in ALGORITHMS.values():
         for entry in dict.fromkeys(entries().values()):

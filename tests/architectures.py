@@ -1,0 +1,252 @@
+"""Ask of every architecture of the installed transformers what r1 can do with it, from tiny random weights.
+
+uv run python tests/architectures.py [NAME …]     # prints a line each; --write (of all) writes architectures.json
+"""
+
+import copy
+import json
+import logging
+import re
+import sys
+import time
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from tiny_models import NAMES, VOCAB, make_model
+from torch import Tensor
+from transformers.models.auto.modeling_auto import (
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+    MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+)
+
+from r1_cli.build.packing import find_faults
+from r1_cli.models.load import configure_modules
+from r1_core.learner import Learner
+from r1_core.objective import Objective
+from r1_core.types import LossInputs, LossOutput, Sample
+from r1_data.positions import position_ids_of
+from r1_rollout.embedded import EmbeddedEngine
+from r1_rollout.probes import text_probes
+from r1_rollout.types import SamplingParams
+
+RECORD = Path(__file__).with_name("architectures.json")
+TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What r1 does with an architecture. Log-probs, gradients and samples were compared with its own eager forward."""
+
+    layout: str = ""  # shared, packed, padded, single; "" if it cannot be trained
+    attention: str = "r1"  # or its own
+    engine: bool = False  # whether the embedded engine samples from it
+    why: str = ""  # the first thing that it cannot do, and why
+    wrong: str = ""  # what differs from its own eager forward without a word; never in the record
+
+
+class SumOfLogprobs(Objective):
+    token_wise = False
+
+    def __call__(self, inputs: LossInputs) -> LossOutput:
+        return LossOutput(torch.where(inputs.loss_mask, inputs.logprobs, 0.0).sum())
+
+
+def make_samples(axes: int) -> list[Sample]:
+    """Two answers to each of two prompts, of different lengths."""
+    draw, found = torch.Generator().manual_seed(1), []
+    for group, length in enumerate((37, 9)):
+        prompt = torch.randint(0, 250, (length,), generator=draw)
+        for own in (6, 11 - group):
+            ids = torch.cat([prompt, torch.randint(0, 250, (own,), generator=draw)])
+            found.append(
+                Sample(
+                    ids, torch.arange(len(ids)) >= length, torch.arange(len(ids)).expand(axes, -1), group_id=group,
+                    reward=0.0, prompt_length=length, old_logprobs=torch.zeros(len(ids)),
+                    advantages=torch.ones(len(ids)),
+                )
+            )  # fmt: skip
+    return found
+
+
+def compute_alone(model: Any, sample: Sample) -> Tensor:
+    logits = model(input_ids=sample.token_ids[None], use_cache=False).logits[0].float()[:-1]
+    taken = logits.log_softmax(-1).gather(1, sample.token_ids[1:, None])[:, 0]
+    return taken[sample.loss_mask[1:]]
+
+
+def ask(name: str) -> Answer:
+    try:
+        model = make_model(name)
+    except Exception as error:
+        return Answer(why=f"no tiny configuration: {first_line(error)}")
+    plain = copy.deepcopy(model)
+    with suppress(Exception):  # some have no other
+        plain.set_attn_implementation("eager")
+    engine, refusal = ask_engine(plain)
+    answer = replace(ask_learner(model, plain), engine=engine == "right")
+    if engine and engine != "right":
+        answer = replace(answer, wrong=answer.wrong or engine)
+    # Without figures, which differ between machines.
+    return replace(answer, why=re.sub(r" \((log-probs )?off by [^)]*\)", "", answer.why or refusal))
+
+
+def ask_learner(model: Any, plain: Any) -> Answer:
+    try:
+        configure_modules(model, torch.float32, torch.device("cpu"))
+        axes = 1 if position_ids_of(model.config) is None else 4
+        learner = Learner(model, torch.optim.SGD(model.parameters(), lr=0.0), lambda step: 1.0)
+        probes = [text_probes(range(250), axes=axes, longest_prompt=60, longest_response=6, variant=v) for v in (0, 1)]
+        faults, attention = find_faults(learner, probes[0], probes[1], torch.float32), "r1"
+        if faults.single is not None:
+            learner.set_layout("padded", own_attention=True)
+            first, attention = faults.single, "own"
+            faults = replace(find_faults(learner, probes[0], probes[1], torch.float32), packed=first, shared=first)
+    except Exception as error:
+        return Answer(why=first_line(error))
+    if faults.single is not None:
+        return Answer(attention=attention, why=faults.single)
+    found = {"shared": faults.shared, "packed": faults.packed, "padded": faults.padded, "single": None}
+    layout = next(name for name, fault in found.items() if fault is None)
+    if layout != "shared":
+        learner.set_layout(layout, own_attention=attention == "own")
+    answer = Answer(layout, attention, why=next((fault for fault in found.values() if fault), ""))
+    return replace(answer, wrong=compare(learner, plain, make_samples(axes), layout))
+
+
+def measure_gap(found: Tensor, expected: Tensor) -> float:
+    """In nats, and of the size of log-probs beyond −1: large logits round in their last places."""
+    return float(((found - expected).abs() / expected.abs().clamp(min=1.0)).max())
+
+
+def compare(learner: Learner, plain: Any, samples: list[Sample], layout: str) -> str:
+    """Return how log-probs or gradients of a layout differ from those of each sample alone."""
+    for annotated, sample in zip(learner.add_logprobs(samples, ["old_logprobs"]), samples, strict=True):
+        with torch.no_grad():
+            gap = measure_gap(annotated.old_logprobs[sample.loss_mask], compute_alone(plain, sample))
+        if not gap <= TOLERANCE:
+            return f"{layout}: log-probs are off by {gap:.2g}"
+    learner.forward_backward(samples, SumOfLogprobs())
+    torch.stack([compute_alone(plain, sample).sum() for sample in samples]).sum().backward()
+    own = dict(learner.model.named_parameters())
+    squares = [(parameter.grad, own[key].grad) for key, parameter in plain.named_parameters() if key in own]
+    expected = torch.cat([grad.flatten() for grad, _ in squares if grad is not None])
+    found = torch.cat(
+        [
+            torch.zeros_like(grad).flatten() if mine is None else mine.flatten()
+            for grad, mine in squares
+            if grad is not None
+        ]
+    )
+    off = float((found - expected).norm() / expected.norm())
+    return "" if off <= TOLERANCE else f"{layout}: the gradient is off by {off:.2g} of its norm"
+
+
+def ask_engine(plain: Any) -> tuple[str, str]:
+    """Return "right", what is wrong, or "" with the refusal."""
+    banned = [*range(256, 258), *range(259, VOCAB)]
+    try:
+        engine = EmbeddedEngine(copy.deepcopy(plain), end_token_ids=[258], banned_token_ids=banned, version=0)
+        axes = 1 if position_ids_of(plain.config) is None else 4
+    except Exception as error:
+        return "", first_line(error)
+    prompts = text_probes(range(250), axes=axes, longest_prompt=14, longest_response=4).prompts
+    try:
+        with engine.active():
+            groups = [*engine.generate(list(prompts), SamplingParams(n=2, max_tokens=6, seed=1))]
+    except Exception as error:
+        return "", first_line(error)
+    worst = 0.0
+    for index, completions in groups:
+        for one in completions:
+            ids = torch.tensor([*prompts[index].token_ids, *map(int, one.token_ids)])
+            mask = torch.arange(len(ids)) >= len(prompts[index].token_ids)
+            sample = Sample(ids, mask, torch.arange(len(ids))[None], group_id=0, reward=0.0)
+            with torch.no_grad():
+                expected = compute_alone(plain, sample)
+            worst = max(worst, measure_gap(torch.as_tensor(one.logprobs), expected))
+    return ("right", "") if worst <= TOLERANCE else (f"the embedded engine is off by {worst:.2g}", "")
+
+
+# --- the page ---------------------------------------------------------------------------------------------------------
+
+HEAD = """# Which models learn
+
+A run compares four ways to compute log-probs with the model's own eager attention when it starts, and takes the
+fastest that is right: prompts shared by a packed row, a packed row, a padded batch, one sample at a time. `r1 check
+MODEL` prints the answers for your model. This page has them for every architecture of transformers {version}, each
+from a tiny random model in float32 on a processor: log-probs within 1e-5 of the model's own, gradients within 1e-5 of
+their norm, samples of the embedded engine within 1e-5. Rows are text; pictures are rendered for the architectures in
+bold. No published checkpoint was tried for this page, and nothing of it ran on a GPU. vLLM: whether vLLM {vllm} lists
+the architecture.
+
+| architecture | learns | embedded engine | vLLM | why not more |
+|---|---|---|---|---|
+"""
+REST = """
+## Not trained
+
+Text that attends in both directions, models that need a picture or another input with every row, and models for which
+no tiny configuration was found: of the last, nothing is known.
+
+| architecture | why |
+|---|---|
+"""
+PICTURES = {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5"}  # tests/test_families.py
+WAYS = {"shared": "packed, prompts shared", "packed": "packed", "padded": "padded", "single": "one by one"}
+VLLM = "0.32.0"
+
+
+def page() -> str:
+    """The page of all architectures, from the record."""
+    record = {name: Answer(**held) for name, held in json.loads(RECORD.read_text(encoding="utf-8")).items()}
+    served = set(json.loads(RECORD.with_name("architectures_vllm.json").read_text(encoding="utf-8")))
+    classes = {**MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, **MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
+    lines, rest = [], []
+    for name, answer in record.items():
+        why, shown = answer.why.replace("|", "\\|"), f"**{name}**" if name in PICTURES else name
+        if answer.layout:
+            way = WAYS[answer.layout] + (", own attention" if answer.attention == "own" else "")
+            vllm = "yes" if classes[name] in served else "no"
+            lines.append(f"| {shown} | {way} | {'yes' if answer.engine else 'no'} | {vllm} | {why} |")
+        else:
+            rest.append(f"| {name} | {why} |")
+    head = HEAD.format(version=transformers.__version__, vllm=VLLM)
+    return "\n".join([head.rstrip("\n"), *lines, *REST.rstrip("\n").split("\n"), *rest]) + "\n"
+
+
+def first_line(error: Exception) -> str:
+    line = (str(error) or " ").splitlines()[0][:160]
+    return line if type(error) is ValueError else f"{type(error).__name__}: {line}"
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    transformers.logging.set_verbosity_error()
+    logging.disable(logging.WARNING)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+    logging.disable(logging.NOTSET)
+
+
+def main(words: list[str]) -> None:
+    torch.set_num_threads(1)
+    found = {}
+    with quiet():
+        for name in [word for word in words if word != "--write"] or NAMES:
+            start = time.process_time()
+            found[name] = ask(name)
+            print(f"{name} {time.process_time() - start:.1f} s {asdict(found[name])}", flush=True)
+    if "--write" in words:
+        lines = [f"  {json.dumps(name)}: {json.dumps(asdict(answer))}" for name, answer in found.items()]
+        RECORD.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])
