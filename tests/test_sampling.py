@@ -1,5 +1,6 @@
 """`r1 sample`: answers once, whatever was killed, torn, sharded or changed meanwhile."""
 
+import io
 import json
 import os
 import shutil
@@ -10,6 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from endtoend import QUICKSTART, R1, ROOT, SMALL, read_log
+from episode_runs import write_environment
+from PIL import Image
 
 MODEL = "examples/quickstart/model"
 ROWS = 24
@@ -193,3 +196,61 @@ def test_an_online_curriculum_resumes_and_replays_to_the_bit(r1: R1, tmp_path: P
     seen = [record["curriculum/rows_seen"] for record in log if "curriculum/rows_seen" in record]
     assert seen == sorted(seen)
     assert len(seen) == 4
+
+
+TOOL = """
+def count(shape: str) -> int:
+    \"\"\"Count the shapes of a kind.\"\"\"
+    return 1
+"""
+
+
+def sample_episodes(r1: R1, folder: Path, *words: str) -> list[dict[str, Any]]:
+    """Return the rows for `r1 sft` of two prompts, and fine-tune a step on them."""
+    settings = ["data.max_prompt_length=1024", "data.max_response_length=60", "worker.rollout.multi_turn.enable=true"]
+    few = ["data.filter_overlong_prompts_workers=1", "data.train_files=examples/quickstart/train.parquet[:2]"]
+    samples, rows, run = folder / "samples", folder / "rows.parquet", folder / "run"
+    r1("sample", MODEL, QUICKSTART, *few, *settings, *words, "--n", "4", "--output", samples)
+    r1("rows", samples, "--as", "sft", "--keep", "all", "--keep-cut", "--min-score", "0", "--output", rows)
+    learner = [f"worker.actor.model.model_path={MODEL}", "worker.actor.global_batch_size=4", "trainer.max_steps=1"]
+    sizes = ["trainer.logger=[file]", "trainer.n_gpus_per_node=1", "data.max_length=2048", *few[:1]]
+    template = [word for word in words if word.startswith("data.override")]
+    r1("sft", f"data.train_files={rows}", *learner, *sizes, *template, f"trainer.save_checkpoint_path={run}")
+    assert read_log(run)[0]["sft/tokens"] > 0
+    found: list[dict[str, Any]] = pq.read_table(rows).to_pylist()
+    return found
+
+
+@pytest.mark.slow
+def test_episodes_become_rows_with_the_pictures_of_their_turns(r1: R1, tmp_path: Path) -> None:
+    environment = f"worker.rollout.multi_turn.environment={write_environment(tmp_path)}:Album"
+    rows = sample_episodes(r1, tmp_path, environment, "worker.rollout.multi_turn.max_turn_tokens=8")
+    for row in rows:
+        markers = sum(message["content"].count("<image>") for message in row["messages"])
+        assert markers == len(row["images"]) == 2
+        shown = Image.open(io.BytesIO(row["images"][1]["bytes"]))
+        heard = row["messages"][1]["content"]
+        assert shown.convert("RGB").getpixel((9, 9)) == (9, 99, len(heard))  # what this very answer was shown
+    ended = r1("rows", tmp_path / "samples", "--as", "pairs", "--few", "--output", tmp_path / "pairs.parquet", ok=False)
+    assert "episodes whose turns show pictures cannot be compared as pairs" in ended.stderr
+
+
+@pytest.mark.slow
+def test_rows_of_episodes_have_the_tools_of_their_prompts(r1: R1, tmp_path: Path) -> None:
+    (tmp_path / "tools.py").write_text(TOOL)
+    tools = f"worker.rollout.multi_turn.tools=[{tmp_path}/tools.py]"
+    for row in sample_episodes(r1, tmp_path, tools):  # the template has no place for schemas, so the prompt has them
+        assert "Count the shapes of a kind." in row["messages"][0]["content"]
+        assert "tools" not in row
+
+
+@pytest.mark.slow
+def test_a_format_prompt_is_applied_once_over_sampling_and_fine_tuning(r1: R1, tmp_path: Path) -> None:
+    (tmp_path / "format.jinja").write_text("{{ content }} Think.")
+    asked, rows = f"data.format_prompt={tmp_path / 'format.jinja'}", tmp_path / "rows.parquet"
+    r1(*WORDS, asked, "--limit", "8", "--output", tmp_path / "samples")
+    r1("rows", tmp_path / "samples", "--as", "sft", "--keep", "all", "--min-score", "0", "--output", rows)
+    model = ["sft.turns=all", "data.max_length=512", f"worker.actor.model.model_path={MODEL}"]
+    told = r1("data", "show", f"data.train_files={rows}", asked, *model, "--row", "1").output
+    assert "Think." in told
+    assert "Think. Think." not in told

@@ -1,16 +1,23 @@
 """Choosing rows of training among sampled answers, on groups of every kind."""
 
+import json
 import math
 import re
 from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from r1_cli.build.rows import OpenSource
+from r1_cli.jobs.rows import to_row
 from r1_cli.runs.rows.choose import (
     Choice,
     ChoiceError,
+    Chosen,
     SampledAnswer,
     SampledGroup,
     choose,
@@ -19,7 +26,10 @@ from r1_cli.runs.rows.choose import (
     parse_band,
     statistics,
 )
+from r1_cli.runs.rows.parts import SampleFolder
 from r1_cli.runs.rows.recorded import to_group
+from r1_data.turns.tool_prompt import ToolPrompt
+from r1_data.types import Example
 
 
 def group(*scores: float, name: str = "a:1", texts: str = "", cut: str = "", failed: str = "") -> SampledGroup:
@@ -161,14 +171,14 @@ def recorded(**changed: object) -> dict[str, object]:
     row = {
         "group": 0, "sample": 0, "prompt_id": "a:1", "source": "s", "answer": "x", "tokens": 10**6, "score": 1.0,
         "parts": [("accuracy", 0.0)], "failure": None, "finish_reason": "stop", "turns": None, "stop_reason": None,
-        "key": "k",
+        "media": ["prompt.png"], "key": "k",
     }  # fmt: skip
     return {**row, **changed}
 
 
 def test_recorded_answers_are_right_by_their_accuracy_or_by_a_score() -> None:
     def answer(least: float | None = None, **changed: object) -> SampledAnswer:
-        return to_group([recorded(**changed)], least).answers[0]
+        return to_group([recorded(**changed)], Path("media"), least).answers[0]
 
     assert answer().tokens == 10**6
     assert not answer().right
@@ -181,3 +191,38 @@ def test_recorded_answers_are_right_by_their_accuracy_or_by_a_score() -> None:
     assert answer(failure="timeout: 30 s").failed
     assert answer(finish_reason="length").cut
     assert answer(answer=None).text == ""
+
+
+def test_an_episode_has_the_turns_that_the_policy_wrote_or_read_and_their_pictures() -> None:
+    def turn(role: str, tokens: int, *messages: dict[str, object]) -> dict[str, object]:
+        return {"role": role, "begin": 5, "end": 5 + tokens, "messages": json.dumps(messages)}
+
+    picture = {"role": "tool", "content": [{"type": "image"}, {"type": "text", "text": "again"}]}
+    turns = [
+        turn("assistant", 3, {"role": "assistant", "content": "look"}),
+        turn("environment", 4, picture),
+        turn("assistant", 0, {"role": "assistant", "content": ""}),
+        turn("environment", 0, picture),  # the episode had ended
+    ]
+    media = ["prompt.png", "seen.png"]
+    answer = to_group([recorded(turns=turns, media=media)], Path("media")).answers[0]
+    assert [message["role"] for message in answer.messages] == ["assistant", "tool", "assistant"]
+    assert answer.pictures == (Path("media/seen.png"),)
+    assert to_group([recorded(media=media)], Path("media")).answers[0].pictures == ()
+
+
+def test_a_row_has_the_tools_that_its_prompt_showed_as_json(tmp_path: Path) -> None:
+    tool = {"type": "function", "function": {"name": "count", "parameters": {"type": "object"}}}
+    folder = SampleFolder(tmp_path)
+    assert folder.tools() == {}
+    folder.write_tools({"s": ToolPrompt((tool,), "hermes", by_template=True, reads_system=True)})
+    asked = Example("a:1", [{"role": "user", "content": "?"}], (), "1", source="s")
+    answer = SampledAnswer(0, "one", 1, 1.0, True)
+    chosen = Chosen(SampledGroup("a:1", "s", "k", (answer,)), answer)
+    plain, formatted = (cast(OpenSource, SimpleNamespace(source=SimpleNamespace(format_prompt=f))) for f in (None, "f"))
+    row = to_row(chosen, Choice(), folder.tools()["s"](asked), {}, plain)
+    assert json.loads(str(row["tools"])) == [tool]
+    assert "prompt_is_formatted" not in row
+    row = to_row(chosen, Choice(), asked, {}, formatted)
+    assert "tools" not in row
+    assert row["prompt_is_formatted"] is True

@@ -212,3 +212,11 @@ def test_video_parts_of_messages_are_read_where_they_stand():
     ]
     example = to_example("t:1", {"prompt": [{"role": "user", "content": parts}], "answer": "1"}, Columns())
     assert example.media == (Video(Path("/v.mp4")), Video((b"f",), 2.0))
+
+
+def test_a_prompt_that_says_it_is_formatted_is_not_formatted_again() -> None:
+    template = compile_format_prompt("{{ content }}!")
+    for marked, shown in ((True, "?"), (False, "?!"), (None, "?!"), ("yes", "?!")):
+        row = {"prompt": "?", "answer": "2", "prompt_is_formatted": marked}
+        (message,) = to_example(ROW, row, Columns(), format_prompt=template).messages
+        assert message["content"] == shown

@@ -57,6 +57,9 @@ class RowReader:
         return None if self.format_prompt is None else compile_once(self.format_prompt, self.format_prompt_name)
 
 
+FORMATTED = "prompt_is_formatted"  # column: true if the prompt has a format prompt already; `r1 rows` writes it
+
+
 def compile_format_prompt(text: str, name: str = "format prompt") -> "Template":
     """Compile a Jinja format prompt in a sandbox; it gets `content` (the prompt) and every column of the row.
 
@@ -173,6 +176,9 @@ def parse_messages(text: str) -> object:
 
 
 def apply_format(messages: list[Message], template: "Template", row: Mapping[str, object]) -> None:
+    """Render the last user message with the template, unless the row says that it is rendered."""
+    if row.get(FORMATTED) is True:
+        return
     question = next((message for message in reversed(messages) if message["role"] == "user"), None)
     if question is None:
         raise DataError("the format prompt has no user message to apply to")

@@ -23,7 +23,8 @@ from r1_cli.config.sources import (
     validation_sources,
 )
 
-Command = Literal["train", "sft", "eval", "data", "sample"]
+Command = Literal["train", "sft", "eval", "data", "sample", "rows"]
+READ_ONLY = ("data", "rows")  # commands that neither sample nor score
 
 
 def find_problems(config: RunConfig, provenance: Provenance, command: Command) -> list[Problem]:
@@ -34,7 +35,7 @@ def find_problems(config: RunConfig, provenance: Provenance, command: Command) -
         found += _training_problems(config, provenance)
     if command == "sft":
         found += fine_tuning_problems(config)
-    secrets = _secrets(config) if command != "data" else []
+    secrets = _secrets(config) if command not in READ_ONLY else []
     return [_problem(config, provenance, key, message) for key, message in found] + [*secrets]
 
 
@@ -43,7 +44,7 @@ def _input_problems(config: RunConfig, command: Command, max_length: int | None)
     yield from row_problems(data, command)
     if not model.model_path:
         yield "worker.actor.model.model_path", "is missing: name a Hugging Face folder or hub model"
-    scores = command != "data" and (command != "sft" or config.sft.val_generations)
+    scores = command not in READ_ONLY and (command != "sft" or config.sft.val_generations)
     judged = rollout.multi_turn.has_environment or not config.learns_task  # without a reward function
     if scores and not reward.reward_function and not judged:
         yield from source_reward_problems(data, command)
@@ -59,7 +60,7 @@ def _input_problems(config: RunConfig, command: Command, max_length: int | None)
     )
     yield from found
     yield from source_actor_problems(data, rollout.multi_turn)
-    yield from rollout.server_problems(need_token=command != "data")
+    yield from rollout.server_problems(need_token=command not in READ_ONLY)
     yield from data.pixel_problems()
     yield from data.file_problems()
     yield from data.curriculum.problems()

@@ -192,7 +192,7 @@ def rows_of(data: DataConfig, command: str) -> list[Source]:
     train, validation = training_sources(data), validation_sources(data)
     if command == "eval":
         return validation
-    return train if command in ("train", "sft", "sample") else train + validation
+    return train if command in ("train", "sft", "sample", "rows") else train + validation
 
 
 def source_reward_problems(data: DataConfig, command: str) -> Iterator[KeyProblem]:

@@ -1,13 +1,14 @@
 """`r1 rows`: write rows of training that are chosen from sampled answers."""
 
 import io
+import json
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 
@@ -31,7 +32,9 @@ from r1_cli.runs.rows.recorded import read_groups
 from r1_cli.runs.track.console import configure_logging
 from r1_cli.train.groups.group import is_correct
 from r1_data.formats import detect_columns
+from r1_data.messages import FORMATTED
 from r1_data.references import is_pil
+from r1_data.turns.tool_prompt import ToolPrompt
 from r1_data.types import DataError, Example, MediaReference, Row, Video, is_json, json_columns
 from r1_rewards.load import load
 from r1_rewards.types import OpenVerifier, RewardInput, Score
@@ -59,6 +62,7 @@ class SampledRows:
 
     opened: Sequence[OpenSource]
     identity: str  # digest of what they were sampled with
+    tools: Mapping[str, ToolPrompt]  # what showed tools in the prompts of each source of episodes
 
     def __call__(self, wanted: Mapping[str, Item]) -> Iterator[tuple[Item, Example, Row, OpenSource]]:
         """Yield the items of the rows that have not changed, by the key of their group, with the rows."""
@@ -70,7 +74,8 @@ class SampledRows:
                 except DataError:
                     continue
                 if (item := wanted.get(key_of(example, self.identity))) is not None:
-                    yield item, example, row, one
+                    show = self.tools.get(example.source)
+                    yield item, show(example) if show else example, row, one
 
 
 def write_chosen(folders: Sequence[Path], choice: Choice, options: RowsOptions) -> None:
@@ -84,10 +89,9 @@ def write_chosen(folders: Sequence[Path], choice: Choice, options: RowsOptions) 
     console = Console()
     configure_logging(console)
     groups = read_groups(folders, options.least)
-    # A saved configuration names every key; the length of conversations is not read here.
-    config, _ = load_config([f"config={folders[0] / CONFIG_FILE}", "data.max_length=2"], command="data")
-    identity = digest_identity(SampleFolder(folders[0]).identity())
-    rows = SampledRows(open_sources(training_sources(config.data)), identity)
+    config, _ = load_config([f"config={folders[0] / CONFIG_FILE}"], command="rows")
+    folder = SampleFolder(folders[0])
+    rows = SampledRows(open_sources(training_sources(config.data)), digest_identity(folder.identity()), folder.tools())
     if options.reward is not None:
         with load(options.reward, dict(options.reward_kwargs), failure_policy="drop") as verifier:
             groups = rescore(groups, rows, verifier, options.least)
@@ -180,10 +184,17 @@ def to_row(one: Chosen, choice: Choice, example: Example, row: Row, source: Open
     if choice.kind == "rates":
         return {**row, **statistics(one.group)}
     prompt, media = as_text(example.messages), media_columns(example, row, source)
-    about = {"prompt_id": one.group.prompt_id, "source": one.group.source, "pass_rate": one.group.pass_rate}
+    about: Row = {"prompt_id": one.group.prompt_id, "source": one.group.source, "pass_rate": one.group.pass_rate}
+    about |= {"tools": json.dumps(example.tools)} if example.tools else {}
+    about |= {FORMATTED: True} if source.source.format_prompt else {}
     if one.chosen is None:
         raise ValueError("a row of sft or pairs needs an answer")
-    answer = as_text(one.chosen.messages)
+    answer, pictures = as_text(one.chosen.messages), [*one.chosen.pictures]
+    if one.rejected is not None and (pictures or one.rejected.pictures):
+        raise ChoiceError("episodes whose turns show pictures cannot be compared as pairs: write them --as sft")
+    if pictures:
+        shown = [{"bytes": read_picture(path), "path": None} for path in pictures]
+        media["images"] = media.get("images", []) + shown
     if one.rejected is None:
         return {"messages": [*prompt, *answer], **media, "score": one.chosen.score, **about}
     scores = {"score_chosen": one.chosen.score, "score_rejected": one.rejected.score}
@@ -200,15 +211,23 @@ def _text(content: object) -> str:
     return "".join(MARKERS.get(str(part.get("type")), str(part.get("text", ""))) for part in parts)
 
 
-def media_columns(example: Example, row: Row, source: OpenSource) -> Row:
+def media_columns(example: Example, row: Row, source: OpenSource) -> dict[str, Any]:
     """Return the columns of a row's media: pictures as bytes or path, videos as the row has them."""
     if not example.media:
         return {}
     columns = detect_columns(row, source.reader.columns, explicit=True)
-    found: Row = {"images": [_picture(one) for one in example.media if not isinstance(one, Video)]}
+    found: dict[str, Any] = {"images": [_picture(one) for one in example.media if not isinstance(one, Video)]}
     if any(isinstance(one, Video) for one in example.media):
         found["videos"] = row.get(columns.videos)
     return found
+
+
+def read_picture(path: Path) -> bytes:
+    """Raises ChoiceError if the folder of the samples has lost it."""
+    try:
+        return path.read_bytes()
+    except FileNotFoundError as error:
+        raise ChoiceError(f"{path} is missing, a picture that a turn of an episode showed") from error
 
 
 def _picture(reference: MediaReference) -> JsonObject:

@@ -89,6 +89,8 @@ def sample_rows(config: RunConfig, options: SampleOptions) -> Counts:
         with exclusive(folder.path):
             folder.require_same(identity)
             write_json(folder.path / CONFIG_FILE, printable(config))
+            if opened.player is not None:
+                folder.write_tools({one.name: opened.player.tool_prompt(one.name) for one in opened.data.sources})
         kept = [[part.job(index).row for index in range(len(part))] for part in opened.data.prompts.parts]
         blocks = [b for b in split_blocks(kept, size, options.limit) if options.shard.has(b.number)]
         missing = find_missing(folder, opened, blocks, digest_identity(identity), counts)

@@ -137,6 +137,6 @@ def write_parquet(rows: Iterator[dict[str, Any]], path: Path) -> None:
     schema = pa.unify_schemas([table.schema for table in tables], promote_options="permissive")
     with pq.ParquetWriter(path, schema, compression="zstd") as writer:
         for table in tables:
-            writer.write_table(
-                pa.concat_tables([table, schema.empty_table()], promote_options="permissive").cast(schema)
-            )
+            # Not `cast`, which makes invalid arrays of lists of structs with a field of nulls (pyarrow 25).
+            same = table.schema.equals(schema)
+            writer.write_table(table if same else pa.Table.from_pylist(table.to_pylist(), schema=schema))

@@ -30,6 +30,12 @@ def read_turns(row: Row) -> list[JsonObject] | None:
     ]
 
 
+def seen_messages(row: Row) -> tuple[list[JsonObject], list[str]]:
+    """Return the messages of an episode that the policy wrote or read, and the files of their pictures, in order."""
+    turns = [turn for turn in row.get("turns") or () if turn["role"] == "assistant" or _was_read(turn)]
+    return [message for turn in turns for message in json.loads(turn["messages"])], _split_media(row)[1]
+
+
 def prompt_media(row: Row) -> list[str]:
     """Return the files of the pictures that stand in the prompt."""
     return _split_media(row)[0]

@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
@@ -32,6 +33,7 @@ class SampledAnswer:
     cut: bool = False  # by the limit of tokens
     failed: bool = False  # it could not be scored
     turns: tuple[JsonObject, ...] = ()  # messages of an episode; none for a single answer
+    pictures: tuple[Path, ...] = ()  # of the turns, in order
 
     @property
     def messages(self) -> list[JsonObject]:

@@ -9,7 +9,7 @@ import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pyarrow as pa
@@ -24,11 +24,12 @@ from r1_cli.runs.history import JsonObject
 from r1_cli.runs.reader import SAMPLES, sample_file
 from r1_cli.runs.schema import SCHEMA, write_table
 from r1_data.references import is_pil
+from r1_data.turns.tool_prompt import ToolPrompt
 from r1_data.types import Example, MediaReference, Video
 
 log = logging.getLogger("r1")
 
-IDENTITY_FILE, ASIDE = "sampling.json", "aside"
+IDENTITY_FILE, TOOLS_FILE, ASIDE = "sampling.json", "tools.json", "aside"
 OF_A_SOURCE = 10**6  # block numbers
 KEY = pa.field("key", pa.string())  # column: digest of a group's row, and of what it was sampled with
 PART = SCHEMA.append(KEY)
@@ -144,6 +145,16 @@ class SampleFolder:
     def identity(self) -> JsonObject:
         found: JsonObject = json.loads((self.path / IDENTITY_FILE).read_text(encoding="utf-8"))
         return found
+
+    def write_tools(self, tools: Mapping[str, ToolPrompt]) -> None:
+        """Write what showed tools in the prompts of each source."""
+        write_json(self.path / TOOLS_FILE, {source: asdict(prompt) for source, prompt in tools.items()})
+
+    def tools(self) -> dict[str, ToolPrompt]:
+        """Return what showed tools in the prompts of each source; {} for single answers."""
+        file = self.path / TOOLS_FILE
+        found: JsonObject = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        return {source: ToolPrompt(**{**one, "tools": tuple(one["tools"])}) for source, one in found.items()}
 
     def file(self, block: int) -> Path:
         return self.path / SAMPLES / sample_file(block, "sample")

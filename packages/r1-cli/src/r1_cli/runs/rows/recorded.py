@@ -1,6 +1,5 @@
 """Read the groups of folders of `r1 sample`."""
 
-import json
 import math
 from collections.abc import Iterator, Sequence
 from itertools import groupby
@@ -11,13 +10,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from r1_cli.config import ConfigError, Problem
+from r1_cli.runs.conversation import seen_messages
 from r1_cli.runs.history import JsonObject
-from r1_cli.runs.reader import FORKED, RunReader
+from r1_cli.runs.reader import FORKED, MEDIA, RunReader
 from r1_cli.runs.rows.choose import SampledAnswer, SampledGroup
 from r1_cli.runs.rows.parts import IDENTITY_FILE, SampleFolder
 
 COLUMNS = ("group", "sample", "prompt_id", "source", "answer", "tokens", "score", "parts", "failure", "finish_reason",
-           "turns", "stop_reason", "key")  # fmt: skip
+           "turns", "stop_reason", "media", "key")  # fmt: skip
 
 
 def read_groups(folders: Sequence[Path], least: float | None = None) -> list[SampledGroup]:
@@ -55,19 +55,19 @@ def _groups(folder: Path, least: float | None) -> Iterator[SampledGroup]:
         lengths = pc.fill_null(pc.list_value_length(table["tokens"]), 0)
         rows = table.set_column(COLUMNS.index("tokens"), "tokens", lengths).to_pylist()
         for _, of_group in groupby(rows, key=lambda row: row["group"]):
-            yield to_group([row for row in of_group if row["stop_reason"] != FORKED], least)
+            yield to_group([row for row in of_group if row["stop_reason"] != FORKED], folder / MEDIA, least)
 
 
-def to_group(rows: Sequence[JsonObject], least: float | None = None) -> SampledGroup:
+def to_group(rows: Sequence[JsonObject], media: Path, least: float | None = None) -> SampledGroup:
     first = rows[0]
-    answers = tuple(to_answer(row, least) for row in rows)
+    answers = tuple(to_answer(row, media, least) for row in rows)
     return SampledGroup(first["prompt_id"], first["source"], first["key"], answers)
 
 
-def to_answer(row: JsonObject, least: float | None) -> SampledAnswer:
+def to_answer(row: JsonObject, media: Path, least: float | None) -> SampledAnswer:
     score: float = math.nan if row["score"] is None else row["score"]
     judged: float = dict(row["parts"] or ()).get("accuracy", score)
-    messages = [message for turn in row["turns"] or () for message in json.loads(turn["messages"])]
+    messages, pictures = seen_messages(row)
     return SampledAnswer(
         sample=row["sample"],
         text=row["answer"] or "",
@@ -77,4 +77,5 @@ def to_answer(row: JsonObject, least: float | None) -> SampledAnswer:
         cut=row["finish_reason"] == "length",
         failed=row["failure"] is not None or math.isnan(score),
         turns=tuple(messages),
+        pictures=tuple(media / name for name in pictures),
     )

@@ -74,6 +74,9 @@ class AgentPlayer:
         """What shows tools in the prompts of rows: an agent's requests have them."""
         return self.renderer.tool_prompt
 
+    def tool_prompt(self, source: str) -> ToolPrompt:
+        return self.renderer.tool_prompt
+
     def generate(
         self, engine: Engine, prompts: Sequence[Prompt], params: SamplingParams
     ) -> Generator[Finished, None, None]:

@@ -17,7 +17,7 @@ from r1_cli.train.episodes.recorded_environments import (
 )
 from r1_cli.train.groups.trajectory import Call, StopReason, Trajectory
 from r1_data.turns.continuation import Continuation
-from r1_data.turns.tool_prompt import SourceToolPrompts
+from r1_data.turns.tool_prompt import SourceToolPrompts, ToolPrompt
 from r1_data.turns.turn_renderer import TurnRenderer
 from r1_data.types import DataError, MediaError, Message, Prompt, json_columns
 from r1_rewards.environments.session import digest
@@ -55,6 +55,9 @@ class EpisodePlayer:
     sources: Mapping[str, str] = field(default_factory=dict)  # the kind of a source; "" for others
     renderers: Mapping[str, TurnRenderer] = field(default_factory=dict)  # of other kinds than ""
     needs_score: set[str] = field(default_factory=set)  # sources without a reward function; empty after the first call
+
+    def tool_prompt(self, source: str) -> ToolPrompt:
+        return self.renderers.get(self.sources.get(source, ""), self.renderer).tool_prompt
 
     @property
     def prepare(self) -> SourceToolPrompts:
