@@ -26,7 +26,7 @@ ALIKE = [
     "trainer.record_gb=0",
 ]
 BANDS = {"all rows": None, "0.1 to 0.9": "[0.1,0.9]", "0.25 to 0.75": "[0.25,0.75]"}
-ACCURACY, LENGTH = "val/accuracy_reward", "response_length/mean"
+ACCURACY = "val/accuracy_reward"
 LAST = 3  # validations whose mean is a run's accuracy at its end
 SHARE = 0.95  # of that accuracy, which is to be reached
 

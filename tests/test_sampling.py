@@ -3,7 +3,12 @@
 import io
 import json
 import os
+import random
 import shutil
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from endtoend import QUICKSTART, R1, ROOT, SMALL, read_log
 from episode_runs import write_environment
+from patience import eventually
 from PIL import Image
 
 MODEL = "examples/quickstart/model"
@@ -254,3 +260,24 @@ def test_a_format_prompt_is_applied_once_over_sampling_and_fine_tuning(r1: R1, t
     told = r1("data", "show", f"data.train_files={rows}", asked, *model, "--row", "1").output
     assert "Think." in told
     assert "Think. Think." not in told
+
+
+@pytest.mark.slow
+def test_files_are_those_of_a_whole_run_however_often_it_is_killed(whole: Path, tmp_path: Path) -> None:
+    folder, draw = tmp_path / "samples", random.Random()
+    command = [sys.executable, "-m", "r1_cli.main", *WORDS, "--output", str(folder)]
+    for written in (0, 1, 1, 2, 2):  # files, of three
+        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        assert eventually(lambda: folder.exists() and len([*folder.glob("samples/*.parquet")]) >= written)  # noqa: B023
+        time.sleep(draw.uniform(0, 0.5))
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == 0
+    assert parts(folder) == parts(whole)
+
+
+@pytest.mark.slow
+def test_more_shards_than_blocks_write_the_files_of_a_single_process(whole: Path, r1: R1, tmp_path: Path) -> None:
+    for number in range(8, 0, -1):
+        r1(*WORDS, "--output", tmp_path, "--shard", f"{number}/8")
+    assert parts(tmp_path) == parts(whole)
