@@ -9,6 +9,7 @@ import torch
 from cli_references import prompt_of
 from loopback import answering
 
+from r1_cli.build.endpoint import open_endpoint
 from r1_cli.build.rewards.served_model import ServedReading
 from r1_rewards.services.endpoint import Patience
 from r1_rewards.types import RewardSpecError
@@ -96,8 +97,15 @@ def test_a_token_never_crosses_a_network_in_the_clear_and_servers_know_one_tempe
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("MY_TOKEN", "secret")
-    with pytest.raises(RewardSpecError, match="in the clear"):
+    with pytest.raises(RewardSpecError, match="unencrypted"):
         ServedReading("http://10.0.0.7:8000", token_env="MY_TOKEN")
     ServedReading("https://models.example/v1", token_env="MY_TOKEN")
     with pytest.raises(ValueError, match="temperature 1"):
         ServedReading("http://localhost:1").read_logprobs([], [], [], 0.6)
+
+
+def test_r1_sample_sends_no_key_over_the_network_unencrypted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OWN_KEY", "secret")
+    with pytest.raises(RewardSpecError, match=r"http://10\.0\.0\.7.*OWN_KEY.*unencrypted"):
+        open_endpoint("http://127.0.0.1:8000/v1,http://10.0.0.7:8000/v1", "OWN_KEY", 1, 1.0)
+    open_endpoint("http://127.0.0.1:8000/v1,https://10.0.0.7/v1", "OWN_KEY", 1, 1.0)

@@ -5,7 +5,6 @@ import base64
 import hashlib
 import io
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from r1_data.types import JsonObject, Prompt
-from r1_rewards.services.endpoint import HttpEndpoint, Patience, Post, RequestFailed, Unusable
+from r1_rewards.services.endpoint import HttpEndpoint, Patience, Post, RequestFailed, Unusable, bearer_headers
 from r1_rollout.errors import EngineError
 from r1_rollout.types import Completion, SamplingParams
 from r1_rollout.weights import WeightSource
@@ -89,14 +88,13 @@ class EndpointEngine:
 
 
 def open_endpoint(address: str, key_variable: str, concurrency: int, timeout: float) -> HttpEndpoint:
-    """Return the client of one or several addresses, with commas between. Raises RewardSpecError."""
-    key = os.environ.get(key_variable)
-    return HttpEndpoint(
-        [base.strip().rstrip("/") + "/chat/completions" for base in address.split(",")],
-        Patience(timeout, 3 * timeout),
-        headers={"authorization": f"Bearer {key}"} if key else {},
-        concurrency=concurrency,
-    )
+    """Return the client of one or several addresses, with commas between.
+
+    Raises RewardSpecError: an address is invalid, or the key would be sent unencrypted.
+    """
+    urls = [base.strip().rstrip("/") + "/chat/completions" for base in address.split(",")]
+    headers = bearer_headers(urls, key_variable)
+    return HttpEndpoint(urls, Patience(timeout, 3 * timeout), headers=headers, concurrency=concurrency)
 
 
 async def ask(post: Post, body: JsonObject) -> Reply | RequestFailed:

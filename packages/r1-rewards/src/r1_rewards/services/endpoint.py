@@ -6,6 +6,7 @@ Needs `r1-rewards[http]`. Failures are `RequestFailed` with a cause.
 import asyncio
 import contextlib
 import json
+import os
 import random
 import threading
 from collections import Counter
@@ -14,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
+from urllib.parse import urlsplit
 
 from r1_rewards.types import Cause, RewardSpecError
 
@@ -21,10 +23,28 @@ if TYPE_CHECKING:
     import httpx
 
 MAX_REPLY_BYTES = 64 * 2**20
+LOOPBACK = ("localhost", "127.0.0.1", "::1")
 MAX_PAUSE = 30.0  # seconds between two tries, and that a server rests after a failure
 REFUSALS = (400, 413, 422, 500)  # statuses that can be the fault of what was sent
 
 Result = TypeVar("Result")
+
+
+def bearer_headers(urls: Sequence[str], variable: str) -> dict[str, str]:
+    """Return the header with the token in an environment variable; {} if that is not set.
+
+    Raises RewardSpecError if the token would be sent unencrypted.
+    """
+    if not (token := os.environ.get(variable)):
+        return {}
+    for url in urls:
+        parts = urlsplit(url)
+        if parts.scheme == "http" and parts.hostname not in LOOPBACK:
+            raise RewardSpecError(
+                f"{url}: the token in {variable} would be sent over the network unencrypted; write https://, or name "
+                "another variable, which is not set"
+            )
+    return {"authorization": f"Bearer {token}"}
 
 
 class Unusable(Exception):

@@ -7,17 +7,14 @@ Prompts with pictures use vLLM's `/inference/v1/generate` (`vllm serve --enable-
 import asyncio
 import logging
 import math
-import os
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
-from urllib.parse import urlsplit
 
 import torch
 from torch import Tensor
 
-from r1_rewards.services.endpoint import HttpEndpoint, Patience, Post, RequestFailed, Unusable
-from r1_rewards.types import RewardSpecError
+from r1_rewards.services.endpoint import HttpEndpoint, Patience, Post, RequestFailed, Unusable, bearer_headers
 from r1_rollout.types import PromptLike
 from r1_rollout.vllm.servers.protocol import GENERATE, read_body
 
@@ -28,7 +25,6 @@ COMPLETIONS = "/v1/completions"
 TOKENIZE = "/tokenize"
 PLAIN = {"add_special_tokens": False}
 LEAST = -9999.0  # what vLLM writes for a log-prob of minus infinity, which JSON has not
-LOOPBACK = ("localhost", "127.0.0.1", "::1")
 Query = tuple[PromptLike, "Tokens", int]
 
 log = logging.getLogger("r1")
@@ -62,15 +58,7 @@ class ServedReading:
             RewardSpecError: an address is invalid, or the token would be sent unencrypted.
         """
         self.bases = bases = [url.strip().rstrip("/").removesuffix("/v1") for url in urls.split(",")]
-        token = os.environ.get(token_env)
-        for url in bases:
-            parts = urlsplit(url)
-            if token and parts.scheme == "http" and parts.hostname not in LOOPBACK:
-                raise RewardSpecError(
-                    f"{url}: the token in {token_env} would cross the network in the clear; write https://, or name a "
-                    "variable in token_env that is not set"
-                )
-        self._headers = {"authorization": f"Bearer {token}"} if token else {}
+        self._headers = bearer_headers(bases, token_env)
         self._patience, self._concurrency = patience or Patience(), concurrency
         self._endpoints = {path: self._endpoint(bases, path) for path in (COMPLETIONS, GENERATE)}
         self._named = {"model": served_name} if served_name else {}
