@@ -7,6 +7,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from cli_pages import (
     HOSTILE,
@@ -23,6 +25,7 @@ from click.testing import CliRunner
 
 from r1_cli.main import main
 from r1_cli.runs.conversation import prompt_media, read_turns
+from r1_cli.runs.reader import RunReader
 from r1_cli.runs.view.app import build_app, names_of
 from r1_cli.runs.view.guard import LOOPBACK, allowed_hosts
 
@@ -53,6 +56,22 @@ def test_curves_come_as_they_are_appended(tmp_path: Path) -> None:
     anew = client.get(f"/api/curves?run=0&after={page['next']}").json()
     assert [row["step"] for row in anew["rows"]] == [1]
     assert anew["times"] == 1
+
+
+def test_a_teachers_log_probs_come_without_its_likely_tokens(tmp_path: Path) -> None:
+    path = RunReader(write_run(tmp_path)).sample_path(1)
+    table = pq.read_table(path, partitioning=None)
+    wide = pa.array([[[-1.0] * 32]] * len(table), pa.list_(pa.list_(pa.float32())))
+    numbers = pa.array([[-0.5, float("nan")]] * len(table), pa.list_(pa.float32()))
+    for name, values in (("teacher_top", wide), ("teacher_logprobs", numbers)):
+        if name in table.column_names:
+            table = table.drop_columns([name])
+        table = table.append_column(name, values)
+    pq.write_table(table, path)
+    rows = client_of(tmp_path).get("/api/group?run=0&step=1&group=1").json()
+    assert [row["teacher_logprobs"] for row in rows] == [[-0.5, None]] * len(rows)
+    assert rows
+    assert "teacher_top" not in rows[0]
 
 
 def test_turns_of_an_episode_come_with_their_pictures_in_order(tmp_path: Path) -> None:

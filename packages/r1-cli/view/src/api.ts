@@ -50,6 +50,7 @@ export interface Answer {
   old_logprobs: Numbers;
   entropies: Numbers;
   ref_logprobs: Numbers;
+  teacher_logprobs?: Numbers;
   advantages: Numbers;
   score: number | null;
   reward: number | null;

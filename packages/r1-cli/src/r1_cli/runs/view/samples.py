@@ -78,7 +78,8 @@ class Samples:
             self._read_on()
             if path not in self._parts:
                 return []
-        table = pq.read_table(path, partitioning=None)
+        shown = [name for name in pq.read_schema(path).names if not name.startswith("teacher_top")]  # hundreds a token
+        table = pq.read_table(path, columns=shown, partitioning=None)
         rows = table.filter(pc.equal(table["group"], group)).to_pylist()
         for row in rows:
             row["parts"] = dict(row.get("parts") or ())
