@@ -11,6 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import families
 import pytest
 import ranked_runs
 import ranks
@@ -212,13 +213,40 @@ def test_kto_reads_labelled_answers_and_dpo_refuses_them_and_a_missing_reference
     assert "sft.loss=simpo, which needs none" in refused
 
 
+def nll_of(r1: R1, folder: Path, model: Path) -> float:
+    """The loss of a model's folder on the first rows, by a run of one step that is validated before it."""
+    words = [f"data.val_files={folder / 'rows.jsonl'}[:6]", "trainer.max_steps=1", "trainer.save_freq=-1"]
+    measured = folder / f"{model.name}-measured"
+    r1(
+        "sft",
+        folder / "sft.yaml",
+        *words,
+        f"worker.actor.model.model_path={model}",
+        f"trainer.save_checkpoint_path={measured}",
+    )
+    return float(read_log(measured)[0]["val/nll"])
+
+
+@pytest.mark.slow
+def test_an_adapter_on_a_base_of_four_bits_is_merged_as_it_was_trained(r1: R1, tmp_path: Path) -> None:
+    pytest.importorskip("bitsandbytes")
+    words = ["worker.actor.model.lora.rank=8", "worker.actor.model.quantization=nf4", "worker.actor.optim.lr=2e-3"]
+    r1("sft", write_settings(tmp_path), *words, f"data.val_files={tmp_path / 'rows.jsonl'}[:6]")
+    first, *_, last = read_log(tmp_path / "run")
+    assert last["val/nll"] < first["val/nll"] - 0.1
+    r1("merge", tmp_path / "run/global_step_6", "--output", tmp_path / "merged")
+    assert nll_of(r1, tmp_path, tmp_path / "merged") == pytest.approx(last["val/nll"], rel=1e-3)
+
+
 @pytest.mark.slow
 def test_an_adapter_is_fine_tuned_and_merged_and_prefers_against_its_base(r1: R1, tmp_path: Path) -> None:
     lora = ["worker.actor.model.lora.rank=8", "worker.actor.optim.lr=2e-3"]
-    r1("sft", write_settings(tmp_path), *lora)
+    r1("sft", write_settings(tmp_path), *lora, f"data.val_files={tmp_path / 'rows.jsonl'}[:6]")
     steps = read_log(tmp_path / "run")
-    assert steps[-1]["sft/nll"] < 0.9 * steps[0]["sft/nll"]
+    assert steps[-1]["sft/nll"] < 0.9 * steps[1]["sft/nll"]
     r1("merge", tmp_path / "run/global_step_6", "--output", tmp_path / "merged")
+    assert nll_of(r1, tmp_path, tmp_path / "merged") == pytest.approx(steps[-1]["val/nll"], rel=1e-5)
+    assert steps[-1]["val/nll"] < steps[0]["val/nll"] - 0.1, "the adapter does nothing, so merging it shows nothing"
     pairs = tmp_path / "pairs"
     pairs.mkdir()
     r1("sft", write_pairs(pairs), *lora, "sft.loss=dpo")
@@ -257,6 +285,19 @@ def break_run(monkeypatch: pytest.MonkeyPatch, how: Callable[[Any], None]) -> No
     """Let `how` change the run between its checks and its first step."""
     train = run_loop.train
     monkeypatch.setattr(run_loop, "train", lambda run, at: (how(run), train(run, at))[1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("loss", ["nll", "dpo"])
+def test_two_ranks_that_share_each_sequence_fine_tune_as_one_process_does(r1: R1, tmp_path: Path, loss: str) -> None:
+    settings = write_pairs(tmp_path) if loss == "dpo" else write_settings(tmp_path)
+    words = [f"worker.actor.model.model_path={families.save_model('qwen3', tmp_path / 'model')}", f"sft.loss={loss}"]
+    r1("sft", settings, *words, f"trainer.save_checkpoint_path={tmp_path / 'one'}")
+    name = "preference_loss" if loss == "dpo" else "sft/nll"
+    expected = [record[name] for record in read_log(tmp_path / "one")]
+    words += ["trainer.n_gpus_per_node=2", "worker.actor.ulysses_size=2"]
+    for found in ranks.run(ranked_runs.train, tmp_path / "two", "sft", str(settings), *words):
+        assert [record[name] for record in found] == pytest.approx(expected, rel=1e-4)
 
 
 def test_a_row_whose_loss_is_not_finite_is_named_and_its_step_changes_nothing(

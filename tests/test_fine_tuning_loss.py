@@ -1,4 +1,4 @@
-"""The loss of fine-tuning is Hugging Face's own, over twelve families and all layouts."""
+"""Losses of fine-tuning and of preferences are those of Hugging Face's models, over twelve families and all layouts."""
 
 from dataclasses import replace
 from typing import Any
@@ -10,9 +10,11 @@ import transformers as hf
 from family_prompts import make_learner, make_prompts, make_samples
 from golden import prompt_cases
 from torch import Tensor
+from torch.nn.functional import logsigmoid
 
 from r1_core.losses import NLL
 from r1_core.objective import Objective
+from r1_core.preference import OBJECTIVE, PreferenceLoss, weigh
 from r1_core.types import Sample
 from r1_data.types import Prompt
 
@@ -70,3 +72,34 @@ def test_the_loss_is_that_of_hugging_face_in_every_layout(family: str) -> None:
         for (name, here), there in zip(learner.model.named_parameters(), plain.parameters(), strict=True):
             if there.grad is not None:
                 torch.testing.assert_close(here.grad, there.grad, atol=2e-6, rtol=1e-4, msg=f"{layout}: {name}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_the_gradient_of_a_preference_is_that_of_hugging_face_in_every_layout(family: str) -> None:
+    prompts = make_prompts("llama" if family == "mistral" else family, PICTURES)
+    prompts = [prompt for prompt in prompts for _ in range(2)]  # chosen and rejected
+    samples = [
+        replace(
+            sample,
+            prompt_length=len(prompt.token_ids),
+            group_id=place // 2,
+            ref_logprobs=-0.5 * sample.loss_mask.float() * (1 + place % 2),
+        )
+        for place, (prompt, sample) in enumerate(zip(prompts, make_samples(prompts), strict=True))
+    ]
+    assert any(not one.token_ids.equal(two.token_ids) for one, two in zip(samples[::2], samples[1::2], strict=True))
+    plain, lengths = build(family), torch.tensor([sample.response_length for sample in samples])
+    alone = torch.stack([loss_of_hugging_face(plain, *pair) for pair in zip(prompts, samples, strict=True)])
+    rewards = 0.1 * lengths * (-alone + 0.5 * (1 + torch.arange(len(samples)) % 2))
+    expected = -logsigmoid(rewards[::2] - rewards[1::2]).mean()
+    expected.backward()
+    for layout in ("padded", "packed", "packed, cut", "shared"):
+        learner = make_learner(build(family), rows=3 if "cut" in layout else 99, padding_free=layout != "padded")
+        learner.batching = replace(learner.batching, share_prompts=layout == "shared")
+        weighed, metrics = weigh(learner.add_logprobs(samples, ("old_logprobs",)), PreferenceLoss("dpo", 0.1))
+        assert metrics["preference_loss"] == pytest.approx(expected.item(), abs=1e-5), layout
+        learner.forward_backward(weighed, OBJECTIVE)
+        for (name, here), there in zip(learner.model.named_parameters(), plain.parameters(), strict=True):
+            if there.grad is not None:
+                torch.testing.assert_close(here.grad, there.grad, atol=2e-6, rtol=1e-3, msg=f"{layout}: {name}")
