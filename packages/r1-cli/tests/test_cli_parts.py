@@ -46,6 +46,7 @@ def test_a_shard_is_written_as_number_and_count() -> None:
     for text in ("3", "0/8", "9/8", "3/", "a/8", "-1/8"):
         with pytest.raises(ValueError, match="3/8"):
             RowShard.parse(text)
+    assert [block for block in range(20) if RowShard.parse("3/8").has(block)] == [2, 10, 18]
 
 
 def test_a_key_is_of_what_the_model_and_the_reward_see(tmp_path: Path) -> None:
