@@ -341,6 +341,13 @@ def test_likely_tokens_go_to_the_loss_and_replace_the_tasks_advantages(task_rewa
     assert found == {"distillation/without_teacher": 0.5, "distillation/divergence": 0.5}
 
 
+def test_a_teacher_that_lists_what_the_policy_does_is_told(caplog):
+    teacher = top_teacher(math=LIKELY, geo=LIKELY)
+    taught = teacher.teach(samples(), GROUPS)
+    assert teacher.metrics(taught, [{"distillation_loss": 0.0}])["distillation/divergence"] == 0
+    assert caplog.messages == [SAME]
+
+
 def test_answers_without_likely_tokens_are_counted_and_end_the_run_above_the_share():
     with pytest.raises(RewardFailure, match="no log-prob of 2 of 4 tokens"):
         top_teacher(math=[], geo=LIKELY).teach(samples(), GROUPS)

@@ -200,8 +200,12 @@ class TopTeacher:
         ]
 
     def metrics(self, samples: Samples, updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
-        found = {"distillation/without_teacher": missing_share(samples)} if samples else {}
-        return found | _divergence(updates)
+        found = _divergence(updates)
+        if samples:
+            found["distillation/without_teacher"] = missing_share(samples)
+        if found.get("distillation/divergence") == 0 and found.get("distillation/without_teacher") == 0:
+            self.teachers.tell(SAME)
+        return found
 
 
 def _divergence(updates: Sequence[Mapping[str, float]]) -> dict[str, float]:
