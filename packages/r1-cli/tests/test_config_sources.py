@@ -116,7 +116,7 @@ def test_a_weighted_epoch_is_planned_by_its_sources(tmp_path: Path) -> None:
     small, large = write(tmp_path / "small.jsonl", 10), write(tmp_path / "large.jsonl", 100)
     words = [f"data.train_files=[{small},{large}]", "data.rollout_batch_size=10", "worker.actor.global_batch_size=10"]
     words += ["trainer.n_gpus_per_node=1"]
-    assert count(config_of(*words)) == ([10, 100], None)
+    assert count(config_of(*words)) == ([10, 100], None, 0)
     assert make_plan(config_of(*words), [10, 100]).steps_per_epoch == 11
     words += ["data.train_probs=[0.5,0.5]"]
     assert make_plan(config_of(*words), [10, 100]).steps_per_epoch == 20

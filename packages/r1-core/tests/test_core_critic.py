@@ -14,6 +14,7 @@ from core_models import qwen2, text_samples
 from core_ranks import FORMS
 
 from r1_core.advantages import GAE, GRPO, ReinforcePlusPlus, assign, gae
+from r1_core.advantages.inputs import Estimator
 from r1_core.kl import reward_penalties
 from r1_core.learner.critic import ValueScorer, give_value_head
 from r1_core.learner.microbatch import collate
@@ -109,7 +110,7 @@ def test_returns_are_what_gae_gives_and_tokens_are_gone_through_once(monkeypatch
     assert torch.corrcoef(torch.stack([unwhitened[mask], whitened[mask]]))[0, 1] > 1 - 1e-6
 
 
-class _CallsOnly:
+class _CallsOnly(Estimator):
     """An estimator of which only the advantages are asked."""
 
     needs = ("values",)

@@ -268,8 +268,9 @@ def with_tokens(samples: Sequence[Sample], **flat: Tensor) -> list[Sample]:
         return list(samples)
     mask = torch.cat([sample.loss_mask for sample in samples])
     for name, values in flat.items():
-        axes = "[T, k]" if name in TOP_FIELDS else "[T]"
-        check_tensors("with_tokens", axes, (int(mask.sum()), *values.shape[1 : axes.count(",") + 1]), **{name: values})
+        top = name in TOP_FIELDS and isinstance(values, Tensor)
+        shape = (int(mask.sum()), *(values.shape[1:2] if top else ()))
+        check_tensors("with_tokens", "[T, k]" if top else "[T]", shape, **{name: values})
     lengths = [len(sample.token_ids) for sample in samples]
     columns = [to_rows(values, mask).split(lengths) for values in flat.values()]
     fields_of_samples = zip(samples, zip(*columns, strict=True), strict=True)
