@@ -39,7 +39,7 @@ def test_a_run_that_offloads_learner_and_critic_is_the_same_to_the_bit(
         return lambda *args: (order.append(name), function(*args))[1]
 
     # vLLM claims a share of a device that is free.
-    monkeypatch.setattr(learner, "build_learner", noted("learner", learner.build_learner))
+    monkeypatch.setattr(learner, "build_trained", noted("learner", learner.build_trained))
     monkeypatch.setattr(models, "open_engine", noted("engine", models.open_engine))
     staying = run("staying")
     assert order == ["engine", "learner"]

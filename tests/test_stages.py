@@ -24,17 +24,20 @@ stages:
     command: sft
     settings: {{
       data.train_files: "${{stages.chosen.rows}}", data.prompt_key: prompt, data.val_files: null, data.max_length: 128,
-      worker.actor.global_batch_size: 2, trainer.max_steps: 6, trainer.save_freq: 1, trainer.logger: [file]
+      worker.actor.global_batch_size: 2, trainer.max_steps: 6, trainer.save_freq: 1, trainer.logger: [file],
+      worker.actor.micro_batch_size_per_device_for_update: 2, worker.actor.micro_batch_size_per_device_for_experience: 4
     }}
   train:
     command: train
     settings: {{
       worker.actor.model.model_path: "${{stages.cold.model}}", trainer.max_steps: 3, trainer.save_freq: 1,
-      trainer.val_freq: -1, trainer.val_before_train: false, trainer.logger: [file]
+      trainer.val_freq: -1, trainer.val_before_train: false, trainer.logger: [file],
+      worker.actor.micro_batch_size_per_device_for_update: 2, worker.actor.micro_batch_size_per_device_for_experience: 4
     }}
   merged: {{command: merge, model: "${{stages.train.model}}"}}
   score: {{command: eval, model: "${{stages.train.model}}", settings: {{data.val_files: "examples/quickstart/val.parquet[:8]"}}}}
 """  # noqa: E501
+# With sizes of micro-batches, which else are measured anew by a run that was killed before its first checkpoint.
 
 
 @pytest.mark.parametrize("page", ["docs/stages.md", "examples/r1_stages/stages.yaml"])
