@@ -11,8 +11,7 @@ import pytest
 from cli_fakes import DrainableEngine, Engine, Prompts, collector, start
 from rich.console import Console
 
-from r1_cli.build.curriculum import read_rates
-from r1_cli.build.prompts import build_stream, build_training_stream
+from r1_cli.build.prompts import build_stream, build_training_stream, read_rates
 from r1_cli.build.rows import open_sources
 from r1_cli.config import ConfigError, Provenance, RunConfig, load_config, without_effect
 from r1_cli.config.sources import training_sources

@@ -11,7 +11,7 @@ from r1_cli.config import RunConfig
 from r1_cli.config.sources import Source
 from r1_cli.train.metrics.validate import ValidationSet
 from r1_cli.train.types import PromptStream
-from r1_data.curriculum import PassRates
+from r1_data.curriculum import PassRates, read_pass_rates
 from r1_data.dataset import Mixture, PromptDataset
 from r1_data.prefetch import PromptMemory
 from r1_data.stream import Stream, WeightedStream
@@ -117,3 +117,20 @@ def build_validation(prompts: Mixture, sources: Sequence[Source], sampling: Samp
         ValidationSet(part, replace(sampling, n=source.n or sampling.n))
         for part, source in zip(prompts.parts, sources, strict=True)
     ]
+
+
+def read_rates(config: RunConfig, opened: Sequence[OpenSource], rows: Mixture) -> PassRates | None:
+    """Return the pass rates of the kept rows; None unless the configuration has a band of them.
+
+    Raises DataError naming source and row, if one has no pass rate or a source has no row in the band.
+    """
+    band = config.data.curriculum.read
+    if band is None:
+        return None
+    found = list[list[float]]()
+    for one, part in zip(opened, rows.parts, strict=True):
+        try:
+            found.append(read_pass_rates((one.rows[part.job(index).row] for index in range(len(part))), band))
+        except DataError as error:
+            raise DataError(f"{one.source.label}: data.curriculum: {error}") from error
+    return PassRates(found, band)

@@ -6,8 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from r1_cli.build.curriculum import read_rates
-from r1_cli.build.prompts import build_prompts, build_training_stream, prefetch_first_prompts
+from r1_cli.build.prompts import build_prompts, build_training_stream, prefetch_first_prompts, read_rates
 from r1_cli.build.rendering import build_renderer, open_rendering
 from r1_cli.build.rewards.dispatch import DispatchingVerifier, open_verifier
 from r1_cli.build.rewards.ground_truths import GroundTruthReader, find_unusable_ground_truths

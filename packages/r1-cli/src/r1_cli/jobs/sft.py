@@ -9,14 +9,13 @@ from functools import cache
 from rich.console import Console
 
 from r1_cli.build.algorithm import build_objective, build_preference, build_schedule
-from r1_cli.build.curriculum import read_rates
 from r1_cli.build.demonstrations import (
     as_demonstrations,
     build_conversation_renderer,
     build_demonstrations,
     wanted_rows,
 )
-from r1_cli.build.prompts import build_stream
+from r1_cli.build.prompts import build_stream, read_rates
 from r1_cli.build.rendering import build_renderer, open_workers
 from r1_cli.build.reward_model import as_classifier
 from r1_cli.build.rows import OpenSource, open_sources

@@ -8,9 +8,15 @@ from r1_cli.plan.check.data import check_rewards, check_rows
 from r1_cli.plan.check.environment import check_gpus, check_limits, check_servers, check_versions
 from r1_cli.plan.check.episodes import check_episodes
 from r1_cli.plan.check.findings import Check, Finding, Subject, examine
-from r1_cli.plan.check.model import check_dtype, check_files, check_lengths, check_template, check_tokenizer
+from r1_cli.plan.check.model import (
+    check_dtype,
+    check_files,
+    check_lengths,
+    check_teacher,
+    check_template,
+    check_tokenizer,
+)
 from r1_cli.plan.check.step import check_step
-from r1_cli.plan.check.teacher import check_teacher
 
 PARTS: dict[str, tuple[Check, ...]] = {
     "config": (check_settings,),

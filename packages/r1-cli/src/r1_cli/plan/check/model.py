@@ -1,11 +1,14 @@
-"""Check the model's folder: files, tokenizer, chat template, special tokens."""
+"""Check the model's folder (files, tokenizer, chat template, special tokens), and the teachers'."""
 
 import json
 from collections.abc import Iterator
 from pathlib import Path
 
 from r1_cli.checkpoint.folders import find_cut
+from r1_cli.config import ConfigError
+from r1_cli.config.distillation import TEACHER
 from r1_cli.models.families import find_value
+from r1_cli.plan.announce import describe_distillation
 from r1_cli.plan.check.findings import Finding, Subject
 
 
@@ -92,6 +95,34 @@ def check_dtype(subject: Subject) -> Iterator[Finding]:
     actor = subject.config.worker.actor
     if "fp16" in (actor.fsdp.torch_dtype, actor.fsdp.mp_param_dtype):
         yield Finding("model.dtype", "warning", "fp16 overflows in training where nothing scales the loss", "take bf16")
+
+
+def check_teacher(subject: Subject) -> Iterator[Finding]:
+    teacher = subject.config.worker.teacher
+    if subject.tunes or not teacher.used:
+        return
+    from r1_cli.build.rewards.frozen_model import require_same_tokens
+    from r1_cli.build.teacher import open_servers
+    from r1_cli.build.teacher_model import open_teacher
+    from r1_cli.models.load import ModelError
+
+    yield Finding("model.teacher", "note", describe_distillation(subject.config))
+    topk = subject.config.algorithm.distillation.topk or 0
+    for key, one in teacher.every.items():
+        path = one.loaded
+        if path and not Path(path).is_dir():
+            yield Finding("model.teacher", "note", f"{key}: {path} is a name of the hub: its files were not looked at")
+            continue
+        try:
+            if one.urls:
+                open_servers(one, key, subject.model, topk)
+            elif path and path == teacher.in_learner:
+                open_teacher(teacher, subject.model)
+            elif path:
+                vision = subject.model.vision_language
+                require_same_tokens(path, key, subject.model, vision_language=vision, trust_remote_code=False)
+        except (ConfigError, ModelError) as error:
+            yield Finding("model.teacher", "error", str(error), f"correct {TEACHER}, or start its servers")
 
 
 def examine_layouts(path: str, precision: str = "fp32") -> Iterator[tuple[str, str]]:

@@ -1,0 +1,163 @@
+"""A teacher's tokenizer and servers are compared with the policy's before a run, and by `r1 check`."""
+
+import json
+import logging
+import math
+from pathlib import Path
+
+import pytest
+from cli_references import prompt_of
+from loopback import answering
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
+
+from r1_cli.build.rewards.served_model import ServedReading
+from r1_cli.build.teacher import require_same_tokens_on_servers, require_top_of_servers
+from r1_cli.build.teacher_model import (
+    PROBES,
+    find_difference,
+    require_same_tokenizer,
+)
+from r1_cli.config import load_config
+from r1_cli.models.load import ModelError
+from r1_cli.plan.check.findings import Subject
+from r1_cli.plan.check.model import check_teacher
+from r1_rewards.services.endpoint import Patience
+
+BASE = ["data.train_files=owner/rows@train", "worker.actor.model.model_path=owner/model"]
+TEACHER = "worker.teacher.model.model_path=owner/teacher"
+NONE = "algorithm.disable_kl=true"
+
+
+def config_of(*words):
+    return load_config([*BASE, *words])[0]
+
+
+# --- tokenizers ------------------------------------------------------------------------------------------------------
+
+
+def tokenizer(words=("a", "b", "c", "<end>"), *, split=".", end="<end>"):
+    inner = Tokenizer(models.WordLevel({word: place for place, word in enumerate([*words, "?"])}, unk_token="?"))
+    inner.pre_tokenizer = pre_tokenizers.Split(Regex(split), "isolated")
+    inner.decoder = decoders.Fuse()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=inner, eos_token=end, additional_special_tokens=["c", "<end>"] if "c" in words else []
+    )
+
+
+def test_equal_tokenizers_pass_and_there_are_64_probes():
+    assert len(set(PROBES)) == 64
+    require_same_tokenizer("teacher", tokenizer(), tokenizer())
+
+
+def test_of_equal_size_and_other_words_is_refused_with_the_way_out():
+    with pytest.raises(ModelError, match=r"teacher=x: 2 of the policy's 5 tokens are others.*'b', 1, is its 2.*r1 sft"):
+        require_same_tokenizer("teacher=x", tokenizer(), tokenizer(("a", "c", "b", "<end>")))
+
+
+def test_a_word_that_the_teacher_lacks_is_refused_and_one_more_is_not():
+    small, large = tokenizer(("a", "b", "<end>"), end="<end>"), tokenizer()
+    assert "'c', 2, is unknown to it" in str(find_difference(tokenizer(), small))
+    more = PreTrainedTokenizerFast(tokenizer_object=tokenizer().backend_tokenizer, eos_token="<end>")
+    more.add_tokens(["<image>"])
+    assert find_difference(large, more) is None
+    assert "<image>" in str(find_difference(more, large))
+
+
+def test_equal_words_that_are_split_otherwise_are_refused():
+    assert find_difference(tokenizer(), tokenizer(split=r"\s+")).startswith("it splits 'The quick brown")
+
+
+def test_another_end_token_is_a_warning(caplog):
+    with caplog.at_level(logging.WARNING, "r1"):
+        require_same_tokenizer("teacher", tokenizer(), tokenizer(end="c"))
+    assert "it ends answers with 'c', the policy with '<end>'" in caplog.text
+
+
+# --- servers ---------------------------------------------------------------------------------------------------------
+
+READY = Patience(timeout=5.0, deadline=5.0, tries=1)
+
+
+def tokenizes_by(other):
+    def respond(body, path, headers):
+        assert path == "/tokenize"
+        return 200, {"tokens": other.encode(json.loads(body)["prompt"], add_special_tokens=False)}
+
+    return respond
+
+
+def test_servers_are_compared_by_their_own_answers():
+    with answering(tokenizes_by(tokenizer())) as url:
+        require_same_tokens_on_servers(ServedReading(url, patience=READY), "urls", None, tokenizer())
+    with (
+        answering(tokenizes_by(tokenizer(split=r"\s+"))) as url,
+        pytest.raises(ModelError, match=r"splits 'The quick.*r1 sft"),
+    ):
+        require_same_tokens_on_servers(ServedReading(url, patience=READY), "urls", None, tokenizer())
+
+
+def lists(most):
+    def respond(body, path, headers):
+        count = json.loads(body)["prompt_logprobs"]
+        if count > most:
+            return 400, {"error": f"{count} is greater than {most}"}
+        listed = {"1": {"logprob": -0.5}, "2": {"logprob": -1.5}, "0": {"logprob": -2.5}}
+        rows = [None, *({str(token): {"logprob": -9.0}} | listed for token in json.loads(body)["prompt"][1:])]
+        return 200, {"choices": [{"prompt_logprobs": rows}]}
+
+    return respond
+
+
+def test_servers_that_do_not_list_as_many_tokens_are_named_at_the_start():
+    with answering(lists(4)) as url:
+        reading = ServedReading(url, patience=READY)
+        require_top_of_servers(reading, "urls", tokenizer(), 4)
+        with pytest.raises(ModelError, match=r"5 most likely tokens.*HTTP 400.*--max-logprobs 5"):
+            require_top_of_servers(reading, "urls", tokenizer(), 5)
+        (row,) = reading.read_top([prompt_of()], [[7, 2]], 4, 1.0)
+    nothing = [-math.inf, -1.0]
+    assert row.tolist() == [
+        [-9.0, -0.5, -1.5, -2.5, -9.0, 1, 2, 0, 7],
+        [-1.5, -0.5, -1.5, -2.5, nothing[0], 1, 2, 0, nothing[1]],
+    ]
+
+
+def test_a_server_that_does_not_tokenize_needs_a_tokenizer_path():
+    with (
+        answering(lambda body, path, headers: (404, {})) as url,
+        pytest.raises(ModelError, match=r"HTTP 404.*set tokenizer_path"),
+    ):
+        require_same_tokens_on_servers(ServedReading(url, patience=READY), "urls", None, tokenizer())
+
+
+# --- what a user sees before the run ---------------------------------------------------------------------------------
+
+
+def checked(*words):
+    model = "examples/quickstart/model"
+    config = [f"worker.actor.model.model_path={model}", "data.train_files=owner/rows@train", "worker.rollout.n=1", NONE]
+    subject = Subject(words, *load_config([*config, "data.max_response_length=99", *words]))
+    return [(one.level, one.message) for one in check_teacher(subject)]
+
+
+def test_a_check_says_what_is_learned_and_finds_a_teacher_with_other_tokens(tmp_path):
+    assert checked("worker.reward.reward_function=math", "worker.rollout.n=2") == []
+    same = "worker.teacher.model.model_path=examples/quickstart/model"
+    assert [level for level, _ in checked(same)] == ["note"]
+    for file in Path("examples/quickstart/model").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    vocabulary = json.loads((tmp_path / "tokenizer.json").read_text())
+    words = vocabulary["model"]["vocab"]
+    one, other, *_ = sorted(words, key=words.get)
+    words[one], words[other] = words[other], words[one]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(vocabulary))
+    (_, (level, message)) = checked(f"worker.teacher.model.model_path={tmp_path}")
+    assert (level, "tokens are others there" in message, "r1 sft" in message) == ("error", True, True)
+
+
+def test_a_check_asks_the_servers():
+    with answering(lambda body, path, headers: (404, {})) as url:
+        (_, (level, message)) = checked(f"worker.teacher.urls={url}")
+    assert level == "error"
+    assert "set tokenizer_path" in message
