@@ -248,3 +248,19 @@ def test_lone_surrogates_reach_the_server_as_question_marks():
 def test_a_remote_reward_that_cannot_work_is_refused(spec, kwargs, message):
     with pytest.raises(RewardSpecError, match=message):
         load(spec, kwargs)
+
+
+@pytest.mark.parametrize(
+    ("spec", "kwargs", "variable"),
+    [
+        ("remote", {"urls": "https://a/, http://10.0.0.7/"}, "R1_REWARDS_TOKEN"),
+        ("judge", {"url": "https://a/v1,http://10.0.0.7:8000/v1", "model": "m"}, "OPENAI_API_KEY"),
+    ],
+)
+def test_no_key_is_sent_over_the_network_unencrypted(spec, kwargs, variable, monkeypatch):
+    monkeypatch.delenv(variable, raising=False)
+    load(spec, kwargs).close()
+    monkeypatch.setenv(variable, "secret" * 3)
+    with pytest.raises(RewardSpecError, match=rf"http://10\.0\.0\.7.*{variable}.*unencrypted") as refused:
+        load(spec, kwargs)
+    assert "secret" not in str(refused.value)

@@ -7,7 +7,6 @@ cannot write its own verdict; it can still persuade the judge.
 import asyncio
 import hashlib
 import json
-import os
 import re
 import secrets
 import threading
@@ -15,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from r1_rewards.services.endpoint import HttpEndpoint, Patience, Post, RequestFailed, Unusable
+from r1_rewards.services.endpoint import HttpEndpoint, Patience, Post, RequestFailed, Unusable, bearer_headers
 from r1_rewards.services.protocols import printable
 from r1_rewards.types import (
     Failure,
@@ -94,16 +93,17 @@ class JudgeVerifier(OpenVerifier):
         `url` is the API's base (http://localhost:8000/v1), or several with commas between. `template` has {question},
         {ground_truth}, {response}, {nonce}, {low} and {high}; {response} and VERDICT-{nonce} are required. `request`
         has further fields of the request (by default temperature 0 and 1,024 tokens). The key is read from the
-        environment variable `api_key_env`, so that no configuration contains it.
+        environment variable `api_key_env`, so that no configuration contains it, and sent to https:// and to this
+        machine only.
         """
         _check_template(template)
         if not low < high:
             raise RewardSpecError(f"the judge's marks need low < high, got {low} and {high}")
-        key = os.environ.get(api_key_env)
+        urls = [base.strip().rstrip("/") + "/chat/completions" for base in url.split(",")]
         self._endpoint = HttpEndpoint(
-            [base.strip().rstrip("/") + "/chat/completions" for base in url.split(",")],
+            urls,
             Patience(timeout, deadline, tries, backoff),
-            headers={"authorization": f"Bearer {key}"} if key else {},
+            headers=bearer_headers(urls, api_key_env),
             concurrency=concurrency,
         )
         self._request = {"model": model, "temperature": 0.0, "max_tokens": 1024, **(request or {})}

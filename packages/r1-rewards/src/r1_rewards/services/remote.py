@@ -1,10 +1,9 @@
 """Ask a reward server over HTTP: OpenRLHF's and LMM-R1's protocol, or that of `r1-rewards serve`."""
 
 import asyncio
-import os
 from collections.abc import Sequence
 
-from r1_rewards.services.endpoint import HttpEndpoint, Patience, Post, RequestFailed
+from r1_rewards.services.endpoint import HttpEndpoint, Patience, Post, RequestFailed, bearer_headers
 from r1_rewards.services.protocols import PROTOCOLS
 from r1_rewards.types import (
     Failure,
@@ -50,18 +49,18 @@ class RemoteVerifier(OpenVerifier):
 
         `urls` are one or several, also with commas between. `protocol` is "openrlhf" or "r1" (`POST …/score` of
         `r1-rewards serve`). `concurrency` is requests at a time per server; `timeout` seconds per try, `deadline`
-        seconds per request. The environment variable `token_env` may have a bearer token.
+        seconds per request. The environment variable `token_env` may have a bearer token, which is
+        sent to https:// and to this machine only.
         """
         if protocol not in PROTOCOLS:
             raise RewardSpecError(f"no protocol {protocol!r}" + suggest(protocol, PROTOCOLS))
         if batch_size < 1:
             raise RewardSpecError(f"batch_size must be at least 1, got {batch_size}")
-        token = os.environ.get(token_env)
-        listed = urls.split(",") if isinstance(urls, str) else urls
+        listed = [url.strip() for url in (urls.split(",") if isinstance(urls, str) else urls)]
         self._endpoint = HttpEndpoint(
-            [url.strip() for url in listed],
+            listed,
             Patience(timeout, deadline, tries, backoff),
-            headers={"authorization": f"Bearer {token}"} if token else {},
+            headers=bearer_headers(listed, token_env),
             concurrency=concurrency,
         )
         self._protocol = PROTOCOLS[protocol]
