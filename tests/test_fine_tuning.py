@@ -256,16 +256,21 @@ def test_an_adapter_is_fine_tuned_and_merged_and_prefers_against_its_base(r1: R1
 
 
 @pytest.mark.slow
-def test_validation_samples_answers_with_an_engine_that_is_opened_on_first_use(r1: R1, tmp_path: Path) -> None:
+@pytest.mark.parametrize("loss", ["nll", "dpo"])
+def test_validation_samples_answers_with_an_engine_that_is_opened_on_first_use(
+    r1: R1, tmp_path: Path, loss: str
+) -> None:
     rows = "examples/quickstart"
+    settings = write_pairs(tmp_path) if loss == "dpo" else write_settings(tmp_path)
     words = [
+        f"sft.loss={loss}",
         "sft.val_generations=true",
         f'data.val_sources=[{{"files": "{rows}/val.parquet[:16]", "prompt_key": "problem", "answer_key": "answer"}}]',
         f"worker.reward.reward_function={rows}/reward.py:compute_score",
         "data.max_prompt_length=64", "data.max_response_length=20", "worker.rollout.dtype=fp32",
         "data.min_pixels=3136", "data.max_pixels=50176",
     ]  # fmt: skip
-    r1("sft", write_settings(tmp_path), *words)
+    r1("sft", settings, *words)
     found = [record for record in read_log(tmp_path / "run") if "val/reward_score" in record]
     assert [record["step"] for record in found] == [0, 3, 6]
     assert found[0]["val/accuracy_reward"] > 0

@@ -140,20 +140,30 @@ def open_data(context: TrainingContext) -> Data:
 def open_split(
     config: RunConfig, sources: list[Source], *, prompts_do: bool = False
 ) -> tuple[list[Source], list[OpenSource]]:
-    """Open sources of conversations. With `prompts_do`, a source of mere prompts is left out, as answers are sampled.
+    """Open sources of conversations. With `prompts_do`, one without what the loss reads is left to sampling.
 
     Raises DataError otherwise.
     """
     wanted = wanted_rows(config)
     if not prompts_do:
         return sources, open_sources(sources, wanted)
-    found = list[tuple[Source, OpenSource]]()
+    found = list[OpenSource]()
     for source in sources:
         try:
-            found += zip([source], open_sources([source], wanted), strict=True)
+            [one] = open_sources([source], wanted)
+            require_compared(one)
+            found.append(one)
         except DataError as error:
-            log.info("no val/nll of %s, whose prompts are answered by sampling: %s", source.name, error)
-    return [source for source, _ in found], [one for _, one in found]
+            log.info("no validation loss of %s, whose prompts are answered by sampling: %s", source.name, error)
+    return [one.source for one in found], found
+
+
+def require_compared(opened: OpenSource) -> None:
+    """Raise DataError if the loss compares answers, and no row has the column that it compares with."""
+    others = opened.source.conversation.others
+    needed = {"pairs": others.rejected, "labels": others.label}.get(opened.wanted or "")
+    if needed and all(needed not in row for _, row in opened.rows):
+        raise DataError(f"no row has the column {needed}")
 
 
 def plan_of(training: RunConfig, data: Data, stream: Stream | WeightedStream) -> FineTuningPlan:
