@@ -1,4 +1,4 @@
-"""What commands and files of SFT, DPO and KTO come to: those of TRL, veRL and LLaMA-Factory."""
+"""What commands and files of SFT, DPO, KTO and reward models come to: those of TRL, veRL and LLaMA-Factory."""
 
 import json
 from pathlib import Path
@@ -289,6 +289,16 @@ def test_preferences_of_llama_factory(folder: Path) -> None:
     assert "kto_chosen_weight=2.0" in printed
 
 
+def test_a_reward_model_of_llama_factory(folder: Path) -> None:
+    write_llama_factory(folder, stage="rm", dataset="dpo", quantization_bit=4)
+    printed, _ = run("convert", "llamafactory", "examples/x.yaml")
+    config = accept(printed)
+    assert (config.sft.loss, config.data.answer_key, config.data.columns.rejected) == ("reward", "good", "bad")
+    assert not config.worker.actor.model.lora.used
+    assert config.worker.actor.model.quantization is None
+    assert "finetuning_type=lora: every weight of a reward model is trained" in printed
+
+
 @pytest.mark.parametrize(
     ("changes", "expected", "lost"),
     [
@@ -326,9 +336,9 @@ def test_words_of_a_command_of_llama_factory_come_before_its_file_and_shares_nee
     ("changes", "message"),
     [
         ({"stage": "ppo"}, "stage=ppo: `r1 train` is the stage"),
-        ({"stage": "rm"}, "stage=rm"),
+        ({"stage": "pt"}, "stage=pt: text without questions"),
         ({"stage": "dpo", "pref_loss": "orpo"}, "pref_loss=orpo: r1 has sigmoid, ipo, simpo"),
-        ({"stage": "magic"}, "stage=magic is none of sft, dpo, kto"),
+        ({"stage": "magic"}, "stage=magic is none of sft, dpo, kto, rm"),
     ],
 )
 def test_stages_of_llama_factory_that_r1_lacks_are_refused(folder: Path, changes: dict[str, str], message: str) -> None:

@@ -17,10 +17,10 @@ from r1_cli.config.section import Tree
 
 PROGRAM = r"(.*/)?(llamafactory-cli|lmf|train(_bash)?\.py|launcher\.py)"
 LOSSES = {"sigmoid": "dpo", "ipo": "ipo", "simpo": "simpo"}
+STAGES = ("sft", "dpo", "kto", "rm")
 OTHER_STAGES = {
     "pt": "text without questions is not trained",
     "ppo": "`r1 train` is the stage of reinforcement learning: start from its examples",
-    "rm": "a reward model is trained with r1_core, not from a configuration",
 }
 
 
@@ -38,8 +38,8 @@ def convert_llamafactory(text: str, devices: int, folder: Path) -> Conversion:
     stage = made.read("stage")
     if stage in OTHER_STAGES:
         raise ValueError(f"stage={stage}: {OTHER_STAGES[stage]}")
-    if stage not in ("sft", "dpo", "kto"):
-        raise ValueError(f"stage={stage} is none of sft, dpo, kto")
+    if stage not in STAGES:
+        raise ValueError(f"stage={stage} is none of {', '.join(STAGES)}")
     set_training(made, devices, "llamafactory")
     made.rename({key: ours for key, ours in KEYS.items() if key in made.given or _has_media(made, key[:6])})
     _set_loss(made, stage)
@@ -94,6 +94,9 @@ def _set_loss(made: Conversion, stage: str) -> None:
     if stage == "sft":
         made.settings["sft.loss"] = "dft" if dynamic else "nll"
         return
+    if stage == "rm":
+        made.settings["sft.loss"] = "reward"
+        return
     made.settings["sft.beta"] = beta
     if stage == "kto":
         made.settings["sft.loss"] = "kto"
@@ -118,14 +121,16 @@ def _set_weights(made: Conversion) -> None:
     settings, kind, model = made.settings, made.read("finetuning_type"), "worker.actor.model"
     rank, alpha, target = (made.read(f"lora_{name}") for name in ("rank", "alpha", "target"))
     bits = made.read("quantization_bit")
-    if kind == "lora":
+    if kind == "lora" and settings["sft.loss"] == "reward":
+        made.lost.append("finetuning_type=lora: every weight of a reward model is trained")
+    elif kind == "lora":
         listed = target.split(",") if isinstance(target, str) else target
         modules = "all-linear" if target == "all" else [name.strip() for name in listed]
         chosen = {"rank": rank, "alpha": alpha or 2 * rank, "target_modules": modules}
         settings |= {f"{model}.lora.{name}": value for name, value in chosen.items()}
     elif kind != "full":
         made.lost.append(f"finetuning_type={kind}: set worker.actor.model.freeze, or lora")
-    if bits == 4 and kind == "lora":
+    if bits == 4 and f"{model}.lora.rank" in settings:
         settings[f"{model}.quantization"] = "nf4"
     elif bits:
         made.lost.append(f"quantization_bit={bits}: the base of an adapter is kept in 4 bits or in full")
