@@ -197,7 +197,8 @@ no tiny configuration was found: of the last, nothing is known.
 | architecture | why |
 |---|---|
 """
-PICTURES = {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5"}  # tests/test_families.py
+# tests/test_families.py; the last three: tests/test_whole_pictures.py
+PICTURES = {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "internvl", "llava", "aya_vision"}
 WAYS = {"shared": "packed, prompts shared", "packed": "packed", "padded": "padded", "single": "one by one"}
 VLLM = "0.32.0"
 

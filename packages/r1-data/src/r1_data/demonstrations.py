@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 
 from r1_data.assistant import AnswerFinder, Found
 from r1_data.dataset import BadRows, LengthLimit, Overlength, RowDataset
+from r1_data.pictures import to_pil
 from r1_data.prefetch import PromptMemory
 from r1_data.references import Video
-from r1_data.render import PER_TOKEN, Renderer, to_pil
+from r1_data.render import Renderer
 from r1_data.tokens import check_length, encode_pieces
 from r1_data.turns.encoding import SafeEncoder
 from r1_data.types import (
@@ -27,7 +28,7 @@ from r1_data.types import (
     Truncation,
     Turns,
 )
-from r1_data.vision import Pixels
+from r1_data.vision import PER_TOKEN, Pixels
 from r1_data.workers import Workers
 
 if TYPE_CHECKING:
@@ -203,18 +204,16 @@ class ConversationRenderer:
             return token_ids, mask
         vision = self.renderer.require_vision()
         try:
-            counts = iter([vision.picture_tokens(picture) for picture in pictures])
+            written = iter([vision.picture_ids(picture) for picture in pictures])
         except ValueError as error:
             raise MediaError(str(error)) from error
         media = {token_id for _, token_id in vision.tokens.values()}
         token_id = vision.tokens["picture"][1]
-        runs = [next(counts) if token == token_id else 1 for token in token_ids]
-        expanded = [token for token, run in zip(token_ids, runs, strict=True) for _ in range(run)]
+        runs = [next(written) if token == token_id else [token] for token in token_ids]
+        expanded = [token for run in runs for token in run]
         # A placeholder is never sampled, so it is never trained.
         trained = [
-            own and token not in media
-            for token, own, run in zip(token_ids, mask, runs, strict=True)
-            for _ in range(run)
+            own and token not in media for token, own, run in zip(token_ids, mask, runs, strict=True) for _ in run
         ]
         return expanded, trained
 

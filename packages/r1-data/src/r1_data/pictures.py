@@ -16,6 +16,7 @@ from r1_data.types import MediaError, PictureReference
 
 if TYPE_CHECKING:
     from PIL.Image import Image
+    from torch import Tensor
 
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 _ORIENTATION = 0x0112  # EXIF tag
@@ -79,6 +80,21 @@ def _to_rgb(image: "Image") -> "Image":
     picture = new("RGB", image.size, "white")
     picture.paste(clear, mask=clear.getchannel("A"))
     return picture
+
+
+def to_pil(pixels: "Tensor") -> "Image":
+    """Convert pixels, uint8 [3, height, width]."""
+    from PIL.Image import fromarray
+
+    return fromarray(pixels.permute(1, 2, 0).numpy())
+
+
+def from_pil(image: "Image") -> "Tensor":
+    """Convert a picture to pixels, uint8 [3, height, width]."""
+    import numpy as np
+    import torch
+
+    return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
 
 
 @contextmanager

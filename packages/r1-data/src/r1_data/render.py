@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from r1_data.media_cache import MediaCache
+from r1_data.pictures import to_pil
 from r1_data.positions import PositionIds, count_tokens, find_rule
 from r1_data.references import Video
 from r1_data.tokens import check_length, encode_all
@@ -20,16 +21,14 @@ from r1_data.types import (
     Prompt,
 )
 from r1_data.videos import FrameRules
-from r1_data.vision import Pixels, Vision, unsupported_reason
+from r1_data.vision import PER_TOKEN, Pixels, Vision, unsupported_reason
+from r1_data.whole_pictures import WholePictures, unread_reason
 
 if TYPE_CHECKING:
-    from PIL.Image import Image
     from torch import Tensor
     from transformers import PreTrainedTokenizerBase, ProcessorMixin
 
 _RULES = "2"  # increment when the same example gets another length
-# Outputs of the processor per token; a forward pass with position ids needs none of them.
-PER_TOKEN = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 
 
 class Renderer:
@@ -70,7 +69,7 @@ class Renderer:
         """
         self.tokenizer = getattr(processor, "tokenizer", processor)
         self._processor: ProcessorMixin | None = processor if hasattr(processor, "image_processor") else None
-        self._vision: Vision | None = None
+        self._vision: Vision | WholePictures | None = None
         self._refusal: str | None = "the row has pictures or videos, but the model reads text only"
         if self._processor is not None:
             self._refusal = unsupported_reason(processor)
@@ -78,6 +77,10 @@ class Renderer:
             pixels = {"min_pixels": min_pixels, "max_pixels": max_pixels}
             video_pixels = {"video_min_pixels": video_min_pixels, "video_max_pixels": video_max_pixels}
             self._vision = Vision(processor, **pixels, **video_pixels, frames=frames, cache=cache)
+        elif self._processor is not None and (why := unread_reason(processor)):
+            self._refusal += f"; {why}"
+        elif self._processor is not None:
+            self._vision, self._refusal = WholePictures(processor), None
         self._template = chat_template or processor.chat_template
         if not (self._template or self.tokenizer.chat_template):
             raise DataError("the model has no chat template; give one (data.override_chat_template)")
@@ -167,11 +170,11 @@ class Renderer:
             raise MediaError(f"{example.id}: {error}") from error
 
     @property
-    def vision(self) -> Vision | None:
+    def vision(self) -> Vision | WholePictures | None:
         """Resizes and processes media as for prompts; None if the model's media cannot be used."""
         return self._vision
 
-    def require_vision(self) -> Vision:
+    def require_vision(self) -> Vision | WholePictures:
         """Return `vision`. Raises MediaError that says why there is none."""
         if self._vision is None:
             raise MediaError(self._refusal)
@@ -300,6 +303,8 @@ class Renderer:
         if self._vision is None:
             return {}
         try:
+            if isinstance(self._vision, WholePictures):  # its call has checked that placeholders are features
+                return self._vision.process(text, pixels)
             inputs = None if pixels.videos else self._vision.process_pictures(engine_token_ids, pixels.images)
             if inputs is None:
                 inputs = self._vision.process(text, pixels)
@@ -320,21 +325,6 @@ class Renderer:
             return find_positions(token_ids, inputs).long()
         except (ValueError, RuntimeError, StopIteration) as error:
             raise DataError(f"{row}: no position ids for this prompt ({error})") from error
-
-
-def to_pil(pixels: "Tensor") -> "Image":
-    """Convert pixels, uint8 [3, height, width]."""
-    from PIL.Image import fromarray
-
-    return fromarray(pixels.permute(1, 2, 0).numpy())
-
-
-def from_pil(image: "Image") -> "Tensor":
-    """Convert a picture to pixels, uint8 [3, height, width]."""
-    import numpy as np
-    import torch
-
-    return torch.from_numpy(np.array(image.convert("RGB"))).permute(2, 0, 1)
 
 
 def _check_template_kwargs(template: object, kwargs: Mapping[str, object]) -> None:

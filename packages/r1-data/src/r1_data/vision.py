@@ -24,6 +24,8 @@ if TYPE_CHECKING:
     from transformers.video_utils import VideoMetadata
 
 
+# Outputs of the processor per token; a forward pass with position ids needs none of them.
+PER_TOKEN = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
 _OF_VIDEOS = ("get_num_of_video_patches", "min_frames", "max_frames", "temporal_patch_size", "merge_size")
 _RULES = "2"  # increment when the same content gives other pixels
 
@@ -115,6 +117,10 @@ class Vision:
         with _named(reference):
             patches = int(self._image.get_number_of_image_patches(*image_size(reference), limits))
         return patches // self._image.merge_size**2
+
+    def picture_ids(self, reference: PictureReference) -> list[int]:
+        """Return the tokens in the place of a picture's placeholder."""
+        return [self.tokens["picture"][1]] * self.picture_tokens(reference)
 
     def video_text(self, video: Video) -> str:
         """Return a video's placeholders, with any text that the family puts between them."""

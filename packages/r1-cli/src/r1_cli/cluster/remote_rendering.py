@@ -19,9 +19,10 @@ import torch
 from r1_cli.cluster.batch_transfer import put_inputs
 from r1_cli.cluster.worker_group import Put, WorkerGroup
 from r1_data.model_inputs import LazyMedia
+from r1_data.pictures import to_pil
 from r1_data.prefetch import PromptMemory
 from r1_data.references import Video
-from r1_data.render import Renderer, to_pil
+from r1_data.render import Renderer
 from r1_data.types import DataError, Example, Prompt
 from r1_data.vision import Pixels
 from r1_data.workers import Workers

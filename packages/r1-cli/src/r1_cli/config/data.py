@@ -88,7 +88,7 @@ class DataConfig(Section):
     curriculum: CurriculumConfig = CurriculumConfig()
     shuffle: bool = True  # shuffle the rows each epoch
     seed: int = 1  # of the shuffle
-    min_pixels: Count | None = 262144  # pictures and video frames are resized into this range
+    min_pixels: Count | None = 262144  # pictures and frames are resized into this range, if their processor has one
     max_pixels: Count | None = 4194304  # null: the processor's default
     filter_overlong_prompts: bool = True  # false: a prompt over max_prompt_length is an error
     filter_overlong_prompts_workers: Count = 16  # worker processes, at most one per CPU, also for rendering; 1: none

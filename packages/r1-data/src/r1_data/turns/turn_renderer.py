@@ -7,7 +7,7 @@ from itertools import groupby
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Literal
 
-from r1_data.render import PER_TOKEN, from_pil, to_pil
+from r1_data.pictures import from_pil, to_pil
 from r1_data.turns.calls import FORMATS, named_format
 from r1_data.turns.calls.hermes import write_call
 from r1_data.turns.calls.parse import parse_calls, split_calls
@@ -19,6 +19,7 @@ from r1_data.turns.info import TemplateInfo
 from r1_data.turns.observations import read_messages
 from r1_data.turns.tool_prompt import ToolPrompt
 from r1_data.types import DataError, Example, JsonObject, MediaError, Message, PictureReference, Prompt
+from r1_data.vision import PER_TOKEN
 
 if TYPE_CHECKING:
     from PIL.Image import Image

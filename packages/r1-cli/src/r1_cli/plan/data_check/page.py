@@ -10,8 +10,9 @@ from r1_cli.build.rows import OpenSource
 from r1_cli.plan.data_check.findings import TITLES, Report
 from r1_cli.runs.html import render_page
 from r1_data.demonstrations import ConversationRenderer, Survey
+from r1_data.pictures import to_pil
 from r1_data.prefetch import start_rendering
-from r1_data.render import Renderer, to_pil
+from r1_data.render import Renderer
 from r1_data.types import DataError
 from r1_data.workers import WorkerDied, Workers
 
