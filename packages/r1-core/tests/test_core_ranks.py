@@ -67,9 +67,7 @@ SOME = [[*core_ranks.THREE], ["correction", "entropy bonus", "clip_cov, token"]]
 
 
 def triples_for(name, form):
-    """Of the full form every objective on every model; of another a few on each, and every one on one of them."""
-    if form == "full":
-        return EVERY
+    """A few objectives of all kinds on each model, and every one on one of them."""
     turn = [*MODELS].index(name) + [*FORMS].index(form)
     return SOME + EVERY[turn % len(MODELS) :: len(MODELS)]
 
