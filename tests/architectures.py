@@ -182,8 +182,13 @@ fastest that is right: prompts shared by a packed row, a packed row, a padded ba
 MODEL` prints the answers for your model. This page has them for every architecture of transformers {version}, each
 from a tiny random model in float32 on a processor: log-probs within 1e-5 of the model's own, gradients within 1e-5 of
 their norm, samples of the embedded engine within 1e-5. Rows are text; pictures are rendered for the architectures in
-bold. No published checkpoint was tried for this page, and nothing of it ran on a GPU. vLLM: whether vLLM {vllm} lists
-the architecture.
+bold. No weights of a published checkpoint were tried for this page, and nothing of it ran on a GPU. vLLM: whether vLLM
+{vllm} lists the architecture.
+
+The shapes of {shapes} published checkpoints, from Qwen3-0.6B to DeepSeek-V3, were tried without their weights: they
+have their published number of parameters, and `r1 merge` writes the names of a published checkpoint. Weights published
+in FP8 or MXFP4 (DeepSeek-V3, gpt-oss) are read, trained and saved as plain ones. Other quantized files (AWQ, GPTQ) are
+refused.
 
 | architecture | learns | embedded engine | vLLM | why not more |
 |---|---|---|---|---|
@@ -217,7 +222,8 @@ def page() -> str:
             lines.append(f"| {shown} | {way} | {'yes' if answer.engine else 'no'} | {vllm} | {why} |")
         else:
             rest.append(f"| {name} | {why} |")
-    head = HEAD.format(version=transformers.__version__, vllm=VLLM)
+    shapes = json.loads(RECORD.with_name("published_models.json").read_text(encoding="utf-8"))["models"]
+    head = HEAD.format(version=transformers.__version__, vllm=VLLM, shapes=len(shapes))
     return "\n".join([head.rstrip("\n"), *lines, *REST.rstrip("\n").split("\n"), *rest]) + "\n"
 
 

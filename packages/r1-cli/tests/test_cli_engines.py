@@ -5,10 +5,11 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
+from transformers import PreTrainedConfig
 
 from r1_cli.build.engines import EngineSetup, embedded
 from r1_cli.build.engines.vllm import vllm_options
-from r1_cli.config import load_config
+from r1_cli.config import RunConfig, load_config
 from r1_cli.hardware import Hardware
 
 BASE = [
@@ -23,9 +24,23 @@ BASE = [
 def test_the_default_of_two_workers_is_as_many_as_there_are_devices(devices: int) -> None:
     config, _ = load_config([*BASE, f"trainer.n_gpus_per_node={devices}"])
     assert config.worker.rollout.tensor_parallel_size == 2
-    model = cast(Any, SimpleNamespace(vision_language=False))
-    setup = EngineSetup(config, Hardware("cpu"), model, frozenset(), frozenset(), 256, lambda: None)
-    assert vllm_options(setup).tensor_parallel_size == devices
+    assert vllm_options(setup_of(config, PreTrainedConfig())).tensor_parallel_size == devices
+
+
+def setup_of(config: RunConfig, hf_config: PreTrainedConfig) -> EngineSetup:
+    model = cast(Any, SimpleNamespace(vision_language=False, config=hf_config))
+    return EngineSetup(config, Hardware("cpu"), model, frozenset(), frozenset(), 256, lambda: None)
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [([], {"quantization_config": None}), (["worker.actor.model.lora.rank=8", "trainer.n_gpus_per_node=1"], {})],
+)
+def test_vllm_holds_plain_weights_of_a_model_published_in_few_bits_unless_it_reads_the_files(
+    words: list[str], expected: dict[str, object]
+) -> None:
+    quantized = PreTrainedConfig(quantization_config={"quant_method": "mxfp4"})
+    assert vllm_options(setup_of(load_config([*BASE, *words])[0], quantized)).hf_overrides == expected
 
 
 def test_the_embedded_engine_has_the_tokenizer_that_stop_strings_of_a_request_need(

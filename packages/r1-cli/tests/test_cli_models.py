@@ -1,5 +1,6 @@
 """What r1 asks of a model before and after loading it, on the quickstart's model and on tiny text models."""
 
+import json
 import pickle
 import re
 import shutil
@@ -17,7 +18,7 @@ from transformers import AutoModelForCausalLM, GPT2Config, PreTrainedConfig, Qwe
 from r1_cli.models import load as models
 from r1_cli.models import sharded_loading
 from r1_cli.models.load import PatchEmbedding, replace_patch_convolutions
-from r1_core.learner.parallel import Parallel, full_tensor
+from r1_core.learner.parallel import Parallel, Shard, full_tensor
 from r1_data.positions import position_ids_of
 from r1_rollout import tokens
 
@@ -198,6 +199,37 @@ def test_an_older_transformers_is_named_before_anything_is_read(config, monkeypa
     pair = Parallel(0, 2, cast(Any, "a mesh"))
     with pytest.raises(models.ModelError, match=r"takes transformers 99\.0 or newer, and this is 5\."):
         models.load_model("nowhere", config=config, dtype=torch.float32, device=CPU, parallel=pair)
+
+
+def test_every_rank_reads_all_of_quantized_files_whose_scales_are_of_blocks_of_rows(
+    config, model, monkeypatch, caplog
+) -> None:  # type: ignore[no-untyped-def]
+    monkeypatch.setattr(sharded_loading, "_load_whole", lambda *given: (model, {}))
+    choices = {"config": config, "trust_remote_code": False, "quantization_config": object()}
+    pair = Parallel(0, 2, cast(Any, "a mesh"))
+    found, _ = sharded_loading.load_sharded(models.model_family(config), "m", pair, Shard(), choices)
+    assert found is model
+    assert "m: every rank reads all of it, since loading mixes rows (its files are quantized" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("written", "said"),
+    [
+        (
+            {"model_type": "kimi_k2", "auto_map": {"AutoConfig": "configuration.Own"}},
+            "code of its own.*trust_remote_code",
+        ),
+        ({"model_type": "nothing"}, "cannot read its config.json .*model type `nothing`"),
+        ({"model_type": "qwen2", "hidden_size": "x"}, "cannot read its config.json .*hidden_size"),
+    ],
+)
+def test_a_configuration_that_transformers_does_not_read_is_one_sentence(
+    written: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(written))
+    with pytest.raises(models.ModelError, match=said) as caught:
+        models.load_config(str(tmp_path))
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

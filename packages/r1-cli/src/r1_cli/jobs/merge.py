@@ -6,12 +6,15 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
+from transformers.conversion_mapping import get_model_conversion_mapping
+from transformers.core_model_loading import PrefixChange
 from transformers.utils.logging import disable_progress_bar
 
 from r1_cli.models.adapters import CONFIG_FILE, merge_adapter
@@ -66,6 +69,8 @@ def merge(checkpoint: Path, output: Path | None = None) -> Path:
         model = load_model(str(folder), config=load_config(str(folder)), dtype=dtype, device=torch.device("cpu"))
         if shards and (actor / "lora_adapter" / CONFIG_FILE).is_file():
             merge_adapter(model.float(), actor / "lora_adapter", dtype)
+        if not (actor / CONFIG_FILE).is_file():  # an adapter's base was read from its published files
+            name_as_published(model)
         _write(model, folder, output)
     return output
 
@@ -90,6 +95,19 @@ def _base_of(actor: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         raise ModelError(f"{actor} holds an adapter's shards, and {actor / 'lora_adapter' / CONFIG_FILE} is missing")
     names = {name: name.removeprefix("base_model.model.") for name in tensors if ".lora_" not in name}
     return {name.replace(".base_layer.", "."): tensors[old] for old, name in names.items()}
+
+
+def name_as_published(model: Any) -> None:
+    """Make a model that a checkpoint of training was read into save its weights under the names of published ones.
+
+    Transformers saves under the names that it has read. Those of a checkpoint are its own: experts merged, layers where
+    its classes have them. Other tools know the published names only.
+    """
+    found = get_model_conversion_mapping(model, add_legacy=False)
+    # A prefix of the whole model differs between checkpoints; one that a part has lost is in all that are published.
+    model._weight_conversions = [
+        one for one in found if not isinstance(one, PrefixChange) or (one.scope_prefix and one.prefix_to_remove)
+    ]
 
 
 def _write(model: PreTrainedModel, assets: Path, output: Path) -> None:

@@ -17,6 +17,7 @@ from r1_cli.config import RunConfig
 from r1_cli.models import load as models
 from r1_cli.models.adapters import Adapters
 from r1_cli.models.families import is_vision_language
+from r1_cli.models.quantized_files import without_quantization
 from r1_core.learner.parallel import Parallel, Shard
 
 UNREAD = [
@@ -128,14 +129,14 @@ def read_assets(model: ModelFiles, critic: PreTrainedConfig) -> dict[str, bytes]
         folder = Path(name)
         save_assets(model, folder / "actor")
         if critic is not None:
-            critic.save_pretrained(folder / "critic")
+            without_quantization(critic).save_pretrained(folder / "critic")
         files = [path for path in folder.rglob("*") if path.is_file()]
         return {str(path.relative_to(folder)): path.read_bytes() for path in files}
 
 
 def save_assets(model: ModelFiles, folder: Path) -> None:
     """Write configuration, tokenizer and processor, so that `folder` with weights is a whole Hugging Face model."""
-    model.config.save_pretrained(folder)
+    without_quantization(model.config).save_pretrained(folder)
     model.processor.save_pretrained(folder)
     generation = find_file(model.path, "generation_config.json")
     if generation is not None:

@@ -27,6 +27,7 @@ from r1_cli.models.adapters import AdapterError, Adapters, merge_adapter
 from r1_cli.models.attention import PACKED_ATTENTION, attend_packed
 from r1_cli.models.families import configure_experts, find_value, is_vision_language
 from r1_cli.models.frozen_base import Base, dequantize, quantization_options, read_base, use_training_kernels
+from r1_cli.models.quantized_files import cast_parameters, find_fault, plain_options
 from r1_cli.models.sharded_loading import ShardedLoadingError, load_sharded, move_to_device
 from r1_cli.models.value_head import Head, initialize_head, quiet_loading, with_one_output
 from r1_core.learner.parallel import Parallel, Shard
@@ -46,8 +47,8 @@ def load_config(
     """Return the model's configuration from a folder or the hub, the value of `key`.
 
     Raises:
-        ModelError: no folder with a `config.json` and no reachable hub name, or text attends in both directions
-            (PaliGemma, EmbeddingGemma), so that tokens have no log-probs.
+        ModelError: no folder with a `config.json` and no reachable hub name, transformers does not know the model, or
+            text attends in both directions (PaliGemma, EmbeddingGemma), so that tokens have no log-probs.
     """
     folder = Path(path)
     if folder.is_dir() and not (folder / "config.json").is_file():
@@ -58,12 +59,24 @@ def load_config(
         raise ModelError(
             f"{key}={path}: no such folder in {Path.cwd()}, and the hub did not give it ({str(error).splitlines()[0]})"
         ) from error
+    except Exception as error:  # families refuse what is not theirs with exceptions of any kind
+        raise ModelError(f"{key}={path}: {_explain_config(error)}") from error
     if find_value(config.get_text_config(), "use_bidirectional_attention") in (True, "all"):
         raise ModelError(
             f"{key}={path}: text of {config.model_type} attends in both directions "
             "(use_bidirectional_attention), r1 trains causal language models"
         )
     return config
+
+
+def _explain_config(error: Exception) -> str:
+    message = " ".join(str(error).split()) or type(error).__name__
+    if "trust_remote_code" in message:
+        return (
+            "the model is code of its own, which runs only with trust_remote_code=true; or name a checkpoint of it in "
+            f"the form of transformers {transformers.__version__}, often called …-hf"
+        )
+    return f"transformers {transformers.__version__} cannot read its config.json ({message[:200]})"
 
 
 def model_family(config: PreTrainedConfig) -> Any:
@@ -94,17 +107,22 @@ def load_model(
         adapters: injected with initial factors; the rest is frozen.
 
     Raises:
-        ModelError: there are no weights, they do not fit the configuration, or they cannot be read in shards.
+        ModelError: there are no weights, they do not fit the configuration, they are quantized in a form that cannot be
+            trained, or they cannot be read in shards.
     """
     choices = {"config": without_dropout(config), "dtype": dtype, "trust_remote_code": trust_remote_code}
     try:
         base = _find_base(path, adapters)
         bits = quantization if base is None else base.quantization
-        choices |= {} if bits is None else quantization_options(dtype, device)
+        if fault := find_fault(config, bits):
+            raise ModelError(f"{path}: {fault}")
+        choices |= plain_options(config) if bits is None else quantization_options(dtype, device)
         model = _read(path if base is None else base.name, choices, parallel, shard, adapters, head)
         if bits is not None:
             use_training_kernels(model)
             model = dequantize(model, dtype) if adapters is None else model
+        elif "quantization_config" in choices:
+            cast_parameters(model, dtype)
         if adapters is not None:
             adapters.fill(model)
         if base is not None:

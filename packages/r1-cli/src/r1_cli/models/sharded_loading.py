@@ -47,8 +47,9 @@ def load_sharded(
 
     with torch.device("meta"):
         empty = family.from_config(choices["config"], trust_remote_code=choices["trust_remote_code"])
-    if odd := find_row_mixing(empty):
-        logger.warning("%s: every rank reads all of it, since its family mixes rows on loading (%s)", path, odd)
+    quantized = "its files are quantized in blocks of rows" if "quantization_config" in choices else None
+    if odd := quantized or find_row_mixing(empty):
+        logger.warning("%s: every rank reads all of it, since loading mixes rows (%s)", path, odd)
         return _load_whole(family, path, parallel, shard, choices, adapters)
     sharding = _sharding(type(empty), parallel, shard, adapters)
     try:

@@ -11,7 +11,7 @@ from r1_cli.config.section import Tree
 from r1_cli.plan.model_sizes import BYTES, Models, read_models, read_shapes
 
 OPTIMIZER_STATES = {"adamw": 2, "adamw_bf16": 3}  # values kept per trained weight
-FOUR_BITS = 0.52  # bytes a weight, with its share of a scale for each 64; what stays whole is left out
+FOUR_BITS = 0.52  # bytes of a linear layer's weight, with its share of a scale for each 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,11 @@ def estimate(config: RunConfig, models: Models | None = None) -> Memory | None:
     frozen = compute_bytes(actor)  # in what it computes with, on a GPU
     kept = BYTES["fp32"] if lora.used else BYTES[actor.kept_dtype]
     factors = BYTES["fp32"] * trained if lora.used else 0
-    in_base = FOUR_BITS if actor.model.quantization else frozen
+    packed = sizes.linear if actor.model.quantization else 0
+    base = int(packed * FOUR_BITS) + (parameters - packed) * frozen
     shards = config.shard_ranks
     has_reference = not config.algorithm.disable_kl and not lora.used  # which is the base under an adapter
-    weights = int(parameters * in_base) + factors if lora.used else parameters * kept
+    weights = base + factors if lora.used else parameters * kept
     # An engine that samples from the learner's own base has copies of the factors only.
     sampled = trained if config.shares_base(on_gpu=True) else parameters
     sampling = sampled * BYTES[rollout.dtype] // (rollout.engine_size if config.on_cluster else 1)

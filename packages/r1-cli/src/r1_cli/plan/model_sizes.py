@@ -23,8 +23,14 @@ Shapes = Mapping[str, tuple[int, ...]]  # by name of a tensor
 BYTES = {"fp32": 4, "bf16": 2, "fp16": 2}
 LARGEST_HEADER = 1 << 27
 LOGITS = 2 << 28  # bytes of the two buffers of log-probs, chunk by chunk (`r1_core.learner.linear_head`), at most
-EXPERTS = "num_experts", "num_local_experts", "n_routed_experts"  # what families call their number
+EXPERTS = "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts"  # what families call their number
+CHOSEN = "num_experts_per_tok", "top_k_experts", "moe_topk", "moe_k"  # and how many of them a token goes through
 LAYER = re.compile(r"^(.*?\.?(?:layers|blocks|h)\.\d+)\.")
+TEXT_LAYER = re.compile(r"(?:model\.|language_model\.)*layers\.(\d+)\.")
+EXPERT = re.compile(r"(.+\.experts)\.\d+\.(\w+)\.weight")
+SCALES = "_scales", "_scale_inv"  # of quantized weights
+BLOCK = 32  # numbers of four bits that have one scale, in MXFP4
+PATTERN = {"M": "linear_attention", "*": "full_attention"}  # letters of Nemotron-H's hybrid_override_pattern
 TOWERS = ("visual.", "vision_tower.", "vision_model.")
 # Tables that look like a linear layer's weight and are none, and the head, which all-linear leaves out.
 TABLES = ("embed_tokens", "wte", "wpe", "embed_in", "word_embeddings", "position_embeddings", "pos_embed", "lm_head")
@@ -39,8 +45,9 @@ class TextSizes:
     vocabulary: int = 1 << 30  # unknown: the chunk of log-probs is as large as it may be
     experts: int = 1  # of a mixture's layer
     chosen: int = 1  # of them, by a token
-    recurrent: int = 0  # layers that keep a state in place of keys and values
+    recurrent: int = 0  # layers that keep no keys and values: a state in their place, or nothing
     state: int = 0  # numbers of all their states, of one sample, in float32
+    latent: int = 0  # numbers that a layer keeps of a token in place of keys and values (multi-head latent attention)
 
     @property
     def token_of_a_layer(self) -> int:
@@ -67,7 +74,8 @@ class TextSizes:
         return min(LOGITS, 2 * 4 * tokens * self.vocabulary)
 
     def cache_bytes(self, tokens: int, number: int) -> int:
-        return 2 * (self.layers - self.recurrent) * self.keys * tokens * number + 4 * self.state
+        of_layer = self.latent or 2 * self.keys
+        return (self.layers - self.recurrent) * of_layer * tokens * number + 4 * self.state
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +132,12 @@ class ModelSizes:
         return sum(prod(shape) for name, shape in self.shapes.items() if not _is_frozen(name, model))
 
     @cached_property
+    def linear(self) -> int:
+        """Weights of linear layers of text, which `quantization` keeps in few bits; experts are no linear layers."""
+        shapes = self.shapes.items()
+        return sum(prod(shape) for name, shape in shapes if _is_linear(name, shape) and not in_tower(name))
+
+    @cached_property
     def block_sizes(self) -> tuple[int, int]:
         """Weights of the largest FSDP block, and weights outside of all blocks.
 
@@ -166,7 +180,34 @@ def from_config(file: Path, shapes: Shapes, model: ModelConfig, owner: Owner = "
     except (OSError, ValueError):
         whole = None
     factors = dict(read_shapes(Path(model.lora.path))) if model.lora.path else {}
-    return ModelSizes(shapes, read_text(whole), read_tower(whole), factors)
+    return ModelSizes(find_loaded(shapes, whole), read_text(whole), read_tower(whole), factors)
+
+
+def find_loaded(shapes: Shapes, whole: Any) -> Shapes:
+    """Return the shapes of the tensors that a training loads of a published checkpoint's.
+
+    Layers that predict further tokens are left out, packed weights are unpacked, and a layer's experts are one tensor,
+    as transformers has them.
+    """
+    whole = whole if isinstance(whole, dict) else {}
+    text = whole.get("text_config")
+    layers = (text if isinstance(text, dict) else whole).get("num_hidden_layers")
+    packed = bool(whole.get("quantization_config"))
+    found, experts = dict[str, tuple[int, ...]](), Counter[str]()
+    for name, shape in shapes.items():
+        layer = TEXT_LAYER.match(name)
+        if name.startswith("mtp.") or (layer and isinstance(layers, int) and int(layer[1]) >= layers):
+            continue
+        if packed and name.endswith(SCALES):
+            continue
+        if packed and name.endswith("_blocks"):
+            name, shape = name.removesuffix("_blocks"), (*shape[:-2], BLOCK * shape[-2])
+        if expert := EXPERT.fullmatch(name):
+            name = f"{expert[1]}.{expert[2]}"
+            experts[name] += 1
+            shape = (experts[name], *shape)
+        found[name] = shape
+    return found
 
 
 def read_shapes(folder: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
@@ -191,40 +232,65 @@ def read_text(whole: Any) -> TextSizes | None:
         text = whole.get("text_config") or whole
         heads = text["num_attention_heads"]
         size = text.get("head_dim") or text["hidden_size"] // heads
-        keys = (text.get("num_key_value_heads") or heads) * size
-        of_layers = text["num_hidden_layers"], text["hidden_size"], keys, _width(text)
+        keys, latent = (text.get("num_key_value_heads") or heads) * size, 0
+        if rank := text.get("kv_lora_rank"):
+            latent = rank + text["qk_rope_head_dim"]
+            keys = heads * (text["qk_nope_head_dim"] + text["qk_rope_head_dim"] + text["v_head_dim"]) // 2
+        kinds = _layer_kinds(text)
+        of_layers = text.get("num_hidden_layers") or len(kinds), text["hidden_size"], keys, _width(text)
         vocabulary = text.get("vocab_size") or whole.get("vocab_size") or 1 << 30
         experts = next((text[name] for name in EXPERTS if text.get(name)), 1)
-        chosen = text.get("num_experts_per_tok") or 1 if experts > 1 else 1
-        return TextSizes(*of_layers, vocabulary, experts, chosen, *_count_states(text))
+        chosen = _count_chosen(text) if experts > 1 else 1
+        return TextSizes(*of_layers, vocabulary, experts, chosen, *_count_states(text, kinds), latent)
     except (ValueError, KeyError, TypeError, AttributeError):
         return None
 
 
-def _count_states(text: Tree) -> tuple[int, int]:
-    """Return recurrent layers, and the numbers of their states: of the rule and of the convolution before it."""
-    layers = text["num_hidden_layers"]
-    every = text.get("full_attention_interval")  # Qwen3-Next and Qwen3.5 do not name each layer
-    kinds = text.get("layer_types") or ["linear_attention" if every and (i + 1) % every else "" for i in range(layers)]
+def _count_chosen(text: Tree) -> int:
+    return next((text[name] for name in CHOSEN if text.get(name)), 1)
+
+
+def _layer_kinds(text: Tree) -> list[str]:
+    """Return the kind of each layer; [] if all have attention."""
+    if pattern := text.get("hybrid_override_pattern"):
+        return [PATTERN.get(letter, "mlp") for letter in pattern]
+    if kinds := text.get("layer_types") or text.get("layers_block_type"):
+        return list(kinds)
+    layers = range(text.get("num_hidden_layers") or 0)
+    if every := text.get("full_attention_interval"):  # Qwen3-Next and Qwen3.5 do not name each layer
+        return ["linear_attention" if (i + 1) % every else "full_attention" for i in layers]
+    if attending := text.get("full_attn_idxs"):  # nor does LFM2
+        return ["full_attention" if i in attending else "conv" for i in layers]
+    return []
+
+
+def _count_states(text: Tree, kinds: list[str]) -> tuple[int, int]:
+    """Return the layers without keys and values, and the numbers of states: of a rule and its convolution."""
+    linear = kinds.count("linear_attention") + kinds.count("mamba")
+    bare = linear + sum(kinds.count(kind) for kind in ("conv", "mlp", "moe"))
     if convolutions := kinds.count("conv"):
-        return convolutions, convolutions * text["hidden_size"] * text["conv_L_cache"]
-    if not (linear := kinds.count("linear_attention")):
-        return 0, 0
+        return bare, convolutions * text["hidden_size"] * text["conv_L_cache"]
+    if not linear:
+        return bare, 0
     if heads := text.get("linear_num_value_heads"):
         keys, size = text["linear_key_head_dim"], text["linear_value_head_dim"]
         channels = 2 * text["linear_num_key_heads"] * keys + heads * size
-        return linear, linear * (heads * keys * size + channels * text["linear_conv_kernel_dim"])
+        return bare, linear * (heads * keys * size + channels * text["linear_conv_kernel_dim"])
+    if heads := text.get("mamba_num_heads"):  # Nemotron-H
+        width, size = heads * text["mamba_head_dim"], text["ssm_state_size"]
+        channels = width + 2 * text["n_groups"] * size
+        return bare, linear * (width * size + channels * text["conv_kernel"])
     width, size = text["mamba_n_heads"] * text["mamba_d_head"], text["mamba_d_state"]
     channels = width + 2 * text["mamba_n_groups"] * size
-    return linear, linear * (width * size + channels * text["mamba_d_conv"])
+    return bare, linear * (width * size + channels * text["mamba_d_conv"])
 
 
 def _width(text: Tree) -> int:
-    chosen = text.get("num_experts_per_tok")
-    if not chosen:
-        return int(text["intermediate_size"])
+    if not any(text.get(name) for name in CHOSEN):
+        return int(text.get("block_ff_dim") or text["intermediate_size"])
     own = text.get("moe_intermediate_size") or text["intermediate_size"]
-    return int(chosen * own + (text.get("shared_expert_intermediate_size") or 0))
+    shared = text.get("shared_expert_intermediate_size") or text.get("moe_shared_expert_intermediate_size")
+    return int(_count_chosen(text) * own + (shared or (text.get("n_shared_experts") or 0) * own))
 
 
 def read_tower(whole: Any) -> TowerSizes | None:
@@ -256,10 +322,15 @@ def _is_frozen(name: str, model: ModelConfig) -> bool:
     return any(_matches(pattern, name) for pattern in model.freeze)
 
 
-def _is_adapted(name: str, shape: tuple[int, ...], lora: LoraConfig) -> bool:
+def _is_linear(name: str, shape: tuple[int, ...]) -> bool:
     module = name.removesuffix(".weight")
-    if module == name or len(shape) != 2 or _ends(TABLES, module):
+    return module != name and len(shape) == 2 and not _ends(TABLES, module)
+
+
+def _is_adapted(name: str, shape: tuple[int, ...], lora: LoraConfig) -> bool:
+    if not _is_linear(name, shape):
         return False
+    module = name.removesuffix(".weight")
     excluded, targets = lora.exclude_modules, lora.target_modules
     if excluded is not None and (_matches(excluded, module) if isinstance(excluded, str) else _ends(excluded, module)):
         return False

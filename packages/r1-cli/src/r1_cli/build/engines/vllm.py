@@ -51,18 +51,21 @@ def weights_backend(config: "RunConfig", hardware: "Hardware") -> Literal["ipc",
 
 def vllm_options(setup: EngineSetup) -> "EngineOptions":
     from r1_cli.models.files import resolve_model_path
+    from r1_cli.models.quantized_files import find_method
     from r1_rollout.vllm.options import EngineOptions
 
     config, model = setup.config, setup.model
     rollout, data, settings = config.worker.rollout, config.data, config.worker.actor.model
     size, lora_rank = rollout.tensor_parallel_size, adapter_rank(config)
     per_node = rollout.engines.n_gpus_per_node or config.trainer.n_gpus_per_node
+    # The learner's weights are plain, whatever the files are; the base of an adapter is read from the files.
+    plain = {"quantization_config": None} if find_method(model.config) and not lora_rank else {}
     return EngineOptions(
         end_token_ids=setup.end_token_ids,
         banned_token_ids=setup.banned_token_ids,
         dtype=str(setup.hardware.engine_dtype(rollout.dtype)).removeprefix("torch."),
         tokenizer=resolve_model_path(settings.tokenizer_path or "", "worker.actor.model.tokenizer_path") or None,
-        hf_overrides=dict(settings.override_config),
+        hf_overrides={**settings.override_config, **plain},
         trust_remote_code=settings.trust_remote_code,
         # The base of an adapter is read from its files; servers read it with the first adapter.
         dummy_weights=not lora_rank or rollout.servers.used,

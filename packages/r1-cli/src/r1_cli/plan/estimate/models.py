@@ -62,9 +62,10 @@ def build_shapes(model: ModelConfig, file: Path, key: str) -> Shapes:
 
     name = model.model_path
     try:
-        config = load_config(str(file.parent), overrides=model.override_config, key=key)
+        trusted = model.trust_remote_code
+        config = load_config(str(file.parent), trust_remote_code=trusted, overrides=model.override_config, key=key)
         with torch.device("meta"):
-            built = model_family(config).from_config(config)
+            built = model_family(config).from_config(config, trust_remote_code=trusted)
     except ModelError as error:
         raise ModelError(str(error).replace(str(file.parent), str(name))) from error
     except Exception as error:  # a model family fails in any way on a configuration that is not its own
