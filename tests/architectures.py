@@ -116,7 +116,10 @@ def ask_learner(model: Any, plain: Any) -> Answer:
     if layout != "shared":
         learner.set_layout(layout, own_attention=attention == "own")
     answer = Answer(layout, attention, why=next((fault for fault in found.values() if fault), ""))
-    return replace(answer, wrong=compare(learner, plain, make_samples(axes), layout))
+    try:
+        return replace(answer, wrong=compare(learner, plain, make_samples(axes), layout))
+    except Exception as error:
+        return Answer(attention=attention, why=f"has no gradient ({first_line(error)})")
 
 
 def measure_gap(found: Tensor, expected: Tensor) -> float:
@@ -228,7 +231,7 @@ def page() -> str:
 
 
 def first_line(error: Exception) -> str:
-    line = (str(error) or " ").splitlines()[0][:160]
+    line = (str(error).strip() or " ").splitlines()[0][:160]
     return line if type(error) is ValueError else f"{type(error).__name__}: {line}"
 
 

@@ -107,8 +107,21 @@ GIVEN: dict[str, dict[str, Any]] = {
     "recurrent_gemma": {**SMALL, "num_hidden_layers": 3, "lru_width": 64, "head_dim": 32},
     "falcon": {key: value for key, value in SMALL.items() if key not in ("intermediate_size", "num_key_value_heads")},
     "dbrx": {"d_model": 64, "n_heads": 2, "n_layers": 2, "max_seq_len": 512, "vocab_size": VOCAB,
-             "ffn_config": {"ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2}},
+             "attn_config": {"rope_theta": 1e4, "kv_n_heads": 1, "clip_qkv": 8.0},
+             "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2}},
+    "zamba": {**SMALL, "num_hidden_layers": 6, "attn_layer_period": 2, "attn_layer_offset": 1, "n_mamba_heads": 2,
+              "mamba_d_state": 16, "mamba_dt_rank": 4, "attention_hidden_size": 128, "attention_head_dim": 64},
 }  # fmt: skip
+# Parts that a configuration does not make by itself, or makes of another type.
+PARTS: dict[str, dict[str, Any]] = {
+    "gemma4_unified_assistant": {"text_config": {"model_type": "gemma4_unified_text"}},
+    "granite4_vision": {"text_config": {"model_type": "granite"}},
+    "vision-encoder-decoder": {"encoder": {"model_type": "vit"}, "decoder": {"model_type": "gpt2", "is_decoder": True}},
+}
+BOTH_ROPES = {
+    kind: {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [5, 5, 6]}
+    for kind in ("full_attention", "sliding_attention")
+}
 CHANGED: dict[str, dict[str, Any]] = {
     "gemma3n_text": {
         "num_hidden_layers": 2, "num_kv_shared_layers": 0, "layer_types": ["sliding_attention", "full_attention"],
@@ -133,6 +146,17 @@ CHANGED: dict[str, dict[str, Any]] = {
     "dots1": {"n_routed_experts": 4, "n_shared_experts": 1, "num_experts_per_tok": 2},
     "mistral4": {"head_dim": 32},
     "codegen": {"n_head": 4},
+    "chameleon": {"vocabulary_map": {"<image>": 260, "IMGIMGAZ": 261, "IMGIMGBZ": 262}},
+    "emu3": {"vocabulary_map": {"<image>": 260, "<|extra_200|>": 261, "<|visual token 000000|>": 262}},
+    "cohere_compass_text": {"rope_parameters": BOTH_ROPES},
+    "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
+    "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"], "num_hidden_layers": 2, "num_experts_per_tok": 2},
+    "reformer": {"is_decoder": True, "axial_pos_embds": False},
+    "chameleon_vqgan": {"base_channels": 32, "num_embeddings": 16, "embed_dim": 64, "latent_channels": 64},
+    "emu3_vqgan": {"base_channels": 32, "codebook_size": 16, "num_res_blocks": 1, "hidden_size": 32},
+    "granite4_vision": {"downsample_rate": "1/4", "deepstack_layer_map": [[0, 0]], "spatial_target_layers": [0]},
+    "qwen4_exp_text": {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 32, "indexer_budget": 64,
+                       "indexer_compress_ratio": 4},
     "zamba2": {"mamba_headdim": 16, "attention_hidden_size": 128, "attention_head_dim": 64, "num_query_groups": 1},
 }  # fmt: skip
 ALWAYS = ("head_dim", "num_key_value_heads")  # set where a configuration has None
@@ -197,7 +221,7 @@ def name_tokens(config: Any) -> None:
 def make_config(name: str) -> Any:
     if name in GIVEN:
         return CONFIG_MAPPING[name](**GIVEN[name])
-    config = CONFIG_MAPPING[name]()
+    config = CONFIG_MAPPING[name](**copy.deepcopy(PARTS.get(name, {})))
     for key in config.sub_configs:
         part = getattr(config, key, None)
         if part is not None and not isinstance(part, dict) and part.model_type in GIVEN:
