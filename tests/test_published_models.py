@@ -218,6 +218,7 @@ def test_weights_published_in_few_bits_are_trained_and_saved_as_plain_ones(famil
     model(input_ids=torch.arange(8)[None]).logits.sum().backward()
     assert all(parameter.grad is not None for name, parameter in model.named_parameters() if "proj" in name)
     save_as_r1(model, config, tmp_path / "again")
+    assert "quantization_config" not in json.loads((tmp_path / "again/config.json").read_text())
     again, ids = load(tmp_path / "again"), torch.arange(8)[None]
     assert torch.equal(again(input_ids=ids).logits, model(input_ids=ids).logits)
 
