@@ -2,16 +2,18 @@
 
 import importlib.util
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from typing import ClassVar
 
 import pytest
 
+from r1_cli.cluster import ray_cluster
 from r1_cli.cluster.direct import DirectBackend
 from r1_cli.cluster.engine import EngineInfo
 from r1_cli.config import ConfigError, load_config
 from r1_cli.hardware import Hardware
 from r1_cli.jobs import learner as learner_job
+from r1_cli.jobs import sft
 from r1_cli.jobs.engines import open_engine, start_engines
 from r1_cli.jobs.learner import open_placement, rank_hardware, resolve_devices, start_ranks
 from r1_cli.models.load import ModelError
@@ -45,6 +47,26 @@ def test_one_device_needs_no_cluster():
         with open_placement(config, hardware) as placements:
             assert placements == Placement()
     assert ("ray" in sys.modules) == before
+
+
+@pytest.mark.parametrize("samples", [True, False])
+def test_a_run_that_samples_nothing_has_no_engines(monkeypatch, samples):
+    machines = ClusterNodes((Node("a", "127.0.0.1", ("cpu", "cpu")),))
+    monkeypatch.setattr(ray_cluster, "open_cluster", lambda *_: nullcontext(machines))
+    config, _ = load_config([*BASE, "trainer.n_gpus_per_node=2"])
+    with open_placement(config, Hardware("cpu"), samples=samples) as placement:
+        assert (len(placement.ranks), len(placement.engines)) == (2, 2 if samples else 0)
+
+
+@pytest.mark.parametrize("samples", [True, False])
+def test_fine_tuning_starts_engines_only_to_validate_by_answers(monkeypatch, tmp_path, samples):
+    def stop(*arguments, samples):
+        raise InterruptedError(samples)
+
+    monkeypatch.setattr(sft, "open_training", stop)
+    words = [*BASE, f"sft.val_generations={samples}", f"trainer.save_checkpoint_path={tmp_path}"]
+    with pytest.raises(InterruptedError, match=str(samples)):
+        sft.fine_tune(*load_config(words))
 
 
 def test_more_gpus_than_there_are_are_refused_by_node():

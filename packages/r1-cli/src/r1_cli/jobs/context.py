@@ -85,9 +85,18 @@ def open_folder(config: RunConfig, stack: ExitStack) -> RunFolder:
 
 
 def open_training(
-    config: RunConfig, provenance: Provenance, folder: RunFolder, console: Console, stack: ExitStack
+    config: RunConfig,
+    provenance: Provenance,
+    folder: RunFolder,
+    console: Console,
+    stack: ExitStack,
+    *,
+    samples: bool = True,
 ) -> TrainingContext:
     """Read the model's files, place ranks and engines, and start their processes, which import in the background.
+
+    Args:
+        samples: whether the run samples; if not, it starts no engine.
 
     Returns:
         The context, whose configuration has the number of devices.
@@ -105,7 +114,7 @@ def open_training(
     if critic_config is not None:
         require_shareable(config, critic_config.get_text_config(), "critic")
     stack.enter_context(libraries.redirect_library_logs(folder.path / libraries.LOG_FILE))
-    placement = stack.enter_context(open_placement(config, hardware))
+    placement = stack.enter_context(open_placement(config, hardware, samples=samples))
     hardware = rank_hardware(hardware, placement.ranks)
     ranks = start_ranks(config, hardware, placement.ranks, stack)
     engines = start_engines(config, hardware, placement.engines, stack)

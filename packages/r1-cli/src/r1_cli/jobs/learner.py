@@ -4,6 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -43,8 +44,11 @@ def resolve_devices(config: RunConfig, provenance: Provenance, hardware: Hardwar
 
 
 @contextmanager
-def open_placement(config: RunConfig, hardware: Hardware) -> Iterator[Placement]:
-    """Connect to the run's cluster and place ranks and engines. Raises as `cluster.ray_cluster.open_cluster`."""
+def open_placement(config: RunConfig, hardware: Hardware, *, samples: bool = True) -> Iterator[Placement]:
+    """Connect to the run's cluster, and place ranks, and engines if the run samples.
+
+    Raises as `cluster.ray_cluster.open_cluster`.
+    """
     trainer, rollout = config.trainer, config.worker.rollout
     if not config.on_cluster:
         yield Placement()
@@ -52,7 +56,8 @@ def open_placement(config: RunConfig, hardware: Hardware) -> Iterator[Placement]
     from r1_cli.cluster.ray_cluster import open_cluster
 
     with open_cluster(trainer, hardware, rollout.engines) as machines:
-        yield place_all(machines, rollout)
+        placement = place_all(machines, rollout)
+        yield placement if samples else replace(placement, engines=())
 
 
 def rank_hardware(hardware: Hardware, placements: Sequence[RankPlacement]) -> Hardware:

@@ -58,7 +58,8 @@ def fine_tune(config: RunConfig, provenance: Provenance, *, until: int | None = 
     require_disk_space(as_training(config))
     with ExitStack() as stack:
         folder = open_folder(config, stack)
-        training = open_training(as_training(config), provenance, folder, console, stack)  # as the learner sees it
+        learning, samples = as_training(config), config.sft.val_generations  # as the learner sees it
+        training = open_training(learning, provenance, folder, console, stack, samples=samples)
         if config.sft.loss == "reward":
             training = replace(training, model=as_classifier(training.model))
         devices = training.config.trainer.n_gpus_per_node
