@@ -32,6 +32,7 @@ TEXT_SIZES = by_name(
         64: """
         hidden_size n_embd d_model conv_dim block_dim index_topk attention_chunk_size word_embed_proj_dim
         lru_width attention_window_size dim_model embed_dim embedding_size
+        encoder_hash_byte_group_vocab hidden_size_global
     """,
         512: "n_positions",
         96: """
@@ -41,7 +42,7 @@ TEXT_SIZES = by_name(
         2: """
         num_attention_heads n_head n_heads attention_heads decoder_attention_heads num_experts_per_tok
         linear_num_key_heads linear_num_value_heads linear_num_heads mamba_expand num_heads index_n_heads
-        encoder_attention_heads o_groups
+        encoder_attention_heads o_groups num_encoder_attention_heads num_decoder_attention_heads
     """,
         1: """
         num_key_value_heads n_shared_experts n_group topk_group first_k_dense_replace moe_layer_start_index
@@ -75,7 +76,10 @@ VISION_SIZES = by_name(
         False: "qk_normalization",
     }
 ) | {"deepstack_visual_indexes": [0], "fullatt_block_indexes": [1]}
-LAYERS = ("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers")
+LAYERS = (
+    "num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers", "encoder_layers", "num_encoder_layers",
+    "num_decoder_layers", "num_layers_per_stack",
+)  # fmt: skip
 
 
 # Where the rule above does not give a valid configuration: given to the class, or set on the part of that type.
