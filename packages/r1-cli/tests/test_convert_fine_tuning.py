@@ -130,6 +130,52 @@ def test_what_is_otherwise_here_than_in_trl_is_said() -> None:
     assert "chat_template_path=owner/model: " in convert_trl("chat_template_path: owner/model", 1, "sft").text()
 
 
+REWARD_SCRIPT = """
+from trl import RewardConfig, RewardTrainer
+rows = load_dataset("owner/pairs", split="train")
+args = RewardConfig("out", center_rewards_coefficient=0.01, max_length=512, per_device_train_batch_size=4)
+adapter = LoraConfig(task_type="SEQ_CLS", r=8)
+trainer = RewardTrainer(model="Qwen/Qwen3-0.6B", args=args, train_dataset=rows, peft_config=adapter)
+"""
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        REWARD_SCRIPT,
+        "trl reward --dataset_name owner/pairs --model_name_or_path Qwen/Qwen3-0.6B --max_length 512 "
+        "--center_rewards_coefficient 0.01 --per_device_train_batch_size 4 --use_peft --lora_r 8",
+        "python trl/scripts/reward_modeling.py --model_name_or_path Qwen/Qwen3-0.6B --max_length 512 "
+        "--dataset_name owner/pairs --center_rewards_coefficient 0.01 --per_device_train_batch_size 4 "
+        "--lora_task_type SEQ_CLS",
+    ],
+)
+def test_a_reward_model_of_trl(text: str) -> None:
+    made = convert_trl(text, 1)
+    assert made.trainer == "TRL's RewardConfig"
+    assert not made.unknown()
+    assert "every weight of a reward model is trained" in made.text()
+    config = accept(made.text())
+    assert (config.sft.loss, config.sft.center, config.data.max_length) == ("reward", 0.01, 512)
+    assert (config.worker.actor.optim.lr, config.worker.actor.global_batch_size) == (1e-4, 4)
+    assert (config.worker.actor.model.model_path, config.worker.actor.model.lora.rank) == ("Qwen/Qwen3-0.6B", 0)
+
+
+def test_a_reward_function_of_a_file_is_no_reward_model() -> None:
+    made = convert_trl("num_generations: 4\nreward_funcs: my_reward.py\n", 1)
+    assert made.trainer == "TRL's GRPOConfig"
+    assert convert_trl("center_rewards_coefficient: 0.02", 1).settings["sft.center"] == 0.02
+
+
+@pytest.mark.parametrize(
+    ("trainer", "instead"),
+    [("ORPO", "simpo"), ("CPO", "simpo"), ("GKD", "worker.teacher"), ("OnlineDPO", "r1 sample")],
+)
+def test_a_trainer_of_trl_that_r1_lacks_is_refused_with_what_to_use(trainer: str, instead: str) -> None:
+    with pytest.raises(ValueError, match=rf"no counterpart of TRL's {trainer}Trainer; .*{instead}"):
+        convert_trl(f"from trl import {trainer}Config\nargs = {trainer}Config(beta=0.1)", 1)
+
+
 @pytest.mark.parametrize("loss", ["hinge", "robust", ["sigmoid", "sft"]])
 def test_a_loss_of_trl_that_r1_lacks_is_refused(loss: object) -> None:
     with pytest.raises(ValueError, match=r"loss_type=.*r1 has sigmoid, ipo of DPOConfig"):

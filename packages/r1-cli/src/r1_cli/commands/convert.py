@@ -66,10 +66,12 @@ def verl(file: Path, settings: tuple[str, ...]) -> None:
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED, metavar="FILE_OR_COMMAND")
 @click.option("--devices", type=click.IntRange(min=1), default=1, show_default=True, help="Processes that trained.")
 @click.option(
-    "--trainer", type=click.Choice(["grpo", "sft", "dpo", "kto"]), help="Of a YAML file; default: by its keys."
+    "--trainer",
+    type=click.Choice(["grpo", "sft", "dpo", "kto", "reward"]),
+    help="Of a YAML file; default: by its keys.",
 )
 def trl(command: tuple[str, ...], devices: int, trainer: str | None) -> None:
-    """Convert a GRPOConfig, SFTConfig, DPOConfig or KTOConfig of TRL.
+    """Convert a GRPOConfig, SFTConfig, DPOConfig, KTOConfig or RewardConfig of TRL.
 
     FILE_OR_COMMAND is YAML or JSON with its keys and those of the model and the script; a Python script, which is not
     executed, of which the literal arguments of the configuration, LoraConfig and the trainer are read; or a command

@@ -1,4 +1,4 @@
-"""What conversions of fine-tuning share: TRL's SFTConfig, DPOConfig and KTOConfig, and LLaMA-Factory's stages."""
+"""What conversions of fine-tuning share: TRL's configurations but GRPOConfig, and LLaMA-Factory's stages."""
 
 from math import ceil
 

@@ -15,10 +15,12 @@ from r1_cli.config.convert.trl_keys import DEFAULTS, HARMLESS, KEYS, LOSSES, NO_
 from r1_cli.config.convert.trl_script import read_script
 from r1_cli.config.section import Tree
 
-TRAINERS = ("grpo", "sft", "dpo", "kto")
+TRAINERS = ("grpo", "sft", "dpo", "kto", "reward")
+PROGRAMS = {"reward": "reward_modeling"} | {name: rf"\w*{name}\w*" for name in TRAINERS[:-1]}  # of TRL's scripts
 MARKS = {  # keys that only one trainer has, for files that do not name it
     "grpo": {"num_generations", "max_completion_length", "reward_funcs", "num_iterations", "epsilon"},
     "kto": {"desirable_weight", "undesirable_weight"},
+    "reward": {"center_rewards_coefficient"},
     "dpo": {"beta", "label_smoothing", "precompute_ref_log_probs", "rpo_alpha", "reference_free"},
     "sft": {
         "packing", "max_length", "max_seq_length", "assistant_only_loss", "completion_only_loss", "dataset_text_field",
@@ -49,10 +51,10 @@ def _read(text: str) -> tuple[Tree, list[str], str | None]:
     if (script := read_script(text)) is not None:
         return script
     for trainer in TRAINERS:
-        program = rf"(\S*/)?(trl\s+{trainer}|\w*{trainer}\w*\.py)"
+        program = rf"(\S*/)?(trl\s+{trainer}|{PROGRAMS[trainer]}\.py)"
         if re.search(rf"(?m)^[^#\n]*(?<!\S){program}(?!\S)", text):
             words = command_words(
-                re.sub(r"\btrl\s+(?=\w)", "trl-", text), rf"(.*/)?(trl-{trainer}|\w*{trainer}\w*\.py)"
+                re.sub(r"\btrl\s+(?=\w)", "trl-", text), rf"(.*/)?(trl-{trainer}|{PROGRAMS[trainer]}\.py)"
             )
             return _read_command(words), [], trainer
     return _read_yaml(text), [], None
@@ -96,8 +98,8 @@ def _read_yaml(text: str) -> Tree:
         given = yaml.load(text, OthersLoader)
     except yaml.YAMLError as error:
         raise ValueError(
-            "the file is not YAML or JSON, no Python that calls GRPOConfig or GRPOTrainer, or those of SFT, DPO or "
-            "KTO, and no command of TRL: " + " ".join(str(error).split())
+            "the file is not YAML or JSON, no Python that calls GRPOConfig or GRPOTrainer, or those of SFT, DPO, "
+            "KTO or Reward, and no command of TRL: " + " ".join(str(error).split())
         ) from error
     if not isinstance(given, dict):
         raise ValueError("the file must hold the keys of a GRPOConfig, such as num_generations, or of an SFTConfig")

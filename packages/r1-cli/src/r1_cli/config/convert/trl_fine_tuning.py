@@ -1,4 +1,4 @@
-"""Convert an SFTConfig, DPOConfig or KTOConfig of TRL."""
+"""Convert an SFTConfig, DPOConfig, KTOConfig or RewardConfig of TRL."""
 
 from typing import Literal
 
@@ -8,8 +8,8 @@ from r1_cli.config.convert.fine_tuning import set_length, set_preference, set_tr
 from r1_cli.config.convert.training_arguments import set_adapter
 from r1_cli.config.section import Tree
 
-Kind = Literal["sft", "dpo", "kto"]
-NAMES = {"sft": "SFTConfig", "dpo": "DPOConfig", "kto": "KTOConfig"}
+Kind = Literal["sft", "dpo", "kto", "reward"]
+NAMES = {"sft": "SFTConfig", "dpo": "DPOConfig", "kto": "KTOConfig", "reward": "RewardConfig"}
 DEFAULTS: Tree = fine_tuning.DEFAULTS | {
     "dataset_train_split": "train",
     "dataset_test_split": "test",
@@ -36,6 +36,7 @@ OWN: dict[Kind, Tree] = {
     "sft": {"learning_rate": 2e-5, "loss_type": "nll"},
     "dpo": {"learning_rate": 1e-6, "loss_type": "sigmoid", "beta": 0.1},
     "kto": {"learning_rate": 1e-6, "loss_type": "kto", "beta": 0.1},
+    "reward": {"learning_rate": 1e-4},
 }
 LOSSES: dict[Kind, dict[str, str]] = {
     "sft": {"nll": "nll", "chunked_nll": "nll", "dft": "dft"},
@@ -89,8 +90,11 @@ def convert_fine_tuning(kind: Kind, given: Tree, unread: list[str], devices: int
     made.rename(KEYS)
     set_training(made, devices, "trl")
     _set_rows(made)
-    _set_loss(made, kind)
-    set_adapter(made)
+    if kind == "reward":
+        _set_reward(made)
+    else:
+        _set_loss(made, kind)
+        set_adapter(made)
     made.report_lost(NO_COUNTERPART)
     made.skip_defaults(trl_keys.HARMLESS)
     return made
@@ -114,6 +118,15 @@ def _set_rows(made: Conversion) -> None:
             made.settings["data.override_chat_template"] = path
         else:
             made.lost.append(f"chat_template_path={path}: data.override_chat_template takes a Jinja file")
+
+
+def _set_reward(made: Conversion) -> None:
+    made.settings["sft.loss"] = "reward"
+    made.settings["sft.center"] = made.read("center_rewards_coefficient") or 0.0
+    if made.given.get("use_peft") or any(name.startswith("lora_") for name in made.given):
+        made.lost.append("use_peft: every weight of a reward model is trained")
+        for name in [name for name in made.given if name.startswith("lora_") or name == "use_peft"]:
+            made.read(name)
 
 
 def _set_loss(made: Conversion, kind: Kind) -> None:

@@ -17,6 +17,13 @@ _TRAINER = {  # its positional parameters, by the first word of its name
     "SFT": ("model", "args", "data_collator", "train_dataset", "eval_dataset"),
     "DPO": ("model", "ref_model", "args", "data_collator", "train_dataset", "eval_dataset"),
     "KTO": ("model", "ref_model", "args", "train_dataset", "eval_dataset"),
+    "Reward": ("model", "args", "data_collator", "train_dataset", "eval_dataset"),
+}
+_OTHERS = {  # trainers of TRL without a counterpart of the same kind, and what r1 has in their place
+    "CPO": "sft.loss=simpo of `r1 sft` needs no reference either",
+    "ORPO": "sft.loss=simpo of `r1 sft` needs no reference either",
+    "GKD": "`r1 train` with worker.teacher distils on policy",
+    "OnlineDPO": "use `r1 sample`, `r1 rows --as pairs` and `r1 sft` with sft.loss=dpo, again and again",
 }
 _FUNCTIONS = ("reward_funcs", "tools", "environment_factory", "rollout_func")  # arguments that are named functions
 _HERE = (
@@ -31,7 +38,8 @@ _HERE = (
 def read_script(text: str) -> tuple[Tree, list[str], str] | None:
     """Return the arguments as in a file, `call(name=code)` of those that are no literals, and the trainer (`sft`).
 
-    None: the text is not Python, or calls no trainer of TRL and no configuration of one.
+    None: the text is not Python, or calls no trainer of TRL and no configuration of one. Raises ValueError for one that
+    r1 lacks.
     """
     try:
         tree = ast.parse(text)
@@ -41,6 +49,9 @@ def read_script(text: str) -> tuple[Tree, list[str], str] | None:
     names = {name for name, _ in calls}
     trainer = next((word for word in _TRAINER if {f"{word}Config", f"{word}Trainer"} & names), None)
     if trainer is None:
+        for word, instead in _OTHERS.items():
+            if {f"{word}Config", f"{word}Trainer"} & names:
+                raise ValueError(f"r1 has no counterpart of TRL's {word}Trainer; {instead}")
         return None
     value = _evaluator(tree)
     given: Tree = {}
