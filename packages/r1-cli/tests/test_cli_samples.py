@@ -7,7 +7,7 @@ import pytest
 import torch
 from cli_groups import change, group, of_version
 
-from r1_cli.train.groups.group import extend_positions, is_correct, to_samples
+from r1_cli.train.groups.group import extend_positions, to_samples
 from r1_cli.train.metrics.step import (
     SHARE,
     agreement,
@@ -67,7 +67,7 @@ def test_a_model_is_summarised_over_prompts() -> None:
 
 
 def test_a_failed_score_is_never_correct() -> None:
-    assert not is_correct(Score(1.0, {"accuracy": 1.0}, Failure("timeout", "30 s")))
+    assert not Score(1.0, {"accuracy": 1.0}, Failure("timeout", "30 s")).is_correct
 
 
 def test_failures_are_counted_by_cause() -> None:

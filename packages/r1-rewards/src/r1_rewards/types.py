@@ -53,6 +53,11 @@ class Score:
     extracted: str | None = None  # the final answer that was read out of the response; None where nothing was read
     reason: str = ""  # why it got this score, in a few words; "" where the verifier does not say
 
+    @property
+    def is_correct(self) -> bool:
+        """Whether the response is correct: by the verifier's `accuracy` if it reports one, else by its value."""
+        return self.error is None and self.parts.get("accuracy", self.value) > 0.5
+
 
 Outcome = Score | Failure  # of one response; a Score here is one that the verifier itself gave
 

@@ -13,9 +13,8 @@ from typing import Any, TypeVar
 from rich.console import Console
 
 from r1_cli.build.rows import OpenSource, open_sources
-from r1_cli.config import load_config
+from r1_cli.config import ConfigError, Problem, load_config
 from r1_cli.config.sources import training_sources
-from r1_cli.jobs.score_a import write_rows
 from r1_cli.runs.history import CONFIG_FILE, JsonObject
 from r1_cli.runs.rows.choose import (
     Choice,
@@ -30,7 +29,6 @@ from r1_cli.runs.rows.choose import (
 from r1_cli.runs.rows.parts import SampleFolder, digest_identity, key_of
 from r1_cli.runs.rows.recorded import read_groups
 from r1_cli.runs.track.console import configure_logging
-from r1_cli.train.groups.group import is_correct
 from r1_data.formats import detect_columns
 from r1_data.messages import FORMATTED
 from r1_data.references import is_pil
@@ -42,6 +40,7 @@ from r1_rewards.types import OpenVerifier, RewardInput, Score
 log = logging.getLogger("r1")
 
 AT_ONCE = 64  # groups that are scored in one call
+ROW_GROUP = 1000  # rows to a group of a parquet file
 MARKERS = {"image": "<image>", "image_url": "<image>", "video": "<video>", "video_url": "<video>"}
 
 Item = TypeVar("Item")
@@ -138,6 +137,38 @@ def write(chosen: Sequence[Chosen], rows: SampledRows, choice: Choice, path: Pat
         log.warning("%d rows have changed since they were sampled, and are left out", len(missing))
 
 
+def write_rows(rows: Iterator[dict[str, Any]], output: Path) -> None:
+    """Write rows as JSON lines or parquet, atomically. Raises ConfigError if JSON cannot hold them."""
+    draft = output.with_name(f".{output.name}.draft")
+    if output.suffix == ".jsonl":
+        try:
+            with draft.open("w", encoding="utf-8") as file:
+                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
+        except TypeError as error:
+            draft.unlink()
+            raise ConfigError(
+                [Problem("--output", f"JSON cannot hold these rows ({error}): write .parquet")]
+            ) from error
+    else:
+        write_parquet(rows, draft)
+    draft.rename(output)
+
+
+def write_parquet(rows: Iterator[dict[str, Any]], path: Path) -> None:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    tables = []
+    while group := list(islice(rows, ROW_GROUP)):
+        tables.append(pa.Table.from_pylist(group))
+    schema = pa.unify_schemas([table.schema for table in tables], promote_options="permissive")
+    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
+        for table in tables:
+            # Not `cast`, which makes invalid arrays of lists of structs with a field of nulls (pyarrow 25).
+            same = table.schema.equals(schema)
+            writer.write_table(table if same else pa.Table.from_pylist(table.to_pylist(), schema=schema))
+
+
 # --- scores -----------------------------------------------------------------------------------------------------------
 
 
@@ -173,7 +204,7 @@ def with_scores(group: SampledGroup, scores: Iterator[Score], least: float | Non
 
 def with_score(answer: SampledAnswer, score: Score, least: float | None) -> SampledAnswer:
     failed = score.error is not None
-    right = is_correct(score) if least is None else not failed and score.value >= least
+    right = score.is_correct if least is None else not failed and score.value >= least
     return replace(answer, score=score.value, right=right, failed=failed)
 
 

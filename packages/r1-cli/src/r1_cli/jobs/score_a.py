@@ -1,10 +1,8 @@
 """`r1 score-a`: write the training rows with base scores."""
 
-import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import islice
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -28,6 +26,7 @@ from r1_cli.build.rows import open_sources
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.sources import training_sources
 from r1_cli.hardware import Hardware, find_hardware
+from r1_cli.jobs.rows import write_rows
 from r1_cli.models.files import ModelFiles, load_weights, open_model
 from r1_cli.runs.track.console import ConsoleReporter, configure_logging
 from r1_rewards.reference.options import POLICY, REFERENCE, Options, read_options
@@ -108,35 +107,3 @@ def open_reading(config: RunConfig, hardware: Hardware, files: ModelFiles, optio
 def with_columns(rows: Iterator[tuple[Mapping[str, Any], float | None]], terms: ScoreTerms) -> Iterator[dict[str, Any]]:
     for row, score in rows:
         yield {**row, BASE_COLUMN: score, TERMS_COLUMN: terms.to_json()}
-
-
-def write_rows(rows: Iterator[dict[str, Any]], output: Path) -> None:
-    """Write rows as JSON lines or parquet, atomically. Raises ConfigError if JSON cannot hold them."""
-    draft = output.with_name(f".{output.name}.draft")
-    if output.suffix == ".jsonl":
-        try:
-            with draft.open("w", encoding="utf-8") as file:
-                file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
-        except TypeError as error:
-            draft.unlink()
-            raise ConfigError(
-                [Problem("--output", f"JSON cannot hold these rows ({error}): write .parquet")]
-            ) from error
-    else:
-        write_parquet(rows, draft)
-    draft.rename(output)
-
-
-def write_parquet(rows: Iterator[dict[str, Any]], path: Path) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    tables = []
-    while group := list(islice(rows, AT_ONCE)):
-        tables.append(pa.Table.from_pylist(group))
-    schema = pa.unify_schemas([table.schema for table in tables], promote_options="permissive")
-    with pq.ParquetWriter(path, schema, compression="zstd") as writer:
-        for table in tables:
-            # Not `cast`, which makes invalid arrays of lists of structs with a field of nulls (pyarrow 25).
-            same = table.schema.equals(schema)
-            writer.write_table(table if same else pa.Table.from_pylist(table.to_pylist(), schema=schema))

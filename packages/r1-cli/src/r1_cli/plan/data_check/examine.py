@@ -12,7 +12,6 @@ from r1_cli.build.rows import OpenSource, open_sources
 from r1_cli.config import RunConfig
 from r1_cli.config.sources import training_sources, validation_sources
 from r1_cli.plan.data_check.findings import Report
-from r1_cli.train.groups.group import is_correct
 from r1_cli.train.types import Progress
 from r1_data.check import Examined, Inspector, SourceRows, examine_all
 from r1_data.conversations import Wanted
@@ -148,5 +147,5 @@ def _refused(
             )
             for row in rows
         ]
-        rows = [row for row, score in zip(rows, verifier(inputs), strict=True) if not is_correct(score)]
+        rows = [row for row, score in zip(rows, verifier(inputs), strict=True) if not score.is_correct]
     return rows

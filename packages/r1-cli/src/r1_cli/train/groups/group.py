@@ -133,11 +133,6 @@ def to_reward_inputs(
     return inputs
 
 
-def is_correct(score: Score) -> bool:
-    """Whether a response is correct: by the verifier's `accuracy` if it reports one, else by its value."""
-    return score.error is None and score.parts.get("accuracy", score.value) > 0.5
-
-
 # --- inputs of filters ------------------------------------------------------------------------------------------------
 
 

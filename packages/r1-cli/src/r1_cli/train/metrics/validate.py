@@ -7,7 +7,7 @@ from math import comb
 from statistics import fmean
 
 from r1_cli.runs.track.timing import Stopwatch
-from r1_cli.train.groups.group import Group, is_correct
+from r1_cli.train.groups.group import Group
 from r1_cli.train.metrics.step import by_source, length_metrics, reward_metrics, source_metrics
 from r1_cli.train.sampling.generate import render_prompts, sample_groups
 from r1_cli.train.types import Dataset, Progress, Sampler
@@ -62,7 +62,7 @@ def average_at_k(groups: Sequence[Group]) -> dict[str, float]:
     """Return `avg@k`, the share of correct responses over prompts with k responses."""
     marks: dict[int, list[float]] = {}
     for group in groups:
-        marks.setdefault(len(group.scores), []).append(fmean(is_correct(score) for score in group.scores))
+        marks.setdefault(len(group.scores), []).append(fmean(score.is_correct for score in group.scores))
     return {f"avg@{k}": fmean(means) for k, means in sorted(marks.items())}
 
 
@@ -76,7 +76,7 @@ def summarise(groups: Sequence[Group]) -> dict[str, float]:
         raise ValueError("no responses to summarise")
     n = min(len(group.responses) for group in groups)
     groups = [replace(group, responses=group.responses[:n]) for group in groups]
-    right = [[is_correct(score) for score in group.scores] for group in groups]
+    right = [[score.is_correct for score in group.scores] for group in groups]
     sizes = sorted({2**i for i in range(n.bit_length()) if 2**i <= n} | {n})
     return {
         "accuracy": fmean(marks[0] for marks in right),
@@ -97,4 +97,4 @@ def majority_is_correct(group: Group) -> bool:
     if not votes:
         return False
     winner = votes.most_common(1)[0][0]
-    return is_correct(group.responses[answers.index(winner)].score)
+    return group.responses[answers.index(winner)].score.is_correct

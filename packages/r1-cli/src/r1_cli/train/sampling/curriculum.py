@@ -4,7 +4,7 @@ import logging
 from collections.abc import Sequence
 from statistics import fmean
 
-from r1_cli.train.groups.group import Group, is_correct
+from r1_cli.train.groups.group import Group
 from r1_cli.train.groups.stream_position import StreamPosition
 from r1_cli.train.types import PromptStream
 from r1_data.curriculum import OnlineStream, RowCounts
@@ -19,7 +19,7 @@ def count_answers(stream: PromptStream, counts: RowCounts | None, groups: Sequen
     """Return the counts with the answers of these groups; None unless the stream reads them."""
     if not isinstance(stream, OnlineStream):
         return None
-    marks = ((group.row, [*map(is_correct, group.scores)]) for group in groups)
+    marks = ((group.row, [score.is_correct for score in group.scores]) for group in groups)
     return stream.count(counts, ((row, len(of_row), sum(of_row)) for row, of_row in marks))
 
 
@@ -42,7 +42,7 @@ def curriculum_metrics(
         return metrics
     expected = online.expect(before.counts) if online else rates or ()
     metrics["curriculum/expected"] = fmean(float(expected[group.row]) for group in groups)
-    metrics["curriculum/measured"] = fmean(fmean(map(is_correct, group.scores)) for group in groups)
+    metrics["curriculum/measured"] = fmean(fmean(score.is_correct for score in group.scores) for group in groups)
     if online and after.counts is not None:
         unseen = [int(row) for row in (after.counts.asked == 0).nonzero()[0]]
         metrics["curriculum/rows_seen"] = 1 - len(unseen) / online.size
