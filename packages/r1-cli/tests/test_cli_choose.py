@@ -3,6 +3,8 @@
 import json
 import math
 import re
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -226,3 +228,8 @@ def test_a_row_has_the_tools_that_its_prompt_showed_as_json(tmp_path: Path) -> N
     row = to_row(chosen, Choice(), asked, {}, formatted)
     assert "tools" not in row
     assert row["prompt_is_formatted"] is True
+
+
+def test_choosing_rows_loads_no_torch() -> None:
+    code = "import sys, r1_cli.jobs.rows; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"

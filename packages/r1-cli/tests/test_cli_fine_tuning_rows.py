@@ -83,6 +83,7 @@ def test_what_the_loss_reads_reaches_the_reader(tmp_path: Path) -> None:
         ({"text": "2"}, {}, "no column of messages or answers; columns found: text"),
         ({"dialogs": TURNS}, {"messages_key": "dialog"}, r"data.messages_key=dialog \(did you mean 'dialogs'"),
         ({"messages": TURNS}, {"row_format": "alpaca"}, "not of row format alpaca"),
+        ({"messages": TURNS}, {"prompt_key": "problem"}, "set data.prompt_key=prompt data.answer_key=answer"),
         ({"messages": TURNS}, {"row_format": "gsm8k"}, "there is no row format 'gsm8k'; there are pairs, "),
     ],
 )

@@ -19,6 +19,7 @@ from r1_data.tables.table import Rows
 from r1_data.types import DataError
 
 SEEN = 64  # rows whose columns decide which format a source has
+DEFAULT_KEYS = "; set data.prompt_key=prompt data.answer_key=answer, the defaults, and their format is found"
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +82,7 @@ def open_sources(sources: Sequence[Source], wanted: Wanted | None = None) -> lis
             detected = _detect(source, keys, conversations=wanted is not None)
             if wanted is not None and not source.names_conversations and seen:
                 require_format(seen[0], detected)
-            _require_columns(detected.columns, seen, keys, source)
+            _require_columns(detected.columns, seen, keys, source, conversations=wanted is not None)
         except DataError as error:
             raise DataError(f"{source.label}: {error}") from error
         opened.append(OpenSource(source, rows, detected, wanted))
@@ -104,7 +105,9 @@ def _detect(source: Source, keys: set[str], *, conversations: bool) -> Detected:
     )
 
 
-def _require_columns(columns: Columns, seen: Sequence[Mapping[str, Any]], keys: set[str], source: Source) -> None:
+def _require_columns(
+    columns: Columns, seen: Sequence[Mapping[str, Any]], keys: set[str], source: Source, *, conversations: bool
+) -> None:
     if not seen:
         return
     found = f"columns found: {', '.join(sorted(keys))}"
@@ -112,7 +115,8 @@ def _require_columns(columns: Columns, seen: Sequence[Mapping[str, Any]], keys: 
     for key, name in ((prompt_key, columns.prompt), ("answer_key", columns.ground_truth)):
         if name and not {name, name.partition(".")[0]} & keys:
             where = f"data.{key}={name}{near(name, keys)}"
-            raise DataError(f"none of the first {len(seen)} rows has the column {where}; {found}")
+            way_out = DEFAULT_KEYS if conversations and {"messages", "chosen"} & keys else ""
+            raise DataError(f"none of the first {len(seen)} rows has the column {where}; {found}{way_out}")
     prompts = [str(row.get(columns.prompt)) for row in seen]
     media = (("image_key", columns.images, "<image>", "image"), ("video_key", columns.videos, "<video>", "video"))
     for key, name, marker, other in media:
