@@ -6,6 +6,7 @@ import ranks
 import torch
 from loading_ranks import folder_of
 from safetensors.torch import load_file, save_file
+from test_published_models import QUANTIZED, publish
 
 pytestmark = pytest.mark.slow
 
@@ -63,6 +64,14 @@ def test_ragged_and_hybrid_shards_and_offloaded_ones_are_read_right(tmp_path):
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_moe"])
 def test_a_model_loaded_in_parts_takes_the_steps_of_a_whole_one(family, tmp_path):
     assert max(ranks.run(loading_ranks.step, folder_of(family, tmp_path))) < 1e-5
+
+
+@pytest.mark.parametrize("family", QUANTIZED)
+def test_a_model_published_in_few_bits_takes_the_steps_of_a_whole_one_in_float32(family, tmp_path):
+    pack, quantization = QUANTIZED[family]
+    packed, _ = pack(publish(family, tmp_path, quantization_config=quantization))
+    save_file(packed, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert max(ranks.run(loading_ranks.step, str(tmp_path))) < 1e-5
 
 
 def test_a_missing_weight_is_named_by_every_rank(tmp_path):

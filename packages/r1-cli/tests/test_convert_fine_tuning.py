@@ -169,11 +169,32 @@ def test_a_reward_function_of_a_file_is_no_reward_model() -> None:
 
 @pytest.mark.parametrize(
     ("trainer", "instead"),
-    [("ORPO", "simpo"), ("CPO", "simpo"), ("GKD", "worker.teacher"), ("OnlineDPO", "r1 sample")],
+    [
+        ("ORPO", "simpo"),
+        ("CPO", "simpo"),
+        ("GKD", "worker.teacher"),
+        ("OnlineDPO", "r1 sample"),
+        ("RLOO", "GRPOConfig"),
+    ],
 )
 def test_a_trainer_of_trl_that_r1_lacks_is_refused_with_what_to_use(trainer: str, instead: str) -> None:
     with pytest.raises(ValueError, match=rf"no counterpart of TRL's {trainer}Trainer; .*{instead}"):
-        convert_trl(f"from trl import {trainer}Config\nargs = {trainer}Config(beta=0.1)", 1)
+        convert_trl(f"from trl import {trainer}Config\nargs = {trainer}Config(beta=0.1)\nSFTConfig()", 1)
+
+
+@pytest.mark.parametrize(
+    ("command", "trainer"),
+    [
+        ("python examples/scripts/dpo_online.py --dataset_name a/b", "OnlineDPO"),  # which has dpo in its name
+        ("accelerate launch orpo.py --dataset_name a/b", "ORPO"),
+        ("python cpo.py --dataset_name a/b", "CPO"),
+        ("python gkd.py --dataset_name a/b", "GKD"),
+        ("trl rloo --dataset_name a/b", "RLOO"),
+    ],
+)
+def test_a_command_of_a_trainer_that_r1_lacks_is_refused(command: str, trainer: str) -> None:
+    with pytest.raises(ValueError, match=f"no counterpart of TRL's {trainer}Trainer"):
+        convert_trl(command, 1)
 
 
 @pytest.mark.parametrize("loss", ["hinge", "robust", ["sigmoid", "sft"]])

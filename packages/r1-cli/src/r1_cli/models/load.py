@@ -27,7 +27,7 @@ from r1_cli.models.adapters import AdapterError, Adapters, merge_adapter
 from r1_cli.models.attention import PACKED_ATTENTION, attend_packed
 from r1_cli.models.families import configure_experts, find_value, is_vision_language
 from r1_cli.models.frozen_base import Base, dequantize, quantization_options, read_base, use_training_kernels
-from r1_cli.models.quantized_files import cast_parameters, find_fault, plain_options
+from r1_cli.models.quantized_files import find_fault, plain_options, read_whole
 from r1_cli.models.sharded_loading import ShardedLoadingError, load_sharded, move_to_device
 from r1_cli.models.value_head import Head, initialize_head, quiet_loading, with_one_output
 from r1_core.learner.parallel import Parallel, Shard
@@ -121,8 +121,6 @@ def load_model(
         if bits is not None:
             use_training_kernels(model)
             model = dequantize(model, dtype) if adapters is None else model
-        elif "quantization_config" in choices:
-            cast_parameters(model, dtype)
         if adapters is not None:
             adapters.fill(model)
         if base is not None:
@@ -203,7 +201,7 @@ def _read_weights(
     try:
         if parallel is not None and parallel.mesh is not None:
             return load_sharded(family, path, parallel, shard, choices, adapters)
-        model, info = family.from_pretrained(path, **choices)
+        model, info = read_whole(family, path, choices)
     except SafetensorError as error:
         cut = (f"{file.name}: {told}" for file in sorted(Path(path).glob("*.safetensors")) if (told := find_cut(file)))
         raise ModelError(f"{path} is damaged ({next(cut, error)}): copy it again, or name another") from error

@@ -1,11 +1,11 @@
 """Checkpoints that are published in fewer bits: training reads them as plain weights, and saves plain weights."""
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 import transformers
-from torch import nn
 from transformers import PreTrainedConfig
 
 from r1_cli.models.families import find_value
@@ -48,11 +48,17 @@ def plain_options(config: PreTrainedConfig) -> dict[str, object]:
     return {"quantization_config": getattr(transformers, READERS[method])(dequantize=True)}
 
 
-def cast_parameters(model: nn.Module, dtype: torch.dtype) -> None:
-    """Cast in place what transformers has read as bfloat16, whatever was asked for."""
-    for parameter in model.parameters():
-        if parameter.dtype == torch.bfloat16:
-            parameter.data = parameter.data.to(dtype)
+def read_whole(family: Any, path: str, choices: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Return the model and report of `family.from_pretrained`, the weights in the precision that was asked for.
+
+    Transformers reads quantized files as bfloat16, whatever is asked for, and FSDP takes one precision only.
+    """
+    model, info = family.from_pretrained(path, **choices)
+    if find_value(choices.get("quantization_config"), "dequantize"):
+        for parameter in model.parameters():
+            if parameter.dtype == torch.bfloat16:
+                parameter.data = parameter.data.to(choices["dtype"])
+    return model, info
 
 
 def without_quantization(config: PreTrainedConfig) -> Any:

@@ -10,6 +10,7 @@ from torch import nn
 from torch.distributed.tensor import DTensor
 
 from r1_cli.models.adapters import Adapters
+from r1_cli.models.quantized_files import read_whole
 from r1_core.learner.parallel import Parallel, Shard, find_blocks, shard_model
 
 logger = logging.getLogger("r1")
@@ -74,7 +75,7 @@ def load_sharded(
 def _load_whole(
     family: Any, path: str, parallel: Parallel, shard: Shard, choices: Mapping[str, object], adapters: Adapters | None
 ) -> tuple[Any, dict[str, Any]]:
-    model, info = family.from_pretrained(path, **choices)
+    model, info = read_whole(family, path, choices)
     if adapters is not None:
         adapters.inject(model)
     _shard(model, parallel, shard)

@@ -12,7 +12,7 @@ from r1_cli.config.convert.shell import command_words, read_flags
 from r1_cli.config.convert.training_arguments import set_adapter, set_optimizer, set_reports, set_schedule
 from r1_cli.config.convert.trl_fine_tuning import Kind, convert_fine_tuning
 from r1_cli.config.convert.trl_keys import DEFAULTS, HARMLESS, KEYS, LOSSES, NO_COUNTERPART, REWARDS, SCALES, SERVED
-from r1_cli.config.convert.trl_script import read_script
+from r1_cli.config.convert.trl_script import read_script, refuse_commands
 from r1_cli.config.section import Tree
 
 TRAINERS = ("grpo", "sft", "dpo", "kto", "reward")
@@ -50,6 +50,7 @@ def _read(text: str) -> tuple[Tree, list[str], str | None]:
     """Return settings, arguments of a script that are no literals, and the trainer that the script names."""
     if (script := read_script(text)) is not None:
         return script
+    refuse_commands(text)
     for trainer in TRAINERS:
         program = rf"(\S*/)?(trl\s+{trainer}|{PROGRAMS[trainer]}\.py)"
         if re.search(rf"(?m)^[^#\n]*(?<!\S){program}(?!\S)", text):

@@ -4,6 +4,7 @@ Names count if the script assigns them once, to a literal.
 """
 
 import ast
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -19,11 +20,15 @@ _TRAINER = {  # its positional parameters, by the first word of its name
     "KTO": ("model", "ref_model", "args", "train_dataset", "eval_dataset"),
     "Reward": ("model", "args", "data_collator", "train_dataset", "eval_dataset"),
 }
-_OTHERS = {  # trainers of TRL without a counterpart of the same kind, and what r1 has in their place
-    "CPO": "sft.loss=simpo of `r1 sft` needs no reference either",
-    "ORPO": "sft.loss=simpo of `r1 sft` needs no reference either",
-    "GKD": "`r1 train` with worker.teacher distils on policy",
-    "OnlineDPO": "use `r1 sample`, `r1 rows --as pairs` and `r1 sft` with sft.loss=dpo, again and again",
+_OTHERS = {  # trainers of TRL without a counterpart of the same kind: their scripts, and what r1 has in their place
+    "CPO": ("cpo", "sft.loss=simpo of `r1 sft` needs no reference either"),
+    "ORPO": ("orpo", "sft.loss=simpo of `r1 sft` needs no reference either"),
+    "GKD": ("gkd", "`r1 train` with worker.teacher distils on policy"),
+    "OnlineDPO": (
+        "dpo_online|online_dpo",
+        "use `r1 sample`, `r1 rows --as pairs` and `r1 sft` with sft.loss=dpo, again and again",
+    ),
+    "RLOO": ("rloo", "convert its settings as those of a GRPOConfig, and set algorithm.adv_estimator=rloo"),
 }
 _FUNCTIONS = ("reward_funcs", "tools", "environment_factory", "rollout_func")  # arguments that are named functions
 _HERE = (
@@ -33,6 +38,19 @@ _HERE = (
     "tokenizer",
     "data_collator",
 )  # of a trainer: read by themselves, or not needed
+
+
+def refuse_commands(text: str) -> None:
+    """Raise ValueError if the text is a command of a trainer that r1 lacks."""
+    _refuse_others(
+        lambda _, script: re.search(rf"(?m)^[^#\n]*\b(trl\s+({script})\b|({script})\.py\b)", text) is not None
+    )
+
+
+def _refuse_others(is_named: Callable[[str, str], bool]) -> None:
+    for word, (script, instead) in _OTHERS.items():
+        if is_named(word, script):
+            raise ValueError(f"r1 has no counterpart of TRL's {word}Trainer; {instead}")
 
 
 def read_script(text: str) -> tuple[Tree, list[str], str] | None:
@@ -48,10 +66,8 @@ def read_script(text: str) -> tuple[Tree, list[str], str] | None:
     calls = [(name, node) for node in ast.walk(tree) if isinstance(node, ast.Call) and (name := _name(node.func))]
     names = {name for name, _ in calls}
     trainer = next((word for word in _TRAINER if {f"{word}Config", f"{word}Trainer"} & names), None)
+    _refuse_others(lambda word, _: bool({f"{word}Config", f"{word}Trainer"} & names))
     if trainer is None:
-        for word, instead in _OTHERS.items():
-            if {f"{word}Config", f"{word}Trainer"} & names:
-                raise ValueError(f"r1 has no counterpart of TRL's {word}Trainer; {instead}")
         return None
     value = _evaluator(tree)
     given: Tree = {}
