@@ -10,8 +10,9 @@ import torch
 from r1_cli.config import load_config
 from r1_cli.hardware import Hardware
 from r1_cli.jobs.learner import prepare_learner
-from r1_cli.models.families import configure_experts, count_experts, describe_router, has_grouped_product
+from r1_cli.models.families import configure_experts, describe_router, has_grouped_product
 from r1_cli.models.files import ModelFiles
+from r1_rollout.routing import count_experts
 
 CPU = torch.device("cpu")
 MIXTURES = ("qwen3_moe", "qwen3_vl_moe")

@@ -89,6 +89,7 @@ class Sample:
     token_rewards: Tensor | None = None  # float32 [L], such as a turn's reward on its last token
     turn_ids: Tensor | None = None  # int32 [L], number of the turn in its episode, from 0; -1 on untrained tokens
     state_ids: Tensor | None = None  # int64 [L], hash of the state that the turn started from; 0 on untrained tokens
+    routed_experts: Tensor | None = None  # uint8 or int16 [L, routers, k], of the engine; the policy uses the same
     episode_id: int = -1  # samples of one episode share it; -1: the sample is its own episode
     later_inputs: Mapping[str, Tensor] = field(default_factory=dict)  # of pictures behind the prompt, never shared
 
@@ -104,6 +105,9 @@ class Sample:
         for name in TOP_FIELDS:
             if (value := given.pop(name, None)) is not None:
                 check_tensors(owner, "[L, k]", (length, *value.shape[1:2]), **{name: value})
+        if (routed := given.pop("routed_experts", None)) is not None:
+            shape = (length, *routed.shape[1:3])
+            check_tensors(owner, "[L, routers, k]", shape, routed_experts=routed)
         check_tensors(owner, "[L]", (length,), loss_mask=self.loss_mask, **given)
         check_mask(owner, self.loss_mask)
         for name, value in (("turn_ids", self.turn_ids), ("state_ids", self.state_ids)):

@@ -99,6 +99,9 @@ class Completion:
     logprobs: "NDArray[np.float32]"  # [response_length], of each token at the sampling temperature, untruncated
     finish_reason: Literal["stop", "length"]
     weight_version: int
+    # uint8 or int16 [prompt_length + response_length, layers, k], if the engine returns them; see `routing`. The last
+    # token's are unknown, as nothing was computed from it.
+    routed_experts: "NDArray[Any] | None"
 
     def __init__(
         self,
@@ -106,6 +109,7 @@ class Completion:
         logprobs: "Sequence[float] | NDArray[Any]",
         finish_reason: Literal["stop", "length"],
         weight_version: int,
+        routed_experts: "NDArray[Any] | None" = None,
     ) -> None:
         """Raises ValueError if there is not one log-prob for each token."""
         import numpy as np
@@ -117,6 +121,7 @@ class Completion:
         object.__setattr__(self, "logprobs", values)
         object.__setattr__(self, "finish_reason", finish_reason)
         object.__setattr__(self, "weight_version", weight_version)
+        object.__setattr__(self, "routed_experts", routed_experts)
 
     @property
     def sampled_length(self) -> int:

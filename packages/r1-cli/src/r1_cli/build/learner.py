@@ -25,10 +25,11 @@ from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.offload import Offload
 from r1_core.learner.optim import learning_rate_scale
-from r1_core.learner.parallel import Parallel, Shard
+from r1_core.learner.parallel import Parallel, Shard, reshard
 from r1_core.types import Sample
 from r1_data.references import Video
 from r1_data.types import DataError, Example
+from r1_rollout.routing import RoutingError, require_routing
 
 if TYPE_CHECKING:
     from r1_core.learner.own_teacher import OwnTeacher
@@ -66,6 +67,8 @@ def build_learner(
     kept = dtype(actor.kept_dtype) if adapters is None else computing
     policy = load_weights(config, model, kept, hardware.device, parallel, policy_shard, adapters)
     freeze(actor.model, policy)
+    if actor.router_replay:
+        _require_routing(policy, hardware)
     if actor.model.enable_gradient_checkpointing:
         models.enable_gradient_checkpointing(policy, on_host=actor.model.enable_activation_offload)
     reference = policy if adapters is not None and not config.algorithm.disable_kl else None
@@ -95,6 +98,14 @@ def build_learner(
         if adapters is None
         else build_adaptation(adapters, policy, model.path, kept, actor.model.quantization),
     )
+
+
+def _require_routing(policy: torch.nn.Module, hardware: Hardware) -> None:
+    try:
+        require_routing(policy, hardware.device)
+    except RoutingError as error:
+        raise models.ModelError(f"worker.actor.router_replay=true: {error}") from error
+    reshard(policy)
 
 
 def build_teacher(

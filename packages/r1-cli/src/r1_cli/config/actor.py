@@ -10,6 +10,7 @@ from pydantic import Field
 from r1_cli.config.model import LoraConfig, ModelConfig
 from r1_cli.config.options import LOSS_OPTIONS, LossName, LossSettings, refuse_clashes
 from r1_cli.config.problems import Applies, KeyProblem, KeyRemark, nearest_divisors
+from r1_cli.config.rollout import engine_module
 from r1_cli.config.section import (
     Count,
     FileFunction,
@@ -171,6 +172,7 @@ class ActorConfig(UpdateConfig, LossSettings):
     loss_type: LossName | FileFunction = "default"  # a name, or `file.py:function` from LossInputs to losses
     entropy_coef: NonNegative = 0.0  # weight of an entropy bonus
     loss_scale_factor: Count | None = None  # seq-mean-token-sum-norm divides by it; null: data.max_response_length
+    router_replay: bool = False  # compute each token with the experts that the engine chose for it (R3)
     use_torch_compile: bool = True  # no effect: log-probs are computed eagerly
 
     def adapter_problems(self, *, samples_from_base: bool) -> Iterator[KeyProblem]:
@@ -192,6 +194,16 @@ class ActorConfig(UpdateConfig, LossSettings):
             yield "worker.actor.optim.strategy", message
         if lora.path and not (Path(lora.path) / "adapter_config.json").is_file():
             yield f"{key}.lora.path", "is no folder with an adapter_config.json"
+
+    def replay_problems(self, engine: str, *, multi_turn: bool) -> Iterator[KeyProblem]:
+        key = "worker.actor.router_replay"
+        if self.router_replay and engine_module(engine) is not engine_module("embedded"):
+            yield (
+                key,
+                "needs an engine that returns experts: set worker.rollout.name=embedded, or false",
+            )
+        if self.router_replay and multi_turn:
+            yield key, "replays single answers: set worker.rollout.multi_turn.enable=false, or false"
 
     def loss_problems(self) -> Iterator[KeyProblem]:
         low, high = lookup(self, "clip_cov_lb"), lookup(self, "clip_cov_ub")

@@ -84,5 +84,7 @@ def fine_tuning_problems(config: RunConfig) -> Iterator[KeyProblem]:
     yield from view.worker.actor.sequence_problems("worker.actor", config.trainer.n_gpus_per_node)
     yield from actor.fsdp.problems("worker.actor.fsdp", config.trainer.devices)
     yield from actor.optim.problems("worker.actor", actor.kept_dtype)
+    if actor.router_replay:
+        yield "worker.actor.router_replay", "replays what an engine chose, and demonstrations have none: set false"
     samples_from_base = not sft.val_generations or config.worker.rollout.name != "vllm"
     yield from actor.adapter_problems(samples_from_base=samples_from_base)

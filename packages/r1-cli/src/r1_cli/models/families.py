@@ -6,8 +6,7 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-# What families call the number of their experts.
-COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+from r1_rollout.routing import Routing, count_experts
 
 
 def find_value(holder: Any, name: str) -> Any:
@@ -22,12 +21,6 @@ def is_vision_language(config: PreTrainedConfig) -> bool:
     return find_value(config, "vision_config") is not None
 
 
-def count_experts(config: PreTrainedConfig) -> int:
-    """Return the number of routed experts of a layer, 0 without any."""
-    text = config.get_text_config()
-    return max(find_value(text, name) or 0 for name in COUNTS)
-
-
 def describe_router(config: PreTrainedConfig) -> str | None:
     """Return a note about the router's auxiliary loss, None without a router."""
     if not count_experts(config):
@@ -40,9 +33,9 @@ def describe_router(config: PreTrainedConfig) -> str | None:
 def configure_experts(model: PreTrainedModel, dtype: torch.dtype, device: torch.device) -> None:
     """Compute all experts by one grouped product where torch has it for `dtype`, else one after another.
 
-    The router's statistics for an auxiliary loss are not returned.
+    The router's statistics for an auxiliary loss are not returned. Its choices can be recorded and replayed.
     """
-    if not count_experts(model.config):
+    if Routing.of(model) is None:
         return
     # Families with experts of their own (Llama 4, JetMoe, Doge, Kimi) cannot be told how to compute them.
     with suppress(ValueError):

@@ -31,6 +31,7 @@ from r1_cli.models.quantized_files import find_fault, plain_options, read_whole
 from r1_cli.models.sharded_loading import ShardedLoadingError, load_sharded, move_to_device
 from r1_cli.models.value_head import Head, initialize_head, quiet_loading, with_one_output
 from r1_core.learner.parallel import Parallel, Shard
+from r1_rollout.routing import Routing
 
 
 class ModelError(ValueError):
@@ -245,7 +246,10 @@ def enable_gradient_checkpointing(model: transformers.PreTrainedModel, *, on_hos
     Args:
         on_host: keep layer inputs in host memory, page-locked for a GPU to copy asynchronously. NOT RUN ON A GPU.
     """
-    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
+    options: dict[str, Any] = {"use_reentrant": False}
+    if (routing := Routing.of(model)) is not None:
+        options["context_fn"] = routing.keep  # the backward pass has to compute with the same experts
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=options)
     for module in model.modules() if on_host else ():
         if (checkpoint := find_value(module, "_gradient_checkpointing_func")) is not None:
             module._gradient_checkpointing_func = partial(_checkpoint_on_host, checkpoint, model.device.type == "cuda")

@@ -14,6 +14,7 @@ from r1_core import kl
 from r1_core.learner import checkpoint
 from r1_core.learner.batching import MicroLimit, count
 from r1_core.learner.checkpoint import Adaptation
+from r1_core.learner.experts import measure_load
 from r1_core.learner.logprobs import compute_eager_logprobs
 from r1_core.learner.microbatch import MicroBatch
 from r1_core.learner.own_teacher import OwnTeacher
@@ -56,7 +57,8 @@ class Learner(TrainableModel):
     """The policy: a language model trained with a policy loss. See `TrainableModel` for all other arguments.
 
     If its head cannot be used alone (see `token_model`), packed rows come with `logits_to_keep=`, an index of
-    positions. A model with a true attribute `reads_pack` receives a `pack.Pack` as `pack=`.
+    positions. A model with a true attribute `reads_pack` receives a `pack.Pack` as `pack=`. A mixture of experts with an
+    attribute `routing` (`experts.Routing`) computes with the `routed_experts` of samples; reference and teacher do not.
 
     Args:
         reference: the frozen reference; `model` itself means the model without its adapter.
@@ -96,7 +98,7 @@ class Learner(TrainableModel):
         self.reference = reference
         self.temperature, self.teacher_top = temperature, teacher_top
         self._zeroed: dict[str, Tensor] | None = None  # copies of what `zero_weights` zeroed
-        self._policy_tokens = TokenModel(model)
+        self._policy_tokens = TokenModel(model, replays=True)
         self._reference_tokens, self._teacher_tokens = (
             None if one is None else TokenModel(one, adaptation.off if adaptation and one is model else nullcontext)
             for one in others
@@ -247,7 +249,9 @@ class Learner(TrainableModel):
         fields = (*LOSS_FIELDS, *TOP_FIELDS) if objective.divergence == kl.TOP else LOSS_FIELDS
         metrics = self._passes.add_gradients(self.model, samples, evaluate, fields)
         self._offloads.offload(*self._frozen)
-        return metrics | prepared
+        counts = self._policy_tokens.take_expert_counts()
+        load = {} if counts is None else measure_load(self.parallel.sum(counts))
+        return metrics | prepared | load
 
     def _token_stats(self, batch: MicroBatch, objective: Objective, totals: Totals) -> TokenStats:
         def loss_gradient(stats: Tensor) -> Tensor:

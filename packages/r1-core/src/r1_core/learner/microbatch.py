@@ -38,6 +38,7 @@ class MicroBatch:
     values: dict[str, Tensor]  # per-token fields of the loss [B, R], those that the samples have
     shard: SequenceShard | None = None  # the T tokens that this rank predicts; None: all
     top: tuple[Tensor, ...] = ()  # `TOP_FIELDS` of the targets, each [T, k], if asked for
+    routed: Tensor | None = None  # `routed_experts` of the flattened input [tokens, routers, k], if the samples have it
 
     def rows(self, flat: Tensor) -> Tensor:
         """Lay out values of trained tokens [T] as one row per sample [B, R], 0 on the right."""
@@ -88,9 +89,11 @@ def collate(
         row = lay_out(samples, share=share_prompts)
         arguments, places, behind = pack(samples, row), row.places, row.behind
         lengths = [end - start for _, start, end in row.segments]
+        spans = row.segments
     else:
         arguments, lengths, behind = pad(samples), [], []
         width = arguments["input_ids"].shape[1]
+        spans = [(i, 0, width) for i in range(len(samples))]
         places = [torch.arange(len(sample.token_ids)) + i * width for i, sample in enumerate(samples)]
     values = [name for name in fields if name not in TOP_FIELDS]
     # A token is predicted by the one before it: the first of every answer by the end of the prompt.
@@ -108,7 +111,31 @@ def collate(
         values={name: rows(samples, name).to(device) for name in values if known(samples, name)},
         shard=shard,
         top=tuple(_own(tokens(samples, name).to(device), shard) for name in TOP_FIELDS if name in fields),
+        routed=_lay_out_routing(samples, spans, sequence, device),
     )
+
+
+def _lay_out_routing(
+    samples: Sequence[Sample],
+    spans: Sequence[tuple[int, int, int]],
+    sequence: SequenceGroup | None,
+    device: torch.device | str,
+) -> Tensor | None:
+    """Return the recorded experts of spans (sample, first token, last token + 1); a sample's last fill what is behind.
+
+    Any do there: no trained token attends to it.
+    """
+    if not known(samples, "routed_experts"):
+        return None
+    parts = []
+    for i, start, end in spans:
+        own = samples[i].routed_experts
+        assert own is not None
+        parts += [own[start:end], own[-1:].expand(max(0, end - len(own)), -1, -1)]
+    size = 1 if sequence is None else sequence.size
+    missing = -sum(map(len, parts)) % size
+    whole = torch.cat([*parts, parts[-2][-1:].expand(missing, -1, -1)])
+    return (whole if sequence is None else sequence.part(whole, 0)).to(device)
 
 
 def _fill_up(

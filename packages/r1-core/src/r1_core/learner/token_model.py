@@ -17,6 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from r1_core import kl
 from r1_core.learner import linear_head
+from r1_core.learner.experts import Routing
 from r1_core.learner.linear_head import HeadSettings, LossGradient
 from r1_core.learner.logprobs import token_logprobs
 from r1_core.learner.microbatch import MicroBatch
@@ -90,13 +91,22 @@ Comparison: TypeAlias = ModelComparison | TopComparison
 class TokenModel:
     """Calls a model for `TokenStats`. `context` makes each call's context, e.g. to disable the adapter.
 
+    With `replays`, the routers of a mixture of experts (`model.routing`, see `Learner`) choose the experts that a batch
+    brings, and in passes with a gradient those of the trained tokens are counted.
+
     `linear_head` computes a linear head. Any other head (LoRA, a module of your own) runs in chunks of tokens, which
     the backward pass computes again. Models without `get_output_embeddings()`, and those that change the logits after
     the head (Gemma 2, Granite, Cohere), which is detected, are called for all logits.
     """
 
-    def __init__(self, model: nn.Module, context: Callable[[], AbstractContextManager[object]] = nullcontext) -> None:
-        self.model, self._context = model, context
+    def __init__(
+        self,
+        model: nn.Module,
+        context: Callable[[], AbstractContextManager[object]] = nullcontext,
+        *,
+        replays: bool = False,
+    ) -> None:
+        self.model, self._context, self._replays = model, context, replays
         self._head_is_last: bool | None = None  # None: unknown before the first pass
 
     @property
@@ -244,9 +254,22 @@ class TokenModel:
         extra = {"pack": batch.pack} if batch.pack is not None and getattr(self.model, "reads_pack", False) else {}
         if batch.pack is not None and batch.pack.shared and not extra:
             raise ValueError(f"{type(self.model).__name__} reads no `pack`, so its samples cannot share prompts")
-        with self._context():
+        with self._context(), self._routing(batch):
             logits: Tensor = self.model(**batch.forward, **more, **extra, use_cache=False).logits
         return logits
+
+    def take_expert_counts(self) -> Tensor | None:
+        """Return which experts passes with a gradient have chosen since the last call; see `experts.Routing`."""
+        routing: Routing | None = getattr(self.model, "routing", None)
+        return None if routing is None else routing.take_counts()
+
+    def _routing(self, batch: MicroBatch) -> AbstractContextManager[object]:
+        routing: Routing | None = getattr(self.model, "routing", None) if self._replays else None
+        if routing is not None:
+            return routing.replaying(batch.routed, batch.predictors if torch.is_grad_enabled() else None)
+        if batch.routed is not None and self._replays:
+            raise ValueError(f"samples have routed_experts, and {type(self.model).__name__} cannot replay them")
+        return nullcontext()
 
 
 def _wide(head: nn.Linear, hidden: Tensor) -> Tensor:

@@ -23,6 +23,7 @@ from r1_rollout.embedded.rows import DecodingRows, DecodingStrategy, SamplingReq
 from r1_rollout.embedded.stack import Stack
 from r1_rollout.embedded.states import count_states
 from r1_rollout.errors import EngineMemoryError, NonFiniteLogits
+from r1_rollout.routing import Routing
 from r1_rollout.session import Finished, SampleKey
 from r1_rollout.types import Completion, PromptLike
 
@@ -45,6 +46,7 @@ class Decoding:
         stack: Stack | None = None,
         graphs: bool = False,
         prefixes: PrefixCache | None = None,
+        routing: Routing | None = None,
     ) -> None:
         """Prepare the call.
 
@@ -52,6 +54,7 @@ class Decoding:
             longest: the largest limit of a request.
             stack: computes decoding steps, unless a hook is on a module that it skips.
             prefixes: gets finished samples, from which later requests go on.
+            routing: records the experts of all tokens.
         """
         self._model, self._strategy, self._version = model, strategy, version
         stack = None if stack is None or stack.is_watched() else stack
@@ -63,7 +66,7 @@ class Decoding:
         self.axes = 0  # of the first request's positions; 0 before it
         self._slots: list[SamplingRequest] = []  # the request in each slot of the cache
         self._finished: list[Finished] = []
-        self._prefixes = prefixes
+        self._prefixes, self._routing = prefixes, routing
         self.prefilled = 0  # tokens of prompts that were computed
         self._running: tuple[DecodingRows, GroupCache] | None = (
             DecodingRows(max_sequences, max(longest, 1), model.device),
@@ -178,7 +181,7 @@ class Decoding:
     ) -> Tensor:
         """Compute prompts for their slots and rows, equal ones once; return the rows' logits."""
         distinct, places = distinct_parts(parts)
-        prefilled = prefill(self._model, distinct, self._filler, self._states)
+        prefilled = prefill(self._model, distinct, self._filler, self._states, self._routing)
         self.prefilled += sum(part.length for part in distinct)
         if len(distinct) < len(parts):
             prefilled = prefilled.select(places)
@@ -187,6 +190,8 @@ class Decoding:
             position = int(rotary_axes(request.prompt.position_ids).max()) + 1
             rows.add(request, position, slot=len(self._slots))
             self._slots.append(request)
+        for request, routed in zip(requests, prefilled.routed, strict=bool(prefilled.routed)):
+            request.routed = routed
         counts = torch.tensor([len(request.noise) for request in requests])
         samples = torch.arange(len(requests)).repeat_interleave(counts).to(prefilled.logits.device)
         if prefilled.states:
@@ -198,11 +203,19 @@ class Decoding:
         before = rows.ages - 1  # tokens in the cache
         cache.aim(before)
         position_ids = without_lone_axis((rows.positions + before)[None, :, None].expand(axes, -1, -1))
+        if self._routing is None:
+            return self._decode_tokens(rows.last, position_ids, cache)
+        with self._routing.recording() as record:
+            logits = self._decode_tokens(rows.last, position_ids, cache)
+            rows.route(record())
+        return logits
+
+    def _decode_tokens(self, tokens: Tensor, position_ids: Tensor, cache: GroupCache) -> Tensor:
         if (stack := self._stack) is not None:
-            return stack.step(rows.last, position_ids, cache)
+            return stack.step(tokens, position_ids, cache)
         with cache.decoding():
             logits: Tensor = self._model(
-                input_ids=rows.last[:, None],
+                input_ids=tokens[:, None],
                 position_ids=position_ids,
                 attention_mask=cache.mask,
                 past_key_values=cache,
@@ -217,11 +230,12 @@ class Decoding:
             request, sample = rows.owners[row]
             tokens, logprobs = rows.decoded(row)
             reason: Literal["stop", "length"] = "stop" if stopped[row] else "length"
-            request.completions[sample] = Completion(tokens.numpy(), logprobs.numpy(), reason, self._version)
+            routed = None if (experts := rows.routed(row)) is None else experts.numpy()
+            request.completions[sample] = Completion(tokens.numpy(), logprobs.numpy(), reason, self._version, routed)
             if request.split:
                 self._finished.append((SampleKey(request.key, sample), [request.completions[sample]]))
             if self._prefixes is not None:
-                self._keep(self._prefixes, request, row, tokens.tolist(), cache)
+                self._keep(self._prefixes, rows, row, tokens.tolist(), cache)
         self._remove_rows(finished, rows, cache)
         for request in [one for one in self._entered.values() if len(one.completions) == len(one.noise)]:
             del self._entered[request.key]
@@ -231,17 +245,17 @@ class Decoding:
             self._vacate(self._slots.index(request), rows, cache)
         return bool(finished)
 
-    def _keep(
-        self, prefixes: PrefixCache, request: SamplingRequest, row: int, tokens: list[int], cache: GroupCache
-    ) -> None:
+    def _keep(self, prefixes: PrefixCache, rows: DecodingRows, row: int, tokens: list[int], cache: GroupCache) -> None:
         """Keep a finished row's keys and values for a prompt that goes on from it."""
+        request, _ = rows.owners[row]
         prompt, decoded = request.prompt, len(tokens) - 1  # the last token's are not computed
         states = cache.read(self._slots.index(request), row, (len(prompt.token_ids), decoded))
         if states is not None:
             positions = rotary_axes(prompt.position_ids)
             behind = (positions.max() + 1 + torch.arange(decoded)).expand(len(positions), -1)
             position_ids = torch.cat([positions, behind], dim=1)
-            prefixes.add(Prefix((*prompt.token_ids, *tokens), position_ids, request.inputs, states))
+            routed = None if (experts := rows.routed(row)) is None else experts[:-1].to(self._model.device)
+            prefixes.add(Prefix((*prompt.token_ids, *tokens), position_ids, request.inputs, states, routed))
 
     def _remove_rows(self, leaving: list[int], rows: DecodingRows, cache: GroupCache) -> None:
         sources, targets = rows.remove(leaving)

@@ -22,6 +22,7 @@ from r1_rollout.embedded.rows import (
     sampling_strategy,
 )
 from r1_rollout.errors import PromptError
+from r1_rollout.routing import Routing, require_routing
 from r1_rollout.sampling import banned_tokens
 from r1_rollout.session import SteppedSession
 from r1_rollout.types import Comparison, Expected, OldEngineNames, PromptLike, SamplingParams
@@ -60,6 +61,7 @@ class EmbeddedEngine(OldEngineNames):
         read_only: bool = False,
         eager: bool = False,
         prefix_cache_bytes: int = PREFIX_CACHE_BYTES,
+        return_routed_experts: bool = False,
     ) -> None:
         """Take over `model`.
 
@@ -76,10 +78,12 @@ class EmbeddedEngine(OldEngineNames):
             eager: launch a GPU's steps kernel by kernel instead of replaying CUDA graphs of them.
             prefix_cache_bytes: keys and values of finished requests that a session keeps for prompts that go on from
                 them; 0: none.
+            return_routed_experts: completions have `routed_experts`, for the learner to compute with the same ones. A
+                GPU's steps are then launched kernel by kernel.
 
         Raises:
             ValueError: the engine cannot decode with this model, or its log-probs differ from those of the model's own
-                forward; an end token is banned, or nothing is allowed.
+                forward; its routers cannot be recorded; an end token is banned, or nothing is allowed.
         """
         self._reach = prepare(model)
         text = model.config.get_text_config()
@@ -94,7 +98,8 @@ class EmbeddedEngine(OldEngineNames):
         self._stack = require_agreement(self._model, self._reach, allowed, self._filler)
         self._end_token_ids, self._tokenizer = frozenset(end_token_ids), tokenizer
         self._max_sequences = max_sequences
-        self._graphs = self._banned.is_cuda and not eager
+        self._routing = require_routing(self._model) if return_routed_experts else None
+        self._graphs = self._banned.is_cuda and not eager and self._routing is None
         self._prefix_cache_bytes = prefix_cache_bytes
         self._prefixes_agree: bool | None = None  # not checked yet
         self._weights = WeightStore(self._model, read_only=read_only)
@@ -127,13 +132,15 @@ class EmbeddedEngine(OldEngineNames):
 
     def generate(self, prompts: Sequence[PromptLike], params: SamplingParams) -> GenerateCall:
         self._require_capacity(params.n)
-        decoding = self._decode("generate", self._sampling(params), params.max_tokens)
+        decoding = self._decode("generate", self._sampling(params), params.max_tokens, routing=self._routing)
         generation = GenerateCall(decoding, prompts, partial(self._sampling_request, decoding, params))
         self._begin(generation, "a later generate() began before it finished")
         return generation
 
     def open_session(self, params: SamplingParams) -> SteppedSession:
-        decoding = self._decode("open_session", self._sampling(params), params.max_tokens, self._prefix_cache())
+        decoding = self._decode(
+            "open_session", self._sampling(params), params.max_tokens, self._prefix_cache(), self._routing
+        )
 
         def submit(key: str, prompt: PromptLike, params: SamplingParams, split: bool) -> None:
             self._require_capacity(params.n)
@@ -210,7 +217,12 @@ class EmbeddedEngine(OldEngineNames):
             raise ValueError(f"n={samples} samples a prompt, but max_sequences={self._max_sequences}: raise it")
 
     def _decode(
-        self, name: str, strategy: DecodingStrategy, longest: int, prefixes: PrefixCache | None = None
+        self,
+        name: str,
+        strategy: DecodingStrategy,
+        longest: int,
+        prefixes: PrefixCache | None = None,
+        routing: Routing | None = None,
     ) -> Decoding:
         if self._version is None:
             raise RuntimeError(
@@ -227,6 +239,7 @@ class EmbeddedEngine(OldEngineNames):
             stack=self._stack,
             graphs=self._graphs,
             prefixes=prefixes,
+            routing=routing,
         )
 
     def _load(self, source: WeightSource) -> None:

@@ -1,6 +1,7 @@
 """Prefill in the embedded engine: batches of prompts, or of what stands behind prefixes that have been computed."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -12,6 +13,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from r1_rollout.embedded.kv import KeysValues
 from r1_rollout.embedded.prefix_cache import Prefix
 from r1_rollout.embedded.states import RecurrentState
+from r1_rollout.routing import Routing
 from r1_rollout.types import PromptLike
 
 if TYPE_CHECKING:
@@ -102,20 +104,29 @@ class Prefilled(NamedTuple):
     layers: list[KeysValues]  # of the whole prompts
     states: list[RecurrentState]  # at the prompts' ends; empty without recurrent layers
     logits: Tensor  # [prompts, vocabulary], after each prompt
+    routed: Sequence[Tensor] = ()  # experts of each whole prompt, [prompt_length, routers, k]; empty if not recorded
 
     def select(self, prompts: Sequence[int]) -> "Prefilled":
         places = torch.tensor(prompts, device=self.logits.device)
         layers = [KeysValues(keys[places], values[places]) for keys, values in self.layers]
-        return Prefilled(layers, [state.select(places) for state in self.states], self.logits[places])
+        routed = [self.routed[prompt] for prompt in prompts if self.routed]
+        return Prefilled(layers, [state.select(places) for state in self.states], self.logits[places], routed)
 
 
-def prefill(model: "PreTrainedModel", parts: Sequence[PrefillPart], filler: int, states: int = 0) -> Prefilled:
+def prefill(
+    model: "PreTrainedModel",
+    parts: Sequence[PrefillPart],
+    filler: int,
+    states: int = 0,
+    routing: Routing | None = None,
+) -> Prefilled:
     """Run parts of prompts, padded on the right, through the model.
 
     Args:
         parts: all with a prefix or all without; their inputs are alike, see `alike`.
         filler: the token to pad with; not a placeholder of media, for those are counted.
         states: layers up to the last one with a state; then the parts are of one length.
+        routing: records the experts.
     """
     device, lengths = model.device, [part.length for part in parts]
     rotary = [rotary_axes(part.prompt.position_ids)[:, part.known :] for part in parts]
@@ -135,14 +146,16 @@ def prefill(model: "PreTrainedModel", parts: Sequence[PrefillPart], filler: int,
     if isinstance(cache, ContinuedCache):
         media["attention_mask"] = cache.mask
     ends = sorted({*lengths})
-    logits = model(
-        input_ids=token_ids.to(device),
-        position_ids=without_lone_axis(position_ids).to(device),
-        past_key_values=cache,
-        use_cache=True,
-        logits_to_keep=torch.tensor(ends, device=device) - 1,
-        **media,
-    ).logits
+    with nullcontext() if routing is None else routing.recording() as record:
+        logits = model(
+            input_ids=token_ids.to(device),
+            position_ids=without_lone_axis(position_ids).to(device),
+            past_key_values=cache,
+            use_cache=True,
+            logits_to_keep=torch.tensor(ends, device=device) - 1,
+            **media,
+        ).logits
+        routed = [] if record is None else _routed_prompts(parts, record().unflatten(0, token_ids.shape))
     if isinstance(cache, ContinuedCache | StateCache):
         layers = cache.filled
     else:
@@ -151,7 +164,17 @@ def prefill(model: "PreTrainedModel", parts: Sequence[PrefillPart], filler: int,
         layers,
         cache.layers if isinstance(cache, StateCache) else [],
         logits[range(len(parts)), [*map(ends.index, lengths)]],
+        routed,
     )
+
+
+def _routed_prompts(parts: Sequence[PrefillPart], routed: Tensor) -> list[Tensor]:
+    """Return the experts of whole prompts, given those of their parts [parts, columns, routers, k]."""
+    found = []
+    for part, own in zip(parts, routed, strict=True):
+        before = [] if part.prefix is None or part.prefix.routed is None else [part.prefix.routed]
+        found.append(torch.cat([*before, own[: part.length]]))
+    return found
 
 
 class StateCache(Cache):

@@ -18,6 +18,7 @@ class Prefix:
     position_ids: Tensor  # int64 [axes, length], rotary
     inputs: Mapping[str, Tensor]  # of the prompt, further arguments of the model's forward
     states: Tensor  # keys and values [layers, 2, heads, length, size] of all tokens but the last
+    routed: Tensor | None = None  # their experts [length, routers, k], if recorded
 
     @property
     def length(self) -> int:
@@ -26,7 +27,7 @@ class Prefix:
 
     @property
     def size(self) -> int:
-        return self.states.nbytes
+        return self.states.nbytes + (0 if self.routed is None else self.routed.nbytes)
 
     def begins(self, prompt: PromptLike, position_ids: Tensor, inputs: Mapping[str, Tensor]) -> bool:
         """Whether a prompt begins with these tokens, positions and pictures."""

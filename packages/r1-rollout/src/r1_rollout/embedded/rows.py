@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from r1_rollout.embedded.segments import close_gaps
+from r1_rollout.routing import unrouted
 from r1_rollout.sampling import choose_tokens, noise_key, tempered, uniform
 from r1_rollout.types import Completion, PromptLike, SamplingParams
 
@@ -28,6 +29,7 @@ class SamplingRequest:
     stop: tuple[str, ...] = ()  # strings that end a sample
     split: bool = False  # its samples are returned one by one
     inputs: Mapping[str, Tensor] = field(default_factory=dict)  # of the prompt, once it is computed
+    routed: Tensor | None = None  # its experts [prompt_length, routers, k], likewise, if they are recorded
     completions: dict[int, Completion] = field(default_factory=dict)  # by the number of the sample
 
 
@@ -43,6 +45,7 @@ class DecodingRows:
         self._tokens = torch.zeros(capacity, columns, dtype=torch.int64, device=device)
         self._logprobs = torch.zeros(capacity, columns, device=device)
         self._state = torch.zeros(capacity, 5, dtype=torch.int64, device=device)
+        self._routed: Tensor | None = None  # experts of the tokens [capacity, columns, routers, k], if recorded
         self._see()
 
     def __len__(self) -> int:
@@ -67,6 +70,22 @@ class DecodingRows:
         self._logprobs[rows, ages] = logprobs
         ages += 1
 
+    def route(self, experts: Tensor) -> None:
+        """Store the experts of every row's last token, [rows, routers, k]."""
+        if self._routed is None:
+            self._routed = experts.new_full((*self._tokens.shape, *experts.shape[1:]), unrouted(experts.dtype))
+        self._routed[torch.arange(len(self), device=experts.device), self.ages - 1] = experts
+
+    def routed(self, row: int) -> Tensor | None:
+        """Return the experts of a row's prompt and answer, [prompt_length + age, routers, k]; None if not recorded."""
+        request, age = self.owners[row][0], int(self.ages[row])
+        if request.routed is None:
+            return None
+        answer = request.routed.new_full((age, *request.routed.shape[1:]), unrouted(request.routed.dtype))
+        if self._routed is not None:
+            answer[: age - 1] = self._routed[row, : age - 1]
+        return torch.cat([request.routed, answer]).cpu()
+
     def decoded(self, row: int) -> tuple[Tensor, Tensor]:
         """Return a row's int32 tokens and float32 log-probs, [age] each, copied to main memory."""
         age = int(self.ages[row])
@@ -81,8 +100,9 @@ class DecodingRows:
     def remove(self, finished: Sequence[int]) -> tuple[list[int], list[int]]:
         """Remove rows; return which rows (sources) have moved to which places (targets)."""
         sources, targets = close_gaps(len(self), finished)
-        for tensor in (self._tokens, self._logprobs, self._state):
-            tensor[targets] = tensor[sources]
+        for tensor in (self._tokens, self._logprobs, self._state, self._routed):
+            if tensor is not None:
+                tensor[targets] = tensor[sources]
         for source, target in zip(sources, targets, strict=True):
             self.owners[target] = self.owners[source]
         del self.owners[len(self) - len(finished) :]

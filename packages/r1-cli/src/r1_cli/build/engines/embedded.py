@@ -40,4 +40,5 @@ def open_engine(setup: EngineSetup, stack: ExitStack) -> "Generator":
         eager=setup.config.worker.rollout.enforce_eager,
         tokenizer=setup.model.tokenizer,
         prefix_cache_bytes=int(setup.config.worker.rollout.multi_turn.prefix_cache_gb * (1 << 30)),
+        return_routed_experts=setup.config.worker.actor.router_replay,
     )

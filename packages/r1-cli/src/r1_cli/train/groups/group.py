@@ -170,8 +170,15 @@ def to_samples(groups: Sequence[Group]) -> list[Sample]:
                 samples += episode.to_samples(group.prompt, group_id, reward, episode_id=len(samples))
             continue
         responses = [(one.completion.token_ids, one.completion.logprobs, one.reward) for one in group.responses]
-        samples += _samples_of(group.prompt, responses, group_id)
+        sampled = _samples_of(group.prompt, responses, group_id)
+        samples += map(with_routing, sampled, group.completions)
     return samples
+
+
+def with_routing(sample: Sample, completion: Completion) -> Sample:
+    """Return the sample with the experts of its tokens, if the engine has recorded them."""
+    routed = completion.routed_experts
+    return sample if routed is None else replace(sample, routed_experts=torch.from_numpy(routed))
 
 
 def to_sample(prompt: PromptLike, token_ids: Sequence[int] | NDArray[np.int32]) -> Sample:

@@ -67,6 +67,9 @@ def save_groups(carried_over: Sequence[Group], folder: Path) -> None:
         "token_ids": torch.from_numpy(np.concatenate([c.token_ids for c in completions])),
         "logprobs": torch.from_numpy(np.concatenate([c.logprobs for c in completions])),
     }
+    routed = [c.routed_experts for c in completions if c.routed_experts is not None]
+    if routed:
+        tensors["routed_experts"] = torch.from_numpy(np.concatenate(routed))
     entries = [_describe(group) for group in carried_over]
     if carried_over[0].episodes:
         from r1_cli.train.groups.saved_episodes import save_episodes
@@ -111,17 +114,19 @@ def load_groups(folder: Path, render: Callable[[int], Prompt]) -> tuple[Group, .
 def _completions(entries: Sequence[JsonObject], tensors: Mapping[str, torch.Tensor]) -> Iterator[list[Completion]]:
     """Yield the completions of each group."""
     token_ids, logprobs = tensors["token_ids"].numpy(), tensors["logprobs"].numpy()
-    begin = 0
+    begin = first = 0
     for entry in entries:
         completions: list[Completion] = []
         for one in entry["completions"]:
             tokens = slice(begin, begin := begin + one["tokens"])
+            routed = slice(first, first := first + one.get("routed", 0))
             completions.append(
                 Completion(
                     token_ids=token_ids[tokens],
                     logprobs=logprobs[tokens],
                     finish_reason=one["finish_reason"],
                     weight_version=one["weight_version"],
+                    routed_experts=tensors["routed_experts"][routed].numpy() if "routed" in one else None,
                 )
             )
         yield completions
@@ -148,6 +153,7 @@ def _describe(group: Group) -> JsonObject:
         "prompt": _digest(group.prompt),
         "completions": [
             {"tokens": len(c.token_ids), "finish_reason": c.finish_reason, "weight_version": c.weight_version}
+            | ({} if c.routed_experts is None else {"routed": len(c.routed_experts)})
             for c in group.completions
         ],
         "responses": [response.text for response in group.responses],
