@@ -57,8 +57,8 @@ class Learner(TrainableModel):
     """The policy: a language model trained with a policy loss. See `TrainableModel` for all other arguments.
 
     If its head cannot be used alone (see `token_model`), packed rows come with `logits_to_keep=`, an index of
-    positions. A model with a true attribute `reads_pack` receives a `pack.Pack` as `pack=`. A mixture of experts with an
-    attribute `routing` (`experts.Routing`) computes with the `routed_experts` of samples; reference and teacher do not.
+    positions. A model with a true attribute `reads_pack` receives a `pack.Pack` as `pack=`. A mixture of experts with
+    `routing` (`experts.Routing`) computes with the `routed_experts` of samples; reference and teacher do not.
 
     Args:
         reference: the frozen reference; `model` itself means the model without its adapter.
