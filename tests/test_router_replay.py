@@ -17,7 +17,10 @@ from forced_routing import FAMILIES, compute_forced, make_learner, with_choices
 from tiny_models import make_model
 from torch import Tensor
 
+from r1_cli.build.learner import refuse_unreplayable
 from r1_cli.cluster.batch_transfer import diff_fields, update_fields
+from r1_cli.hardware import Hardware
+from r1_cli.models.load import ModelError
 from r1_cli.train.groups.group import Group, Response, to_samples
 from r1_cli.train.groups.stream_position import load_groups, save_groups
 from r1_core.learner import Learner
@@ -181,6 +184,24 @@ def test_a_session_records_the_experts_of_what_it_computed_in_earlier_turns() ->
     assert session.prefilled < 40 + 2 * 10  # later turns went on from earlier ones
 
 
+def test_requests_of_one_prompt_that_is_computed_once_have_its_experts() -> None:
+    model = make_model("mixtral")
+    same = ProbePrompt("same", [*range(30)], torch.arange(30)[None])
+    other = ProbePrompt("other", [*range(50, 82)], torch.arange(32)[None])
+    engine, keys = engine_of("mixtral"), {"a": same, "b": other, "c": replace(same, id="c")}
+    with engine.active():
+        session = engine.open_session(SamplingParams(max_tokens=1, seed=1))
+        for key, prompt in keys.items():
+            session.submit(key, prompt, max_tokens=1)
+        for key, (completion,) in session.poll():
+            tokens = torch.tensor(keys[key].token_ids)
+            sample = Sample(tokens, torch.ones(len(tokens), dtype=torch.bool), torch.arange(len(tokens))[None], 0, 0.0)
+            expected, found = record_alone(model, sample, last=True).routed_experts, completion.routed_experts
+            assert found is not None
+            assert expected is not None
+            assert np.array_equal(np.sort(found[:-1], -1), expected.sort(-1).values.numpy())
+
+
 def test_an_engine_that_is_not_asked_records_nothing() -> None:
     engine = EmbeddedEngine(make_model("mixtral"), end_token_ids=[258], version=0)
     assert {sample.routed_experts for sample in sample_from(engine)} == {None}
@@ -210,6 +231,8 @@ def test_routers_that_cannot_be_replayed_are_refused_by_name() -> None:
         require_routing(make_model("doge"))
     with pytest.raises(ValueError, match="PhimoeForCausalLM"):
         engine_of("phimoe")
+    with pytest.raises(ModelError, match=r"worker.actor.router_replay=true: the routers of PhimoeForCausalLM"):
+        refuse_unreplayable(make_model("phimoe"), Hardware("cpu"))
 
 
 def test_a_record_of_another_model_is_refused() -> None:

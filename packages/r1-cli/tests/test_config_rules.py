@@ -49,6 +49,11 @@ def message_of(*words: str) -> str:
         ),
         ("worker.rollout.n=1", "worker.rollout.n", "at least 2"),
         (
+            "worker.actor.router_replay=true worker.rollout.name=vllm",
+            "worker.actor.router_replay",
+            "needs an engine that returns experts: set worker.rollout.name=embedded, or false",
+        ),
+        (
             "algorithm.kl_type=adaptive algorithm.kl_horizon=512",
             "algorithm.kl_horizon",
             "is too short: the 2560 samples of a step take more than 512, or the coefficient would fall to 0",

@@ -429,3 +429,19 @@ def test_settings_of_episodes_that_are_not_enabled_ask_for_nothing() -> None:
     assert found == MultiTurnSettings()
     assert lost == []
     assert not any("multi_turn" in remark for remark in remarks)
+
+
+@pytest.mark.parametrize(
+    ("words", "replays", "lost"),
+    [
+        (["actor_rollout_ref.actor.router_replay.mode=R3"], True, 0),
+        (["actor_rollout_ref.rollout.enable_rollout_routing_replay=True"], True, 0),
+        (["actor_rollout_ref.actor.router_replay.mode=disabled"], False, 0),
+        (["actor_rollout_ref.actor.router_replay.mode=R2"], False, 1),
+    ],
+)
+def test_verls_replay_of_routers_is_translated_or_named(words: list[str], replays: bool, lost: int) -> None:
+    made = convert_verl("data: {train_files: owner/rows@train}", words)
+    assert made.settings.get("worker.actor.router_replay", False) == replays
+    assert sum("router_replay.mode=R2: worker.actor.router_replay=true" in line for line in made.lost) == lost
+    assert made.unknown() == []

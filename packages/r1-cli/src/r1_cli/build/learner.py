@@ -68,7 +68,7 @@ def build_learner(
     policy = load_weights(config, model, kept, hardware.device, parallel, policy_shard, adapters)
     freeze(actor.model, policy)
     if actor.router_replay:
-        _require_routing(policy, hardware)
+        refuse_unreplayable(policy, hardware)
     if actor.model.enable_gradient_checkpointing:
         models.enable_gradient_checkpointing(policy, on_host=actor.model.enable_activation_offload)
     reference = policy if adapters is not None and not config.algorithm.disable_kl else None
@@ -100,7 +100,8 @@ def build_learner(
     )
 
 
-def _require_routing(policy: torch.nn.Module, hardware: Hardware) -> None:
+def refuse_unreplayable(policy: torch.nn.Module, hardware: Hardware) -> None:
+    """Raise ModelError if the policy's routers cannot be replayed. All ranks must call this."""
     try:
         require_routing(policy, hardware.device)
     except RoutingError as error:

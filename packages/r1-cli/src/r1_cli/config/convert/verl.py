@@ -44,6 +44,7 @@ def convert_verl(text: str, overrides: list[str]) -> Conversion:
     _reward(made)
     _data(made)
     made.rename(KEYS)
+    _experts(made)
     _sizes(made)
     _turns(made)
     _rest(made)
@@ -159,6 +160,16 @@ def _data(made: Conversion) -> None:
     if prompt != "prompt":
         made.settings |= {"data.prompt_key": prompt, "data.answer_key": "reward_model.ground_truth"}
         made.settings["data.row_format"] = None
+
+
+def _experts(made: Conversion) -> None:
+    mode, recorded = made.read(f"{ACTOR}router_replay.mode"), made.read(f"{ROLLOUT}enable_rollout_routing_replay")
+    if mode == "R3" or (recorded and mode is None):
+        made.settings["worker.actor.router_replay"] = True
+    elif mode not in (None, "disabled"):
+        made.lost.append(
+            f"{ACTOR}router_replay.mode={mode}: worker.actor.router_replay=true replays the engine's choice, R3"
+        )
 
 
 def _sizes(made: Conversion) -> None:

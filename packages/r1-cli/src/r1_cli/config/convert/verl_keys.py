@@ -142,7 +142,7 @@ NO_COUNTERPART = {
     f"{ACTOR}shuffle": "samples keep the order of sampling",
     f"{ACTOR}checkpoint": "a checkpoint has weights, optimizer and position; trainer.save_model_only leaves out states",
     f"{ACTOR}use_rollout_log_probs": "algorithm.rollout_correction compares both",
-    f"{ACTOR}router_replay": "routers choose again in the learner",
+    f"{ACTOR}router_replay": "experts are those that the engine chose in the same run",
     f"{ACTOR}megatron": "weights are sharded by FSDP2",
     f"{ACTOR}fsdp_config.forward_prefetch": "FSDP2's own choice",
     f"{ACTOR}fsdp_config.reshard_after_forward": "set worker.actor.fsdp.enable_full_shard",
