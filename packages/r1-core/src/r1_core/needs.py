@@ -15,10 +15,10 @@ Needs = Collection[str]
 # the number of each token's turn, and a hash of the state that the turn started from (single answers are one turn).
 OTHERS = ("groups", "correction_weights", "baselines", "parts", "turns", "states")
 # Per-token fields that no word is for: results of an estimator, a loss or its forward pass, what every estimator gets,
-# and what `turns` and `states` are made of.
+# what `turns` and `states` are made of, and what a forward pass is given.
 NO_NEEDS = {
     "entropies", "advantages", "returns", "weights", "selected", "token_rewards", "turn_ids", "state_ids",
-    "teacher_logprobs", "teacher_top", "teacher_top_ids",
+    "teacher_logprobs", "teacher_top", "teacher_top_ids", "routed_experts",
 }  # fmt: skip
 
 # One forward pass of the policy computes these (and the old log-probs always), one of the reference or teacher those.
