@@ -103,5 +103,6 @@ def test_a_per_token_field_is_declared_once_and_where_it_is_read():
         "returns",
         "teacher_logprobs",
         *TOP_FIELDS,
+        "routed_experts",
     }  # of which `advantages.distillation` reads the third
     assert {*PER_TOKEN} == {*LOSS_FIELDS, *ESTIMATOR_FIELDS} | others | of_turns
