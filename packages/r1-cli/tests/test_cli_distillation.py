@@ -83,7 +83,7 @@ def test_without_a_teacher_nothing_changes():
         (["worker.teacher.model.model_path=./no/such"], "worker.teacher.model.model_path", "no such folder"),
         (["algorithm.distillation.clip=0"], "algorithm.distillation.clip", "more than 0"),
         (["worker.teacher.urls=http://a:1"], "worker.teacher.urls", "set one of them"),
-        (["worker.teacher.model.model_path=policy"], "worker.teacher.model.model_path", "set context or max_pixels"),
+        (["worker.teacher.model.model_path=policy"], "worker.teacher.model.model_path", "set context, max_pixels"),
         (["worker.teacher.style=before"], "worker.teacher.style", "set context"),
         (["algorithm.distillation.sync=ema:2"], "algorithm.distillation.sync", "as in ema:0.01"),
         (["algorithm.distillation.sync=always"], "algorithm.distillation.sync", "as in ema:0.01"),

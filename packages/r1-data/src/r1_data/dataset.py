@@ -10,6 +10,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, Literal
 
+from r1_data.formats import detect_columns
 from r1_data.lengths import MANY, MANY_TEXTS, measure_all, open_known
 from r1_data.messages import RowReader
 from r1_data.prefetch import ItemRenderer, PromptMemory, RemoteRenderer, RenderJob, RowRenderer
@@ -219,7 +220,7 @@ class PromptDataset(RowDataset[Example, Prompt]):
             reader: converts a row to an example; None: `RowReader()`, which detects the columns.
         """
         reader = reader or RowReader()
-        self._find_remarks = Remarks(renderer.tokenizer, reader).find
+        self._prompt_reader, self._find_remarks = reader, Remarks(renderer.tokenizer, reader).find
         super().__init__(
             rows,
             reader,
@@ -232,6 +233,20 @@ class PromptDataset(RowDataset[Example, Prompt]):
             remote=remote,
             known_lengths=known_lengths,
         )
+
+    def example(self, index: int, images: str | None = None) -> Example:
+        """Read the i-th kept row again, with the pictures of column `images` if it is set.
+
+        Raises DataError that names the row.
+        """
+        if images is None:
+            return super().example(index)
+        name, row = self._rows[self._kept[index][0]]
+        if images not in row:
+            raise DataError(f"{name}: it has no column {images!r}; columns found: {', '.join(row)}")
+        reader = self._prompt_reader
+        columns = replace(detect_columns(row, reader.columns, reader.explicit_columns), images=images)
+        return replace(reader, columns=columns, explicit_columns=True)(name, row)
 
     def length_of(self, rendered: Prompt) -> int:
         return len(rendered.token_ids)
@@ -263,9 +278,9 @@ class Mixture:
         for memory, jobs in planned.items():
             memory.prefetch(jobs)
 
-    def example(self, index: int) -> Example:
+    def example(self, index: int, images: str | None = None) -> Example:
         which, own = self._place(index)
-        return self.parts[which].example(own)
+        return self.parts[which].example(own, images)
 
     def _place(self, index: int) -> tuple[int, int]:
         if not 0 <= index < len(self):

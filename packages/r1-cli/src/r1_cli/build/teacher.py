@@ -150,7 +150,7 @@ def _prompts(
     def prompt_of(group: Group) -> Prompt:
         if group.row < 0:
             raise DataError(f"{group.prompt.id}: its row is unknown, so that the teacher's prompt cannot be rendered")
-        return renderer.render(rewrite(prompts.example(group.row)))
+        return renderer.render(rewrite(prompts.example(group.row, settings.image_key)))
 
     return prompt_of
 

@@ -38,6 +38,7 @@ class OneTeacherConfig(Section):
     style: Literal["rewrite", "before"] = "rewrite"
     min_pixels: Count | None = None  # of the teacher's pictures; null: as the policy's
     max_pixels: Count | None = None  # likewise; more than the policy's: a sharper picture
+    image_key: str | None = None  # column with the teacher's pictures, as many as the policy's; null: the policy's
 
     @property
     def used(self) -> bool:
@@ -46,7 +47,7 @@ class OneTeacherConfig(Section):
     @property
     def privileged(self) -> bool:
         """Whether it sees another prompt than the policy."""
-        return bool(self.context or self.min_pixels or self.max_pixels)
+        return bool(self.context or self.min_pixels or self.max_pixels or self.image_key)
 
     @property
     def loaded(self) -> str | None:
@@ -62,10 +63,8 @@ class OneTeacherConfig(Section):
         if path and self.urls:
             yield f"{key}.urls", "stands in place of model.model_path; set one of them"
         if path == POLICY and same and not self.privileged:
-            message = (
-                "is its own teacher, so it needs a prompt of its own: set context or max_pixels, or other weights: "
-            )
-            message += f"{DISTILLATION}.sync"
+            message = "is its own teacher, so it needs a prompt of its own: set context, max_pixels or image_key, or "
+            message += f"other weights: {DISTILLATION}.sync"
             yield f"{key}.model.model_path", message
         if path and path != POLICY and names_folder(path) and not Path(path).is_dir():
             yield f"{key}.model.model_path", f"no such folder{where_or_near(path)}"

@@ -148,7 +148,8 @@ def _require_plain(sample: Sample, group: Group) -> None:
         found = "forks of an episode" if forked else "pictures behind the prompt of an episode"
         raise RewardFailure(
             f"{group.prompt.id}: a teacher on servers, in the main process or with its own prompt reads no {found}: "
-            "use one that the learner holds, worker.teacher.model.model_path without context and limits of pixels"
+            "use one that the learner holds, worker.teacher.model.model_path without context, image_key and limits of "
+            "pixels"
         )
 
 
