@@ -7,10 +7,10 @@ each prompt once, and get no reward. Controls: a teacher that is the student's o
 a step. Validation is
 on the quickstart's 324 rows, four answers each. Prints a table; runs that FOLDER has already are not repeated.
 
-With `--sharper`, the teacher is the student's own start and sees pictures of 112 × 112 pixels, the student of 56 × 56. For
-each seed, `r1 sft` first teaches the quickstart's model 1,000 pictures of 112 × 112. Controls: a teacher that sees the
-student's pictures, and one that sees the next row's at 112 × 112. The bar, in every seed: the student gains 0.10 over its
-start and ends 0.10 above both controls, and neither control gains 0.04 (two standard errors of a difference).
+With `--sharper`, the teacher is the student's own start and sees pictures of 112 × 112 pixels, the student of 56 × 56.
+For each seed, `r1 sft` first teaches the quickstart's model 1,000 pictures of 112 × 112. Controls: a teacher that sees
+the student's pictures, and one that sees the next row's at 112 × 112. The bar, in every seed: the student gains 0.10
+over its start and ends 0.10 above both controls, and neither control gains 0.04 (two standard errors of a difference).
 """
 
 import argparse

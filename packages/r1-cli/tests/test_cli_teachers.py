@@ -1,27 +1,38 @@
 """A teacher's tokenizer and servers are compared with the policy's before a run, and by `r1 check`."""
 
+import io
 import json
 import logging
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 from cli_references import prompt_of
 from loopback import answering
+from PIL import Image
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast
+from transformers import AutoProcessor, PreTrainedTokenizerFast
 
+from r1_cli.build.rendering import build_renderer
 from r1_cli.build.rewards.served_model import ServedReading
-from r1_cli.build.teacher import require_same_tokens_on_servers, require_top_of_servers
+from r1_cli.build.teacher import build_teacher, require_same_tokens_on_servers, require_top_of_servers
 from r1_cli.build.teacher_model import (
     PROBES,
     find_difference,
     require_same_tokenizer,
 )
 from r1_cli.config import load_config
+from r1_cli.models.files import open_model
 from r1_cli.models.load import ModelError
 from r1_cli.plan.check.findings import Subject
 from r1_cli.plan.check.model import check_teacher
+from r1_cli.train.groups.group import Group
+from r1_data.dataset import Mixture, PromptDataset
+from r1_data.formats import Columns
+from r1_data.messages import RowReader
+from r1_data.types import DataError
 from r1_rewards.services.endpoint import Patience
 
 BASE = ["data.train_files=owner/rows@train", "worker.actor.model.model_path=owner/model"]
@@ -129,6 +140,81 @@ def test_a_server_that_does_not_tokenize_needs_a_tokenizer_path():
         pytest.raises(ModelError, match=r"HTTP 404.*set tokenizer_path"),
     ):
         require_same_tokens_on_servers(ServedReading(url, patience=READY), "urls", None, tokenizer())
+
+
+# --- pictures of the teacher's own -----------------------------------------------------------------------------------
+
+
+def picture(seed):
+    pixels = np.random.default_rng(seed).integers(0, 256, (112, 112, 3), np.uint8)
+    Image.fromarray(pixels).save(buffer := io.BytesIO(), "PNG")
+    return {"bytes": buffer.getvalue()}
+
+
+ROW = {"problem": "<image>How many?", "answer": "3", "images": [picture(1)], "crops": [picture(2)], "empty": []}
+SMALL, SHARP = 56 * 56, 112 * 112
+
+
+def prompts_of(*words):
+    """The prompts of the policy and of its teacher, whose pictures are at most 56 × 56 and as `words` say."""
+    model = "worker.actor.model.model_path=examples/quickstart/model"
+    itself = ["worker.teacher.model.model_path=policy", "algorithm.distillation.sync=never", "worker.rollout.n=1"]
+    config = config_of(
+        model,
+        "data.max_response_length=99",
+        *itself,
+        NONE,
+        f"data.min_pixels={SMALL}",
+        f"data.max_pixels={SMALL}",
+        *words,
+    )
+    files = open_model(config)
+    reader = RowReader(Columns("problem"), explicit_columns=True, format_prompt="{{ content }} Look.")
+    rows = Mixture([PromptDataset([ROW], build_renderer(config, files), max_prompt_length=99, reader=reader)])
+    teacher = build_teacher(config, None, files, None, rows)
+    find = teacher.teachers.find("rows").prompt_of
+    return rows[0], find(Group(rows[0], (), row=0))
+
+
+def processed(cell, pixels):
+    """What the model's own processor makes of the row with this picture."""
+    processor = AutoProcessor.from_pretrained("examples/quickstart/model")
+    content = [{"type": "image"}, {"type": "text", "text": "How many? Look."}]
+    text = processor.apply_chat_template([{"role": "user", "content": content}], add_generation_prompt=True)
+    size = {"shortest_edge": SMALL, "longest_edge": pixels}
+    shown = Image.open(io.BytesIO(cell["bytes"]))
+    return processor(text=[text], images=[shown], images_kwargs={"size": size}, return_tensors="pt")
+
+
+@pytest.mark.parametrize(
+    ("words", "column", "pixels", "tokens"),
+    [
+        ([f"max_pixels={SHARP}"], "images", SHARP, 16),
+        ([f"max_pixels={SMALL}"], "images", SMALL, 4),
+        (["image_key=crops"], "crops", SMALL, 4),
+        (["image_key=crops", f"max_pixels={SHARP}"], "crops", SHARP, 16),
+    ],
+)
+def test_a_teacher_sees_its_own_pictures_as_the_processor_makes_them(words, column, pixels, tokens):
+    own, teachers = prompts_of(*(f"worker.teacher.{word}" for word in words))
+    for prompt, cell, most, count in ((own, "images", SMALL, 4), (teachers, column, pixels, tokens)):
+        expected = processed(ROW[cell][0], most)
+        assert prompt.token_ids == expected["input_ids"][0].tolist()
+        assert (expected["input_ids"] == 315).sum() == count  # <|image_pad|>
+        assert torch.equal(prompt.model_inputs["image_grid_thw"], expected["image_grid_thw"])
+        torch.testing.assert_close(prompt.model_inputs["pixel_values"], expected["pixel_values"])
+        assert prompt.position_ids.shape[-1] == len(prompt.token_ids)
+
+
+def test_a_row_without_the_teachers_pictures_is_named():
+    with pytest.raises(
+        DataError, match=r":1: it has no column 'crop'; columns found: problem, .*crops.* \(worker.teacher.image_key\)"
+    ):
+        prompts_of("worker.teacher.image_key=crop")
+    with pytest.raises(
+        DataError, match=r":1: 1 <image> markers but 0 pictures in column 'empty' \(worker.teacher.image_key\)"
+    ):
+        prompts_of("worker.teacher.image_key=empty")
 
 
 # --- what a user sees before the run ---------------------------------------------------------------------------------

@@ -150,7 +150,11 @@ def _prompts(
     def prompt_of(group: Group) -> Prompt:
         if group.row < 0:
             raise DataError(f"{group.prompt.id}: its row is unknown, so that the teacher's prompt cannot be rendered")
-        return renderer.render(rewrite(prompts.example(group.row, settings.image_key)))
+        try:
+            example = prompts.example(group.row, settings.image_key)
+        except DataError as error:
+            raise DataError(f"{error} ({key}.image_key)" if settings.image_key else str(error)) from error
+        return renderer.render(rewrite(example))
 
     return prompt_of
 
