@@ -15,6 +15,8 @@ VISION_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 # Further ones that only the learner's tests go through: experts, windows, layers whose state runs through a row.
 FURTHER_TEXT = ("qwen3_moe", "gemma3_text", "qwen3_5_text")
 FURTHER_VISION = ("qwen3_5", "qwen3_vl_moe")
+MIXTURES = ("mixtral", "gpt_oss", "glm4_moe")  # whose experts have other names in files and in vLLM
+TEXT = (*TEXT_FAMILIES, *FURTHER_TEXT, *MIXTURES)
 MEDIA_TOKENS = ("<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>")
 END, PAD = "<|im_end|>", "<|endoftext|>"
 PIXELS = {"shortest_edge": 28 * 28, "longest_edge": 128 * 128}
@@ -51,7 +53,7 @@ def make_tokenizer() -> Any:
 
 def make_processor(family: str) -> Any:
     """The processor of a vision-language family, the tokenizer of another."""
-    if family in (*TEXT_FAMILIES, *FURTHER_TEXT):
+    if family in TEXT:
         return make_tokenizer()
     processor_class, video_class, patch = {
         "qwen2_vl": (hf.Qwen2VLProcessor, hf.Qwen2VLVideoProcessor, 14),
@@ -79,12 +81,24 @@ def make_config(family: str) -> Any:
     linear = {f"linear_{name}": value for name, value in LINEAR_ATTENTION.items()}
     hybrid = {"layer_types": ["linear_attention", "full_attention"], **linear}
     experts = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
+    local = {"num_local_experts": 4, "num_experts_per_tok": 2}
     further = {
         "qwen3_moe": experts,
+        "mixtral": local,
+        "gpt_oss": {**local, "layer_types": ["sliding_attention", "full_attention"], "sliding_window": 128},
+        "glm4_moe": {
+            "n_routed_experts": 4,
+            "num_experts_per_tok": 2,
+            "n_shared_experts": 1,
+            "moe_intermediate_size": 32,
+            "first_k_dense_replace": 1,
+            "n_group": 1,
+            "topk_group": 1,
+        },
         "gemma3_text": {"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 24},
         "qwen3_5_text": hybrid,
     }
-    if family in (*TEXT_FAMILIES, *FURTHER_TEXT):
+    if family in TEXT:
         return hf.AutoConfig.for_model(family, **text, **further.get(family, {}), tie_word_embeddings=False)
     rope = {"rope_type": "default", "rope_theta": 10_000.0, "mrope_section": [4, 6, 6]}
     if family.startswith("qwen3_vl"):  # transformers does it unasked, vLLM where the configuration says so
@@ -122,7 +136,7 @@ def make_config(family: str) -> Any:
 def make_model(family: str, scale: float = 5.0, config: Any = None) -> Any:
     """A model with random weights, `scale` times as large as at the start of a training: it has opinions."""
     config = make_config(family) if config is None else config
-    is_text = family in (*TEXT_FAMILIES, *FURTHER_TEXT)
+    is_text = family in TEXT
     kind = hf.AutoModelForCausalLM if is_text else hf.AutoModelForImageTextToText
     torch.manual_seed(0)
     model = kind.from_config(config).eval()

@@ -39,7 +39,7 @@ def make_example(name: str) -> Example:
 
 def make_prompts(family: str, names: Iterable[str] = prompt_cases.CASES) -> list[Prompt]:
     """The golden cases of these names and, which is all for a text model, texts of several lengths."""
-    names = () if family in (*families.TEXT_FAMILIES, *families.FURTHER_TEXT) else names
+    names = () if family in families.TEXT else names
     rows: list[dict[str, Any]] = [{"problem": text, "answer": "4"} for text in TEXTS]
     texts = [to_example(f"text {i}", row, Columns("problem")) for i, row in enumerate(rows)]
     renderer = make_renderer(family)

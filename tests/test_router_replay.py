@@ -21,10 +21,13 @@ from r1_cli.build.learner import refuse_unreplayable
 from r1_cli.cluster.batch_transfer import diff_fields, update_fields
 from r1_cli.hardware import Hardware
 from r1_cli.models.load import ModelError
+from r1_cli.train.episodes.episode import Path as EpisodePath
 from r1_cli.train.groups.group import Group, Response, to_samples
 from r1_cli.train.groups.stream_position import load_groups, save_groups
+from r1_cli.train.groups.trajectory import Trajectory, Turn
 from r1_core.learner import Learner
 from r1_core.types import Sample
+from r1_data.turns.continuation import Continuation
 from r1_data.types import Prompt
 from r1_rewards.types import Score
 from r1_rollout.embedded import EmbeddedEngine
@@ -182,6 +185,44 @@ def test_a_session_records_the_experts_of_what_it_computed_in_earlier_turns() ->
             assert np.array_equal(np.sort(found, -1), expected.sort(-1).values.numpy())
             prompt = ProbePrompt(f"turn {turn}", [*tokens.tolist(), 5, 6, 7], torch.arange(len(tokens) + 3)[None])
     assert session.prefilled < 40 + 2 * 10  # later turns went on from earlier ones
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_an_episode_replays_the_experts_of_all_its_turns_and_of_what_stood_between_them(
+    cached: bool, tmp_path: Path
+) -> None:
+    model = make_model("mixtral")
+    prompt = Prompt("one", "", [*range(40)], [*range(40)], torch.arange(40)[None], "")
+    engine, path = engine_of("mixtral", prefix_cache_bytes=1 << 20 if cached else 0), EpisodePath(prompt)
+    with engine.active():
+        session = engine.open_session(SamplingParams(max_tokens=6, seed=1, ignore_eos=True))
+        for turn in range(3):
+            session.submit("one", path.context, max_tokens=6)
+            ((_, (completion,)),) = session.poll()
+            begin = path.length
+            path.add_sampled(completion)
+            path.turns.append(Turn("assistant", begin, path.length))
+            path.add_continuation(Continuation([5, 6, turn], [5, 6, turn], torch.arange(3)[None]))
+    assert (session.prefilled < 60) == cached
+    fork = path.trajectory("forked", "", prompt=prompt)
+    episode = path.trajectory("done", "", prompt=None, forks=[fork])
+    lacking = Trajectory([7], [0.0], [True], [Turn("assistant", 0, 1)], torch.arange(41)[None], "done", 0)
+    group = Group(prompt, [Response(one, "", Score(0.0), 0.0) for one in (episode, lacking)], row=0)
+    save_groups([group], tmp_path)
+    of_fork, main, unknown = to_samples(load_groups(tmp_path, lambda row: prompt))
+    expected = record_alone(model, main, last=True).routed_experts
+    for sample in (of_fork, main):
+        assert sample.routed_experts is not None
+        assert expected is not None
+        last = len(sample.token_ids) - 4  # of what the engine computed
+        assert torch.equal(sample.routed_experts[:last].sort(-1).values, expected[:last].sort(-1).values)
+        assert (sample.routed_experts[last:] == unrouted(torch.uint8)).all()
+    assert unknown.routed_experts is not None
+    assert (unknown.routed_experts == unrouted(torch.uint8)).all()
+    learner, _ = make_learner("mixtral")
+    found = logprobs_of(learner, [main])
+    assert main.rollout_logprobs is not None
+    assert (found - main.rollout_logprobs[main.loss_mask]).abs().max() < TOLERANCE
 
 
 def test_requests_of_one_prompt_that_is_computed_once_have_its_experts() -> None:

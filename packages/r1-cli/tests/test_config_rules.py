@@ -51,7 +51,7 @@ def message_of(*words: str) -> str:
         (
             "worker.actor.router_replay=true worker.rollout.name=vllm",
             "worker.actor.router_replay",
-            "needs an engine that returns experts: set worker.rollout.name=embedded, or false",
+            "needs the embedded engine: vLLM 0.32 returns experts by its model runner V2 alone",
         ),
         (
             "algorithm.kl_type=adaptive algorithm.kl_horizon=512",

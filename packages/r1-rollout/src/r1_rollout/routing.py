@@ -11,9 +11,11 @@ values gathered at the replaced indices. No family is named. A family whose rout
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
@@ -22,6 +24,7 @@ from r1_rollout.tokens import setting
 # What families call the number of their routed experts.
 COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
 _CHOICES = (torch.topk, Tensor.topk)
+Experts: TypeAlias = NDArray[Any]  # uint8 or int16 [tokens, routers, k]
 
 
 class RoutingError(ValueError):
@@ -38,6 +41,23 @@ def count_experts(config: Any) -> int:
 def unrouted(dtype: torch.dtype) -> int:
     """Return the number that stands for the experts of a token without a record; its router chooses by itself."""
     return torch.iinfo(dtype).max
+
+
+def go_on(before: Experts | None, now: Experts) -> Experts:
+    """Return the record of a conversation after a further turn, whose record covers all tokens before it, too.
+
+    Tokens that were recorded in an earlier turn keep their experts: their answers were sampled with these.
+    """
+    if before is None:
+        return now
+    known = len(before) - 1  # the last token's were unknown
+    return np.concatenate([before[:known], now[known:]])
+
+
+def fill_up(record: Experts, length: int) -> Experts:
+    """Return a record of `length` tokens; those behind it have none."""
+    missing = np.full((length - len(record), *record.shape[1:]), np.iinfo(record.dtype).max, record.dtype)
+    return np.concatenate([record, missing])
 
 
 class Routing:

@@ -195,15 +195,13 @@ class ActorConfig(UpdateConfig, LossSettings):
         if lora.path and not (Path(lora.path) / "adapter_config.json").is_file():
             yield f"{key}.lora.path", "is no folder with an adapter_config.json"
 
-    def replay_problems(self, engine: str, *, multi_turn: bool) -> Iterator[KeyProblem]:
-        key = "worker.actor.router_replay"
+    def replay_problems(self, engine: str) -> Iterator[KeyProblem]:
         if self.router_replay and engine_module(engine) is not engine_module("embedded"):
             yield (
-                key,
-                "needs an engine that returns experts: set worker.rollout.name=embedded, or false",
+                "worker.actor.router_replay",
+                "needs the embedded engine: vLLM 0.32 returns experts by its model runner V2 alone, which runs on GPUs "
+                "only and has not been tried here; set worker.rollout.name=embedded, or false",
             )
-        if self.router_replay and multi_turn:
-            yield key, "replays single answers: set worker.rollout.multi_turn.enable=false, or false"
 
     def loss_problems(self) -> Iterator[KeyProblem]:
         low, high = lookup(self, "clip_cov_lb"), lookup(self, "clip_cov_ub")

@@ -111,7 +111,7 @@ def _training_problems(config: RunConfig, provenance: Provenance) -> Iterator[Ke
     for owner, section in trained.items():
         yield from section.optim.problems(f"worker.{owner}", section.kept_dtype)
     yield from actor.adapter_problems(samples_from_base=rollout.name != "vllm" and not rollout.servers.used)
-    yield from actor.replay_problems(rollout.engine, multi_turn=rollout.multi_turn.enable)
+    yield from actor.replay_problems(rollout.engine)
     yield from trainer.problems(validates=bool(validation_sources(data)))
     yield from trainer.staleness_problems(rollout, provenance, colocated=config.colocated)
 

@@ -18,7 +18,7 @@ CURVES = (
     "reward_loss", "margin", "reward/overall", "reward/accuracy", "reward/format", "response_length/mean",
     "response_length/clip_ratio",
     "reward/groups_without_variance", "actor/entropy_loss", "actor/kl_loss", "actor/grad_norm", "actor/lr",
-    "rollout/logprob_gap_mean", "staleness/mean", "timing_s/step",
+    "actor/expert_load_max", "actor/experts_unused", "rollout/logprob_gap_mean", "staleness/mean", "timing_s/step",
 )  # fmt: skip
 # The stages of a step that follow one another; what is beside them is not counted twice.
 STAGES = ("sync", "gen", "wait", "reward", "old", "ref", "values", "adv", "update_critic", "update_actor")

@@ -15,6 +15,7 @@ from r1_data.positions import append_positions
 from r1_data.turns.continuation import Continuation
 from r1_data.types import Message, Prompt
 from r1_rewards.types import Failure, Score
+from r1_rollout.routing import Experts, fill_up, go_on
 from r1_rollout.types import Completion
 
 
@@ -50,6 +51,7 @@ class Path:
         self.length = 0  # tokens behind the path's prompt
         self.weight_version = 0
         self._pieces: list[Piece] = []
+        self._routed: Experts | None = None  # of the path's prompt and the tokens behind it, up to the latest turn
         self._context: Prompt | None = prompt  # None: to be put together
         self._furthest = _furthest(prompt.position_ids)
         self._later: dict[str, Tensor] = {}  # forward arguments of the environment's pictures
@@ -110,6 +112,8 @@ class Path:
 
     def add_sampled(self, completion: Completion) -> None:
         tokens = completion.token_ids.tolist()
+        if completion.routed_experts is not None:
+            self._routed = go_on(self._routed, completion.routed_experts)
         positions = torch.arange(len(tokens)).expand(len(self._furthest), -1)
         self._append(tokens, tokens, positions, completion.logprobs, sampled=True)
 
@@ -149,6 +153,7 @@ class Path:
         forks: Sequence[Trajectory] = (),
     ) -> Trajectory:
         """Return the finished path; `text` is everything behind its prompt, decoded. `prompt` is None for a group's."""
+        length = len(self.prompt.token_ids) + self.length
         return Trajectory(
             self.token_ids,
             np.concatenate([np.zeros(0, np.float32), *(piece.logprobs for piece in self._pieces)]),
@@ -164,6 +169,7 @@ class Path:
             text=text,
             prompt=prompt,
             forks=forks,
+            routed_experts=None if self._routed is None else fill_up(self._routed, length),
         )
 
 

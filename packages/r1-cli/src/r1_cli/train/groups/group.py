@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
@@ -14,6 +14,7 @@ from r1_core.types import Sample
 from r1_data.positions import append_positions
 from r1_data.types import Prompt, is_json, json_columns
 from r1_rewards.types import RewardInput, Score
+from r1_rollout.routing import fill_up
 from r1_rollout.types import Completion, PromptLike
 
 if TYPE_CHECKING:
@@ -161,7 +162,8 @@ def by_sample(values: Sequence[Sequence[float]]) -> tuple[Tensor, Tensor]:
 def to_samples(groups: Sequence[Group]) -> list[Sample]:
     """Return one sample per response, or per path of an episode, group after group.
 
-    `group_id` is the index in `groups`, and `episode_id` the index of an episode's first sample.
+    `group_id` is the index in `groups`, and `episode_id` the index of an episode's first sample. If only some have
+    recorded experts (an episode may end without an answer), the others' are unknown.
     """
     samples: list[Sample] = []
     for group_id, group in enumerate(groups):
@@ -171,13 +173,18 @@ def to_samples(groups: Sequence[Group]) -> list[Sample]:
             continue
         responses = [(one.completion.token_ids, one.completion.logprobs, one.reward) for one in group.responses]
         sampled = _samples_of(group.prompt, responses, group_id)
-        samples += map(with_routing, sampled, group.completions)
+        samples += map(with_routing, sampled, [one.routed_experts for one in group.completions])
+    if any(lacking := [one.routed_experts is None for one in samples]) and not all(lacking):
+        other = samples[lacking.index(False)].routed_experts
+        assert other is not None
+        unknown = fill_up(other[:0].numpy(), max(len(one.token_ids) for one in samples))
+        samples = [
+            with_routing(one, unknown[: len(one.token_ids)]) if one.routed_experts is None else one for one in samples
+        ]
     return samples
 
 
-def with_routing(sample: Sample, completion: Completion) -> Sample:
-    """Return the sample with the experts of its tokens, if the engine has recorded them."""
-    routed = completion.routed_experts
+def with_routing(sample: Sample, routed: NDArray[Any] | None) -> Sample:
     return sample if routed is None else replace(sample, routed_experts=torch.from_numpy(routed))
 
 

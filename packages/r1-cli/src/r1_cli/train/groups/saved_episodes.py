@@ -71,6 +71,8 @@ def _save(path: Trajectory, prefix: str, tensors: Tensors, prompts: dict[int, st
 def _save_fork(fork: Trajectory, prefix: str, tensors: Tensors, prompts: dict[int, str]) -> dict[str, Any]:
     tensors[f"{prefix}token_ids"] = torch.from_numpy(fork.token_ids)
     tensors[f"{prefix}logprobs"] = torch.from_numpy(fork.logprobs)
+    if fork.routed_experts is not None:
+        tensors[f"{prefix}routed_experts"] = torch.from_numpy(fork.routed_experts)
     return _save(fork, prefix, tensors, prompts) | {"weight_version": fork.weight_version}
 
 
@@ -114,9 +116,9 @@ def _load(
     for place, fork in enumerate(entry.get("forks", ())):
         own = f"{prefix}fork.{place}."
         tokens, logprobs = (tensors[f"{own}{name}"].numpy() for name in ("token_ids", "logprobs"))
-        forks.append(
-            _load(Completion(tokens, logprobs, "stop", fork["weight_version"]), fork, tensors, own, prompt, prompts)
-        )
+        routed = None if (experts := tensors.get(f"{own}routed_experts")) is None else experts.numpy()
+        path = Completion(tokens, logprobs, "stop", fork["weight_version"], routed)
+        forks.append(_load(path, fork, tensors, own, prompt, prompts))
     return Trajectory(
         completion.token_ids,
         completion.logprobs,
@@ -132,6 +134,7 @@ def _load(
         text=entry["text"],
         prompt=_load_prompt(entry["prompt"], tensors, prompt, prompts) if "prompt" in entry else None,
         forks=forks,
+        routed_experts=completion.routed_experts,
     )
 
 

@@ -101,10 +101,12 @@ class Trajectory(Completion):
         text: str = "",
         prompt: Prompt | None = None,
         forks: "Sequence[Trajectory]" = (),
+        routed_experts: NDArray[Any] | None = None,
     ) -> None:
         """Raises ValueError if there is not one log-prob and one mark for each token."""
         # `super()` without arguments does not work in a dataclass with slots.
-        Completion.__init__(self, token_ids, logprobs, "length" if stop_reason in CUT else "stop", weight_version)
+        finish_reason: Literal["length", "stop"] = "length" if stop_reason in CUT else "stop"
+        Completion.__init__(self, token_ids, logprobs, finish_reason, weight_version, routed_experts)
         marks = np.asarray(sampled, np.bool_)
         if marks.shape != self.token_ids.shape:
             raise ValueError(f"an episode of {len(self.token_ids)} tokens has marks of shape {marks.shape}")
@@ -203,6 +205,7 @@ class Trajectory(Completion):
             turn_ids=turn_ids,
             token_rewards=rewards,
             state_ids=states,
+            routed_experts=None if self.routed_experts is None else torch.from_numpy(self.routed_experts),
         )
 
     def _per_token(self, start: int, first_turn: int) -> tuple[Tensor, Tensor, Tensor]:
