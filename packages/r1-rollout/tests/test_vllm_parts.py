@@ -10,7 +10,7 @@ from r1_rollout.errors import EngineError
 from r1_rollout.names import core
 from r1_rollout.transports.adapter import check_bound, peft_name
 from r1_rollout.vllm.compat import extended
-from r1_rollout.vllm.sync import absent_names, describe
+from r1_rollout.vllm.sync import absent_names, describe, find_renamings, load_renamed
 from r1_rollout.vllm.thread import EngineThread
 from r1_rollout.weights import buckets
 
@@ -124,3 +124,26 @@ def test_an_answer_goes_on_behind_the_largest_position_of_its_prompt() -> None:
     positions, delta = extended(prompt, 7)
     assert positions[:, 5:].tolist() == [[41, 42]] * 3
     assert delta == 41 - 5
+
+
+def test_modules_that_an_engine_has_by_the_names_of_files_get_the_learners_weights() -> None:
+    def engine_of(block: str) -> torch.nn.Module:
+        layer = torch.nn.Module()
+        layer.add_module(block, torch.nn.Linear(2, 2))
+        model = torch.nn.Module()
+        model.layers = torch.nn.ModuleList([layer])
+        return model
+
+    published, renamed = engine_of("block_sparse_moe"), engine_of("mlp")
+    assert find_renamings(published, "mixtral") == [(".mlp.", ".block_sparse_moe.")]
+    assert find_renamings(renamed, "mixtral") == []
+    assert find_renamings(renamed, "qwen3_moe") == find_renamings(renamed, "no such family") == []
+    came = []
+    load_renamed(came.extend, find_renamings(published, "mixtral"), [("layers.0.mlp.weight", torch.zeros(1))])
+    assert [name for name, _ in came] == ["layers.0.block_sparse_moe.weight"]
+
+
+def test_an_embedding_that_an_engine_names_in_its_own_way_is_not_missed_if_the_learners_came() -> None:
+    own = {"model.embedding.weight": torch.zeros(8, 4), "lm_head.weight": torch.zeros(8, 4)}
+    assert absent_names(own, {"model.embed_tokens.weight": 8, "lm_head.weight": 8}) == []
+    assert absent_names(own, {"lm_head.weight": 8}) == ["model.embedding.weight"]

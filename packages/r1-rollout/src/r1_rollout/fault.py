@@ -18,7 +18,7 @@ from r1_rollout.weights import Weights, WeightSource
 ParameterRows: TypeAlias = Mapping[str, Sequence[int] | None]  # by name of a tensor: its rows, None for all of them
 _VISION = re.compile(r"(^|\.)(visual|vision_tower|vision_model|vision_encoder|multi_modal_projector)\.")
 _LAYER = re.compile(r"(^|\.)(layers|h|blocks)\.(\d+)\.")
-_EMBEDDING = re.compile(r"(^|\.)(embed_tokens|wte|embed_in|word_embeddings)\.")
+_EMBEDDING = re.compile(r"(^|\.)(embed_tokens|embedding|wte|embed_in|word_embeddings)\.")
 _HEAD = re.compile(r"(^|\.)(lm_head|embed_out)\.")
 EMBEDDING, HEAD, NORM, VISION, ADAPTER = "embedding", "head", "final norm", "vision tower", "adapter"
 _HIDING = {EMBEDDING, HEAD, NORM}  # without them all log-probs are alike, whatever else is wrong

@@ -3,7 +3,7 @@
 A layer is loaded as soon as its tensors are there, so the peak is the model plus one layer or one bucket.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -142,14 +142,46 @@ def prepare_experts(worker: "WorkerBase") -> None:
     """Let a worker's mixtures of experts load weights in the learner's layout, again and again.
 
     vLLM transposes experts of families whose files have them as [in, out]; a learner's are [out, in]. On CPUs vLLM 0.32
-    packs the weights of its first load only, and mistakes later ones for packed.
+    packs the weights of its first load only, and mistakes later ones for packed. It knows modules by the names of the
+    families' files, which transformers renames in some (Mixtral's `block_sparse_moe` is the learner's `mlp`).
     """
-    for module in worker.get_model().modules():
+    model: Any = worker.get_model()
+    renamings = find_renamings(model, worker.model_config.hf_text_config.model_type)
+    if renamings and "load_weights" not in vars(model):
+        model.load_weights = partial(load_renamed, model.load_weights, renamings)
+    for module in model.modules():
         if getattr(module, "is_fused_checkpoint_transposed", False):
             module.is_fused_checkpoint_transposed = False
         method: Any = getattr(module, "quant_method", None)
         if getattr(method, "moe_kernel", None) is not None and next(module.parameters()).is_cpu:
             method.process_weights_after_loading = partial(_begin_anew, method)
+
+
+def find_renamings(model: nn.Module, model_type: str) -> list[tuple[str, str]]:
+    """Return parts of the learner's names, and what they are in the files, where only the latter are the engine's."""
+    from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+    from transformers.core_model_loading import WeightRenaming
+
+    names, found = [f".{name}." for name, _ in model.named_modules()], list[tuple[str, str]]()
+    for renaming in get_checkpoint_conversion_mapping(model_type) or ():
+        if isinstance(renaming, WeightRenaming):
+            (theirs,), (ours,) = renaming.source_patterns, renaming.target_patterns
+            if any(theirs in name for name in names) and not any(ours in name for name in names):
+                found.append((ours, theirs))
+    return found
+
+
+def load_renamed(
+    load: Callable[[Iterable[tuple[str, Tensor]]], Any],
+    renamings: list[tuple[str, str]],
+    weights: Iterable[tuple[str, Tensor]],
+) -> Any:
+    def renamed(name: str) -> str:
+        for ours, theirs in renamings:
+            name = name.replace(ours, theirs)
+        return name
+
+    return load((renamed(name), tensor) for name, tensor in weights)
 
 
 def _begin_anew(method: Any, layer: nn.Module) -> None:
