@@ -16,10 +16,12 @@ from test_engines import ENGINES, PICTURES, VLLM_MARKS, MakeEngine, assert_agree
 
 from r1_core.learner import Learner
 from r1_data.types import Prompt
+from r1_rollout.errors import WeightsError
 from r1_rollout.types import SamplingParams
 from r1_rollout.weights import LocalWeights
 
 PARAMS = SamplingParams(max_tokens=8, n=3)
+LOADED_ONCE = ("gpt_oss",)  # vLLM 0.32 does not take their experts in a later load
 FAMILIES = ("qwen3_moe", "qwen3_vl_moe", *families.MIXTURES)
 
 
@@ -72,6 +74,10 @@ def test_vllm_has_the_published_weights_after_a_sync_too_and_other_ones_after_ex
             groups = dict(engine.generate(prompts, PARAMS))
             (published,) = engine._call(engine._llm.apply_model, copies)
         assert_agreement(learner, prompts, [groups[index] for index in range(len(prompts))])
+        if family in LOADED_ONCE:
+            with pytest.raises(WeightsError, match="vLLM keeps the old experts of layer 0 and 1 other layers"):
+                assert_synced(engine, learner, prompts, 1)
+            return
         assert_synced(engine, learner, prompts, 1)
         (synced,) = engine._call(engine._llm.apply_model, copies)
         assert published.keys() == synced.keys()

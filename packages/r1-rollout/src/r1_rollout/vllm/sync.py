@@ -3,7 +3,7 @@
 A layer is loaded as soon as its tensors are there, so the peak is the model plus one layer or one bucket.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -146,9 +146,9 @@ def prepare_experts(worker: "WorkerBase") -> None:
     families' files, which transformers renames in some (Mixtral's `block_sparse_moe` is the learner's `mlp`).
     """
     model: Any = worker.get_model()
-    renamings = find_renamings(model, worker.model_config.hf_text_config.model_type)
-    if renamings and "load_weights" not in vars(model):
-        model.load_weights = partial(load_renamed, model.load_weights, renamings)
+    if "load_weights" not in vars(model) and any(map(_routes, model.modules())):
+        renamings = find_renamings(model, worker.model_config.hf_text_config.model_type)
+        model.load_weights = partial(load_renamed, model, model.load_weights, renamings)
     for module in model.modules():
         if getattr(module, "is_fused_checkpoint_transposed", False):
             module.is_fused_checkpoint_transposed = False
@@ -168,20 +168,53 @@ def find_renamings(model: nn.Module, model_type: str) -> list[tuple[str, str]]:
             (theirs,), (ours,) = renaming.source_patterns, renaming.target_patterns
             if any(theirs in name for name in names) and not any(ours in name for name in names):
                 found.append((ours, theirs))
+    if any(_routes(module) and module.ckpt_gate_proj_name == "w1" for module in model.modules()):
+        found += [(".experts.gate_up_proj", ".experts.w13"), (".experts.down_proj", ".experts.w2")]
     return found
 
 
 def load_renamed(
+    model: nn.Module,
     load: Callable[[Iterable[tuple[str, Tensor]]], Any],
     renamings: list[tuple[str, str]],
     weights: Iterable[tuple[str, Tensor]],
 ) -> Any:
+    """Load weights. Raises ValueError if experts are among them that the engine has not taken, and said nothing."""
+    came = set[str]()  # layers with experts
+
     def renamed(name: str) -> str:
         for ours, theirs in renamings:
             name = name.replace(ours, theirs)
+        if ".experts." in name:
+            came.add(group_of(name))
         return name
 
-    return load((renamed(name), tensor) for name, tensor in weights)
+    loaded = load((renamed(name), tensor) for name, tensor in weights)
+    if stale := find_stale_experts(model, came):
+        raise ValueError(
+            f"vLLM keeps the old experts of {stale[0]} and {len(stale) - 1} other layers: its loader of this family is "
+            "for a first load only; set worker.rollout.name=embedded"
+        )
+    return loaded
+
+
+def find_stale_experts(model: nn.Module, came: Collection[str]) -> list[str]:
+    """Return which of these layers (`fault.group_of`) have experts that none of a reload's weights has reached.
+
+    vLLM 0.32 keeps the old weights of a layer whose parameters were not given to their loaders, with a warning.
+    """
+    from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO
+
+    stale = []
+    for name, module in model.named_modules():
+        info = LAYERWISE_INFO.get(module) if _routes(module) else None
+        if info is not None and info.can_load() and info.load_numel_total and not info.load_numel:
+            stale.append(group_of(f"{name}.weight"))
+    return [layer for layer in stale if layer in came]
+
+
+def _routes(module: Any) -> bool:
+    return hasattr(module, "ckpt_gate_proj_name")
 
 
 def _begin_anew(method: Any, layer: nn.Module) -> None:
