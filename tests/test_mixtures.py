@@ -14,6 +14,7 @@ from family_prompts import make_prompts
 from safetensors.torch import load_file, save_file
 from test_engines import ENGINES, PICTURES, VLLM_MARKS, MakeEngine, assert_agreement, learner_of, rules_of
 
+from r1_cli.jobs.merge import merge
 from r1_core.learner import Learner
 from r1_data.types import Prompt
 from r1_rollout.errors import WeightsError
@@ -23,6 +24,29 @@ from r1_rollout.weights import LocalWeights
 PARAMS = SamplingParams(max_tokens=8, n=3)
 LOADED_ONCE = ("gpt_oss",)  # vLLM 0.32 does not take their experts in a later load
 FAMILIES = ("qwen3_moe", "qwen3_vl_moe", *families.MIXTURES)
+
+
+def turn_experts(folder: Path) -> dict[str, torch.Tensor]:
+    """Write experts as [in, out], as Qwen3-VL-MoE's are published; return all weights of the file."""
+    weights = load_file(folder / "model.safetensors")
+    weights |= {name: tensor.mT.contiguous() for name, tensor in weights.items() if ".experts." in name}
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    return weights
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_merged_checkpoint_has_experts_as_they_are_published(family: str, tmp_path: Path) -> None:
+    actor = tmp_path / "global_step_1" / "actor"
+    families.save_model(family, actor)  # as a checkpoint of r1 has them
+    published = load_file(actor / "model.safetensors")
+    merged = load_file(merge(actor, tmp_path / "merged") / "model.safetensors")
+    if family == "qwen3_vl_moe":
+        published = turn_experts(actor)
+        assert load_file(merge(actor, tmp_path / "merged") / "model.safetensors").keys() == merged.keys()
+    assert {name: tensor.shape for name, tensor in merged.items()} == {
+        name: tensor.shape for name, tensor in published.items()
+    }
+    assert all(torch.equal(merged[name], tensor) for name, tensor in published.items())
 
 
 @pytest.mark.parametrize("make_engine", ENGINES[:1])
@@ -62,10 +86,8 @@ def test_vllm_has_the_published_weights_after_a_sync_too_and_other_ones_after_ex
 
     model = families.make_model(family)
     path = families.save_model(family, tmp_path, model)
-    if family == "qwen3_vl_moe":  # whose experts stand in published files as [in, out]
-        weights = load_file(tmp_path / "model.safetensors")
-        turned = {name: tensor.mT.contiguous() for name, tensor in weights.items() if ".experts." in name}
-        save_file(weights | turned, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    if family == "qwen3_vl_moe":
+        turn_experts(tmp_path)
     learner, prompts = learner_of(model, PARAMS), make_prompts(family, PICTURES[:3])
     options = {"dtype": "float32", "kv_cache_bytes": 1 << 26, "max_model_len": 1024}
     engine = VllmEngine.load(path, **options, **rules_of(family))

@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.conversion_mapping import get_model_conversion_mapping
-from transformers.core_model_loading import PrefixChange
+from transformers.core_model_loading import PrefixChange, Transpose, WeightConverter
 from transformers.utils.logging import disable_progress_bar
 
 from r1_cli.models.adapters import CONFIG_FILE, merge_adapter
@@ -101,9 +101,16 @@ def name_as_published(model: Any) -> None:
     """Make a model that a checkpoint of training was read into save its weights under the names of published ones.
 
     Transformers saves under the names that it has read. Those of a checkpoint are its own: experts merged, layers where
-    its classes have them. Other tools know the published names only.
+    its classes have them. Other tools know the published names only. The experts of Qwen3-VL-MoE are published as [in,
+    out]: transformers transposes them on loading if they need it, and never on saving.
     """
     found = get_model_conversion_mapping(model, add_legacy=False)
+    for conversion in found:
+        if isinstance(conversion, WeightConverter):
+            conversion.operations = [
+                Transpose(step.dim0, step.dim1) if isinstance(step, Transpose) else step
+                for step in conversion.operations
+            ]
     # A prefix of the whole model differs between checkpoints; one that a part has lost is in all that are published.
     model._weight_conversions = [
         one for one in found if not isinstance(one, PrefixChange) or (one.scope_prefix and one.prefix_to_remove)
