@@ -33,6 +33,7 @@ from r1_core.types import LossInputs, LossOutput, Sample
 from r1_data.positions import position_ids_of
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.probes import text_probes
+from r1_rollout.routing import Routing, require_routing
 from r1_rollout.types import SamplingParams
 
 RECORD = Path(__file__).with_name("architectures.json")
@@ -48,6 +49,7 @@ class Answer:
     engine: bool = False  # whether the embedded engine samples from it
     why: str = ""  # the first thing that it cannot do, and why
     wrong: str = ""  # what differs from its own eager forward without a word; never in the record
+    replay: str = ""  # of a model with layers of experts: whether its routers can be replayed, yes or no
 
 
 class SumOfLogprobs(Objective):
@@ -89,7 +91,8 @@ def ask(name: str) -> Answer:
     with suppress(Exception):  # some have no other
         plain.set_attn_implementation("eager")
     engine, refusal = ask_engine(plain)
-    answer = replace(ask_learner(model, plain), engine=engine == "right")
+    replay = ask_replay(plain)
+    answer = replace(ask_learner(model, plain), engine=engine == "right", replay=replay)
     if engine and engine != "right":
         answer = replace(answer, wrong=answer.wrong or engine)
     # Without figures, which differ between machines.
@@ -150,6 +153,18 @@ def compare(learner: Learner, plain: Any, samples: list[Sample], layout: str) ->
     return "" if off <= TOLERANCE else f"{layout}: the gradient is off by {off:.2g} of its norm"
 
 
+def ask_replay(plain: Any) -> str:
+    model = copy.deepcopy(plain)
+    routing = Routing.of(model)
+    if routing is None or not routing.routers:  # some tiny models have no layer of experts
+        return ""
+    try:
+        require_routing(model)
+    except Exception:
+        return "no"
+    return "yes"
+
+
 def ask_engine(plain: Any) -> tuple[str, str]:
     """Return "right", what is wrong, or "" with the refusal."""
     banned = [*range(256, 258), *range(259, VOCAB)]
@@ -186,15 +201,16 @@ MODEL` prints the answers for your model. This page has them for every architect
 from a tiny random model in float32 on a processor: log-probs within 1e-5 of the model's own, gradients within 1e-5 of
 their norm, samples of the embedded engine within 1e-5. Rows are text; pictures are rendered for the architectures in
 bold. No weights of a published checkpoint were tried for this page, and nothing of it ran on a GPU. vLLM: whether vLLM
-{vllm} lists the architecture.
+{vllm} lists the architecture. Replay: of mixtures of experts, whether the learner can use the experts that an engine
+chose ([router replay](engines.md#mixtures-of-experts)).
 
 The shapes of {shapes} published checkpoints, from Qwen3-0.6B to DeepSeek-V3, were tried without their weights: they
 have their published number of parameters, and `r1 merge` writes the names of a published checkpoint. Weights published
 in FP8 or MXFP4 (DeepSeek-V3, gpt-oss) are read, trained and saved as plain ones. Other quantized files (AWQ, GPTQ) are
 refused.
 
-| architecture | learns | embedded engine | vLLM | why not more |
-|---|---|---|---|---|
+| architecture | learns | embedded engine | vLLM | replay | why not more |
+|---|---|---|---|---|---|
 """
 REST = """
 ## Not trained
@@ -222,7 +238,7 @@ def page() -> str:
         if answer.layout:
             way = WAYS[answer.layout] + (", own attention" if answer.attention == "own" else "")
             vllm = "yes" if classes[name] in served else "no"
-            lines.append(f"| {shown} | {way} | {'yes' if answer.engine else 'no'} | {vllm} | {why} |")
+            lines.append(f"| {shown} | {way} | {'yes' if answer.engine else 'no'} | {vllm} | {answer.replay} | {why} |")
         else:
             rest.append(f"| {name} | {why} |")
     shapes = json.loads(RECORD.with_name("published_models.json").read_text(encoding="utf-8"))["models"]

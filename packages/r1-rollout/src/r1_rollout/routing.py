@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from r1_rollout.tokens import setting
 
 # What families call the number of their routed experts.
-COUNTS = ("num_experts", "num_local_experts", "n_routed_experts")
+COUNTS = ("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts")
 _CHOICES = (torch.topk, Tensor.topk)
 Experts: TypeAlias = NDArray[Any]  # uint8 or int16 [tokens, routers, k]
 
@@ -126,9 +126,12 @@ class Routing:
         return nullcontext(), self._set(self._choice, None, None)
 
     def take_counts(self) -> Tensor | None:
-        """Return how many of the counted tokens chose each expert since the last call, int64 [routers, experts]."""
+        """Return how many of the counted tokens chose each expert since the last call, int64 [routers, experts].
+
+        None if no tokens were counted, or not by all routers.
+        """
         counts, self._counts = self._counts, {}
-        if len(counts) < self.routers:
+        if not counts or len(counts) < self.routers:
             return None
         return torch.stack([counts[number] for number in range(self.routers)])
 
