@@ -108,3 +108,16 @@ def test_vllm_has_the_published_weights_after_a_sync_too_and_other_ones_after_ex
         assert_synced(engine, learner, prompts, 2)
     finally:
         engine.close()
+
+
+@pytest.mark.vllm
+@VLLM_MARKS[1]
+def test_vllm_returns_no_experts_on_processors(tmp_path: Path) -> None:
+    """If it does, `worker.actor.router_replay` need not refuse vLLM any more."""
+    from vllm import EngineArgs
+
+    options = EngineArgs(
+        families.save_model("mixtral", tmp_path), enforce_eager=True, enable_return_routed_experts=True
+    )
+    with pytest.raises(ValueError, match="requires Model Runner V2"):
+        options.create_engine_config()
