@@ -63,23 +63,13 @@ BY: Mapping[str, Mapping[str, list[str]]] = {
     },
     "docs/run-folder.md": {"python": [f"{QUICK}the_record_is_read_in_a_line_as_the_page_says"] * 3},
     "docs/fine-tuning.md": {
-        "yaml": [f"{TUNING}::test_a_finished_run_is_validated_and_read_by_the_other_commands", f"{TUNING}::{SAMPLED}"],
-        "bash": [
-            f"{TUNING}::test_a_finished_run_is_validated_and_read_by_the_other_commands",
-            f"{TUNING}::test_a_preference_loss_prefers_the_chosen_answers",
-            "tests/test_reward_training.py::test_rl_and_selection_are_scored_by_the_model_that_was_trained",
-        ],
+        "yaml": [f"{TUNING}::{SAMPLED}"],
+        "bash": ["tests/test_reward_training.py::test_rl_and_selection_are_scored_by_the_model_that_was_trained"],
     },
     "docs/view.md": {"bash": [SERVER]},
     "docs/distillation.md": {
         "bash": ["tests/test_distillation.py::test_two_ranks_distil_as_one_does"],
         "yaml": [RUN] * 4,
-    },
-    "docs/sampling.md": {
-        "bash": [
-            "tests/test_sampling.py::test_rows_are_chosen_with_their_messages_pictures_and_pass_rates",
-            "tests/test_sampling.py::test_training_and_fine_tuning_read_the_rows_of_a_band",
-        ]
     },
     "docs/stages.md": {
         kind: [f"{CLI}stages.py::test_stages_run_their_commands_and_stand_afterwards"] for kind in ("yaml", "indented")
@@ -149,8 +139,10 @@ BY: Mapping[str, Mapping[str, list[str]]] = {
     "examples/sums/README.md": {"indented": [MINUTES]},
 }
 SLOW = {  # train, or start processes that judge and decode
+    "docs/fine-tuning.md",
     "docs/first-run.md",
     "docs/one-step.md",
+    "docs/sampling.md",
     "docs/write-your-own.md",
     "docs/engines.md",
     "packages/r1-rewards/README.md",

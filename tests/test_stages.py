@@ -37,7 +37,7 @@ stages:
   merged: {{command: merge, model: "${{stages.train.model}}"}}
   score: {{command: eval, model: "${{stages.train.model}}", settings: {{data.val_files: "examples/quickstart/val.parquet[:8]"}}}}
 """  # noqa: E501
-# With sizes of micro-batches, which else are measured anew by a run that was killed before its first checkpoint.
+# With sizes of micro-batches, because the runs that are compared are in two folders, and `auto` may find two sizes.
 
 
 @pytest.mark.parametrize("page", ["docs/stages.md", "examples/r1_stages/stages.yaml"])
