@@ -118,6 +118,7 @@ def write_reader_files(desk: Path) -> None:
         section[name] = value if name.endswith("_files") else yaml.safe_load(value)
     for name in ("config.yaml", "task.yaml"):
         (desk / name).write_text(yaml.safe_dump(settings))
+    del settings["algorithm"]  # which has no reference
     settings["data"] = {"train_files": "pairs.jsonl", "max_length": 128, "filter_overlong_prompts_workers": 1}
     settings["trainer"]["experiment_name"] = "pairs"
     (desk / "pairs.yaml").write_text(yaml.safe_dump(settings))
