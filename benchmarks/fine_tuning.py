@@ -1,9 +1,10 @@
 """Accuracy in validation of fine-tuning runs, beside their controls.
 
-uv run python benchmarks/fine_tuning.py KIND=RUN …
+uv run python benchmarks/fine_tuning.py KIND=RUN … [--figure val/accuracy]
 
-RUN is the folder of a run of `r1 sft` with `sft.val_generations=true`, and KIND a word for its row, such as `right` and
-`control`. Prints a table of the share of right answers by step.
+RUN is the folder of a run with validation, and KIND a word for its row, such as `right` and `control`. Prints a table by
+step of the share of right answers (of `r1 sft`, if `sft.val_generations=true`), or of another figure: `val/accuracy` is a
+reward model's share of pairs whose chosen answer has the higher reward.
 """
 
 import argparse
@@ -12,11 +13,8 @@ from pathlib import Path
 
 from r1_cli.runs.reader import RunReader
 
-FIGURE = "val/accuracy_reward"
-
-
-def read_accuracy(folder: Path) -> dict[int, float]:
-    return {int(one["step"]): float(one[FIGURE]) for one in RunReader(folder).records() if FIGURE in one}
+def read_figure(folder: Path, figure: str) -> dict[int, float]:
+    return {int(one["step"]): float(one[figure]) for one in RunReader(folder).records() if figure in one}
 
 
 def format_table(runs: Sequence[tuple[str, dict[int, float]]]) -> str:
@@ -31,8 +29,10 @@ def format_table(runs: Sequence[tuple[str, dict[int, float]]]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("runs", nargs="+", metavar="KIND=RUN", help="a word for the row, and the folder of a run")
-    named = [run.partition("=") for run in parser.parse_args().runs]
-    print(format_table([(kind, read_accuracy(Path(folder))) for kind, _, folder in named]))
+    parser.add_argument("--figure", default="val/accuracy_reward")
+    arguments = parser.parse_args()
+    named = [run.partition("=") for run in arguments.runs]
+    print(format_table([(kind, read_figure(Path(folder), arguments.figure)) for kind, _, folder in named]))
 
 
 if __name__ == "__main__":
