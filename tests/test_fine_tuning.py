@@ -4,8 +4,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -17,7 +15,8 @@ import ranked_runs
 import ranks
 import torch
 import yaml
-from endtoend import R1, ROOT, read_log, without_clock
+from endtoend import R1, read_log, without_clock
+from forked import Forked
 from patience import eventually
 from PIL import Image
 from safetensors.torch import load_file
@@ -121,7 +120,7 @@ def test_a_finished_run_is_validated_and_read_by_the_other_commands(r1: R1, tmp_
     r1("merge", run / "global_step_6", "--output", tmp_path / "merged")
 
 
-def wait_for_growth(log: Path, process: "subprocess.Popen[bytes]") -> None:
+def wait_for_growth(log: Path, process: Forked) -> None:
     before = log.stat().st_size if log.is_file() else 0
     eventually(lambda: process.poll() is not None or (log.is_file() and log.stat().st_size > before))
 
@@ -129,22 +128,18 @@ def wait_for_growth(log: Path, process: "subprocess.Popen[bytes]") -> None:
 @pytest.mark.slow
 def test_a_run_that_is_killed_anywhere_ends_as_one_that_is_not(tmp_path: Path) -> None:
     moments = random.Random(os.environ.get("R1_KILL_SEED", "3"))
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     runs = []
     for name in ("whole", "killed"):
         (tmp_path / name).mkdir()
-        runs.append(
-            [sys.executable, "-m", "r1_cli.main", "sft", str(write_settings(tmp_path / name, 200)), "sft.epochs=1"]
-        )
-    processes = [subprocess.Popen(words, cwd=ROOT, env=environment, stdout=subprocess.DEVNULL) for words in runs]
-    whole, killed = processes
+        runs.append(["sft", str(write_settings(tmp_path / name, 200)), "sft.epochs=1"])
+    whole, killed = (Forked(*words) for words in runs)
     log = tmp_path / "killed/run/experiment_log.jsonl"
     for _ in range(3):
         wait_for_growth(log, killed)
         time.sleep(moments.uniform(0, 0.2))
         killed.send_signal(signal.SIGKILL)
         killed.wait()
-        killed = subprocess.Popen(runs[1], cwd=ROOT, env=environment, stdout=subprocess.DEVNULL)
+        killed = Forked(*runs[1])
     assert [killed.wait(), whole.wait()] == [0, 0]
     one, other = (without_clock(read_log(tmp_path / name / "run")) for name in ("whole", "killed"))
     assert one == other

@@ -4,8 +4,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import textwrap
 import time
 from collections.abc import Callable
@@ -16,6 +14,7 @@ import psutil
 import pytest
 import torch
 from episode_runs import calls_of, episodes, write_environment
+from forked import Forked
 from patience import eventually
 from safetensors.torch import load_file
 
@@ -23,7 +22,6 @@ from r1_cli.checkpoint.folders import CheckpointStore
 from r1_cli.jobs.replay import compare_tables
 from r1_cli.runs.reader import RunReader
 
-ROOT = Path(__file__).resolve().parents[1]
 STEPS = 6
 
 # Runs the command as a user would, and notes every sampled token of every step on the way.
@@ -61,10 +59,10 @@ DRIVER = textwrap.dedent(
 )
 
 
-def command(folder: Path, *overrides: str, held: float = STEPS) -> list[str]:
+def start(folder: Path, *overrides: str, held: float = STEPS, **environment: str) -> Forked:
     rows = "examples/quickstart"
-    return [
-        sys.executable, "-c", DRIVER, str(folder / "sampled.jsonl"), str(held), "train",
+    return Forked(
+        str(folder / "sampled.jsonl"), str(held), "train",
         "examples/quickstart/config.yaml",
         f"trainer.save_checkpoint_path={folder / 'run'}", f"trainer.max_steps={STEPS}", "trainer.save_freq=2",
         f"data.train_files={rows}/train.parquet[:256]", f"data.val_files={rows}/val.parquet[:16]",
@@ -72,14 +70,14 @@ def command(folder: Path, *overrides: str, held: float = STEPS) -> list[str]:
         "data.rollout_batch_size=4", "worker.actor.global_batch_size=2", "worker.rollout.n=4",
         "worker.actor.micro_batch_size_per_device_for_update=32",
         "worker.actor.micro_batch_size_per_device_for_experience=64",
-        "algorithm.disable_kl=false", *overrides,
-    ]  # fmt: skip
+        "algorithm.disable_kl=false", *overrides, program=DRIVER, **environment,
+    )  # fmt: skip
 
 
-def environment() -> dict[str, str]:
-    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    # The number of threads decides the order of sums, and so the last bits.
-    return {**inherited, "OMP_NUM_THREADS": "1"}
+def finish(folder: Path, *overrides: str) -> None:
+    """Let a run go on to its end."""
+    output = (process := start(folder, *overrides)).communicate()
+    assert process.returncode == 0, output
 
 
 def whole_log_of(folder: Path) -> list[dict[str, Any]]:
@@ -104,7 +102,7 @@ def sampled_of(folder: Path) -> dict[int, list[list[int]]]:
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("uninterrupted")
-    subprocess.run(command(folder), cwd=ROOT, env=environment(), check=True, capture_output=True)
+    finish(folder)
     return folder
 
 
@@ -123,13 +121,11 @@ def assert_same_run(folder: Path, other: Path) -> None:
 @pytest.mark.slow
 def test_sigkill_at_random_points_leaves_no_trace(tmp_path: Path, uninterrupted: Path) -> None:
     moments = random.Random(os.environ.get("R1_KILL_SEED", "3"))
-    with_workers = command(tmp_path, "data.filter_overlong_prompts_workers=2")
+    with_workers = "data.filter_overlong_prompts_workers=2"
     seconds_of_a_step = max(row.get("perf/time_per_step", 0.0) for row in whole_log_of(uninterrupted))
     kills = 0
     for _ in range(3):
-        process = subprocess.Popen(
-            with_workers, cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        process = start(tmp_path, with_workers)
         # Counted from the first sign of progress: loading, which takes most of such a short run, is no random point.
         wait_for_growth(tmp_path / "run" / "experiment_log.jsonl", process)
         time.sleep(moments.uniform(0.0, seconds_of_a_step))
@@ -138,7 +134,7 @@ def test_sigkill_at_random_points_leaves_no_trace(tmp_path: Path, uninterrupted:
             kills += 1
         process.wait()
     assert kills, "every run ended before it was killed: make the run longer"
-    subprocess.run(with_workers, cwd=ROOT, env=environment(), check=True, capture_output=True)
+    finish(tmp_path, with_workers)
     assert_same_run(tmp_path, uninterrupted)
 
 
@@ -151,12 +147,9 @@ def test_sigkill_while_a_checkpoint_is_written_leaves_no_trace_where_groups_are_
     whole, killed = tmp_path / "whole", tmp_path / "killed"
     for folder in (whole, killed):
         folder.mkdir()
-    subprocess.run(command(whole, *dynamic), cwd=ROOT, env=environment(), check=True, capture_output=True)
+    finish(whole, *dynamic)
     first = next(row["step"] for row in log_of(whole) if row.get("rollout/groups_kept"))
-    process = subprocess.Popen(
-        command(killed, *dynamic), cwd=ROOT, env=environment() | {"R1_STALLED": str(first + 1)},
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-    )  # fmt: skip
+    process = start(killed, *dynamic, R1_STALLED=str(first + 1))
     # The run goes on: what the step after the one that is being saved trains on is sampled.
     while process.poll() is None and first + 1 not in (sampled_of(killed) if noted(killed) else ()):
         time.sleep(0.02)
@@ -165,7 +158,7 @@ def test_sigkill_while_a_checkpoint_is_written_leaves_no_trace_where_groups_are_
     assert (killed / "run" / f".draft_{first + 1}" / "actor" / "model.safetensors").exists()
     assert CheckpointStore(killed / "run").latest() == killed / "run" / f"global_step_{first}"
     assert (killed / "run" / f"global_step_{first}" / "surplus.json").exists()
-    subprocess.run(command(killed, *dynamic), cwd=ROOT, env=environment(), check=True, capture_output=True)
+    finish(killed, *dynamic)
     assert_same_run(killed, whole)
     assert any(row.get("staleness/mean", 0) > 0 for row in log_of(whole))
 
@@ -179,34 +172,30 @@ def test_sigkill_in_a_tool_in_a_checkpoint_and_between_steps_of_episodes_leaves_
     going = [*own, "trainer.save_freq=1", "trainer.val_freq=-1"]
     for folder in (whole, killed):
         folder.mkdir()
-    subprocess.run(command(whole, *going), cwd=ROOT, env=environment(), check=True, capture_output=True)
+    finish(whole, *going)
     assert any(row.get("rollout/groups_kept") for row in log_of(whole)), "no episode was in a checkpoint"
     moments = random.Random(os.environ.get("R1_KILL_SEED", "3"))
     kills = 0
     while kills < (most := int(os.environ.get("R1_KILLS", "3"))):
-        with subprocess.Popen(
-            command(killed, *going), cwd=ROOT, env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        ) as process:
-            if wait_for_moment(MOMENTS[kills % len(MOMENTS)], moments, killed / "run", album, process):
-                started = psutil.Process(process.pid).children(recursive=True)
-                process.kill()
-                kills += 1
-                assert eventually(lambda left=started: not any(one.is_running() for one in left)), "a process is left"
+        process = start(killed, *going)
+        if wait_for_moment(MOMENTS[kills % len(MOMENTS)], moments, killed / "run", album, process):
+            started = psutil.Process(process.pid).children(recursive=True)
+            process.kill()
+            kills += 1
+            assert eventually(lambda left=started: not any(one.is_running() for one in left)), "a process is left"
         if process.wait() == 0:  # the next kill is of a new run
             assert_same_episodes(killed, whole)
             (killed := killed.with_name(f"killed_{kills}")).mkdir()
         assert process.returncode in (0, -signal.SIGKILL)
     assert kills == most
-    subprocess.run(command(killed, *going), cwd=ROOT, env=environment(), check=True, capture_output=True)
+    finish(killed, *going)
     assert_same_episodes(killed, whole)
 
 
 MOMENTS = ("tool", "checkpoint", "between")
 
 
-def wait_for_moment(
-    moment: str, moments: random.Random, run: Path, album: Path, process: subprocess.Popen[bytes]
-) -> bool:
+def wait_for_moment(moment: str, moments: random.Random, run: Path, album: Path, process: Forked) -> bool:
     """Wait until a run is in a tool, in a checkpoint's write, or between steps; return whether it still runs."""
     before, some = calls_of(album), moments.randrange(1, 100)
     wait_until(lambda: calls_of(album) > before, process)
@@ -234,49 +223,40 @@ def noted(folder: Path) -> bool:
     return path.exists() and path.read_text().endswith("\n")
 
 
-def wait_for_growth(path: Path, process: subprocess.Popen[bytes]) -> None:
+def wait_for_growth(path: Path, process: Forked) -> None:
     size = path.stat().st_size if path.exists() else 0
     wait_until(lambda: path.exists() and path.stat().st_size > size, process)
 
 
-def wait_until(condition: Callable[[], object], process: subprocess.Popen[bytes]) -> None:
+def wait_until(condition: Callable[[], object], process: Forked) -> None:
     """Wait until a condition is true, or the process ends."""
     assert eventually(lambda: process.poll() is not None or condition(), 600.0)
 
 
 @pytest.mark.slow
 def test_sigterm_saves_says_so_in_the_exit_code_and_resumes(tmp_path: Path, uninterrupted: Path) -> None:
-    going = command(tmp_path, held=STEPS - 2)
-    process = subprocess.Popen(
-        going, cwd=ROOT, env=environment(), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
-    wait_for_growth(tmp_path / "run" / "experiment_log.jsonl", process)  # type: ignore[arg-type]
+    process = start(tmp_path, held=STEPS - 2)
+    wait_for_growth(tmp_path / "run" / "experiment_log.jsonl", process)
     process.send_signal(signal.SIGTERM)
-    output, _ = process.communicate(timeout=600)
+    output = process.communicate()
     assert process.returncode == 128 + signal.SIGTERM, output
     assert "SIGTERM" in output
     assert list((tmp_path / "run").glob("global_step_*/trainer.json"))
-    subprocess.run(command(tmp_path), cwd=ROOT, env=environment(), check=True, capture_output=True)
+    finish(tmp_path)
     assert_same_run(tmp_path, uninterrupted)
 
 
 @pytest.mark.slow
 def test_load_checkpoint_path_goes_on_from_the_checkpoint_that_is_named(tmp_path: Path, uninterrupted: Path) -> None:
     named = uninterrupted / "run" / f"global_step_{STEPS - 2}"
-    subprocess.run(
-        command(tmp_path, f"trainer.load_checkpoint_path={named}"), cwd=ROOT, env=environment(), check=True,
-        capture_output=True,
-    )  # fmt: skip
+    finish(tmp_path, f"trainer.load_checkpoint_path={named}")
     assert [row["step"] for row in log_of(tmp_path)][-2:] == [STEPS - 1, STEPS]
     assert log_of(tmp_path)[-1] == log_of(uninterrupted)[-1]
 
 
 @pytest.mark.slow
 def test_starting_anew_never_mixes_with_an_older_run(tmp_path: Path, uninterrupted: Path) -> None:
-    process = subprocess.run(
-        command(uninterrupted, "trainer.find_last_checkpoint=false"), cwd=ROOT, env=environment(), check=False,
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert process.returncode != 0
-    assert "trainer.find_last_checkpoint=false" in process.stderr
-    assert str(uninterrupted / "run") in process.stderr.replace("\n", "")
+    output = (process := start(uninterrupted, "trainer.find_last_checkpoint=false")).communicate()
+    assert process.returncode == 2, output
+    assert "trainer.find_last_checkpoint=false" in output
+    assert str(uninterrupted / "run") in output.replace("\n", "")

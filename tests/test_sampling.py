@@ -6,8 +6,6 @@ import os
 import random
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from endtoend import QUICKSTART, R1, ROOT, SMALL, read_log
 from episode_runs import write_environment
+from forked import Forked
 from patience import eventually
 from PIL import Image
 
@@ -265,14 +264,14 @@ def test_a_format_prompt_is_applied_once_over_sampling_and_fine_tuning(r1: R1, t
 @pytest.mark.slow
 def test_files_are_those_of_a_whole_run_however_often_it_is_killed(whole: Path, tmp_path: Path) -> None:
     folder, draw = tmp_path / "samples", random.Random()
-    command = [sys.executable, "-m", "r1_cli.main", *WORDS, "--output", str(folder)]
+    command = [*WORDS, "--output", str(folder)]
     for written in (0, 1, 1, 2, 2):  # files, of three
-        process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        process = Forked(*command)
         assert eventually(lambda: folder.exists() and len([*folder.glob("samples/*.parquet")]) >= written)  # noqa: B023
         time.sleep(draw.uniform(0, 0.5))
         process.send_signal(signal.SIGKILL)
         process.wait()
-    assert subprocess.run(command, cwd=ROOT, capture_output=True, check=False).returncode == 0
+    assert Forked(*command).wait() == 0
     assert parts(folder) == parts(whole)
 
 

@@ -1,12 +1,11 @@
 """`r1 run` of whole files of stages: one killed at several moments, and the example, shortened."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from forked import Forked
 from patience import eventually
 
 from r1_cli.config.stages import read_stages
@@ -62,9 +61,32 @@ MOMENTS = (
 )
 
 
-def start(file: Path) -> "subprocess.Popen[str]":
-    words = [sys.executable, "-m", "r1_cli.main", "run", str(file)]
-    return subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+# `r1 run` of which each stage is a fork: starting Python anew takes longer than most of these stages. Stages that are
+# started anew, and signals to them, are those of test_cli_stage_process.py.
+FORKING = """
+import os
+from multiprocessing import get_context
+from r1_cli.jobs import stages
+from r1_cli.main import main
+from r1_rewards.sandbox.jail.kernel import die_with_parent
+
+def run_stage(parent, words):
+    die_with_parent(parent)
+    main(words)
+
+def run_command(words):
+    process = get_context("fork").Process(target=run_stage, args=(os.getpid(), words))
+    process.start()
+    process.join()
+    return process.exitcode, None
+
+stages.run_command = run_command
+main()
+"""
+
+
+def start(file: Path) -> Forked:
+    return Forked("run", str(file), program=FORKING)
 
 
 def outputs(folder: Path) -> dict[str, bytes]:
@@ -84,16 +106,16 @@ def outputs(folder: Path) -> dict[str, bytes]:
 def test_stages_that_are_killed_end_as_those_that_are_not(tmp_path: Path) -> None:
     output, file = tmp_path / "out", tmp_path / "stages.yaml"
     file.write_text(STAGES.format(output=output))
-    told, _ = (whole := start(file)).communicate()
+    told = (whole := start(file)).communicate()
     assert whole.returncode == 0, told
     output.rename(tmp_path / "whole")
     for moment in MOMENTS:
         run = start(file)
         eventually(lambda run=run, moment=moment: run.poll() is not None or [*output.glob(moment)])
-        assert run.poll() is None, f"ended before {moment}: {run.communicate()[0]}"
+        assert run.poll() is None, f"ended before {moment}: {run.communicate()}"
         run.kill()
         run.communicate()
-    told, _ = (last := start(file)).communicate()
+    told = (last := start(file)).communicate()
     assert last.returncode == 0, told  # and no stage of the killed ones holds its folder
     ours, theirs = outputs(output), outputs(tmp_path / "whole")
     assert ours.keys() == theirs.keys()
@@ -123,11 +145,11 @@ def test_the_example_runs_every_stage_once(tmp_path: Path) -> None:
     (file := tmp_path / "stages.yaml").write_text(
         yaml.safe_dump({**told, "output": str(tmp_path / "out"), "stages": stages}, sort_keys=False)
     )
-    first, _ = (run := start(file)).communicate()
+    first = (run := start(file)).communicate()
     assert run.returncode == 0, first
     assert [line.split()[-1] for line in first.splitlines() if line.startswith("r1 run: stage")] == [*stages]
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.safetensors")}
-    again, _ = (run := start(file)).communicate()
+    again = (run := start(file)).communicate()
     assert run.returncode == 0, again
     assert again.count(": stands\n") == len(stages) == 9
     assert "r1 run: stage" not in again
