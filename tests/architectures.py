@@ -25,7 +25,7 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 
-from r1_cli.build.packing import find_faults
+from r1_cli.build.packing import explain_refusal, find_faults
 from r1_cli.models.load import configure_modules
 from r1_core.learner import Learner
 from r1_core.objective import Objective
@@ -86,7 +86,7 @@ def ask(name: str) -> Answer:
     try:
         model = make_model(name)
     except Exception as error:
-        return Answer(why=f"no tiny configuration: {first_line(error)}")
+        return Answer(why=explain_untried(error))
     plain = copy.deepcopy(model)
     with suppress(Exception):  # some have no other
         plain.set_attn_implementation("eager")
@@ -111,7 +111,7 @@ def ask_learner(model: Any, plain: Any) -> Answer:
             first, attention = faults.single, "own"
             faults = replace(find_faults(learner, probes[0], probes[1], torch.float32), packed=first, shared=first)
     except Exception as error:
-        return Answer(why=first_line(error))
+        return Answer(why=f"not tried: the test could not set it up ({first_line(error)})")
     if faults.single is not None:
         return Answer(attention=attention, why=faults.single)
     found = {"shared": faults.shared, "packed": faults.packed, "padded": faults.padded, "single": None}
@@ -121,8 +121,23 @@ def ask_learner(model: Any, plain: Any) -> Answer:
     answer = Answer(layout, attention, why=next((fault for fault in found.values() if fault), ""))
     try:
         return replace(answer, wrong=compare(learner, plain, make_samples(axes), layout))
+    except Exception as error:  # of something that none of the four questions asks for
+        return Answer(attention=attention, why=first_line(error))
+
+
+def explain_untried(error: Exception) -> str:
+    missing = re.search(r"requires the (\w+) library|No module named '(\w+)'", str(error))
+    if missing:
+        return f"not tried: it needs the package {missing[1] or missing[2]}, which was not installed for this page"
+    return f"not tried: the rules of the test give it no tiny configuration ({first_line(error)})"
+
+
+@contextmanager
+def named(what: str) -> Iterator[None]:
+    try:
+        yield
     except Exception as error:
-        return Answer(attention=attention, why=f"has no gradient ({first_line(error)})")
+        raise ValueError(f"{what} ({first_line(error)})") from error
 
 
 def measure_gap(found: Tensor, expected: Tensor) -> float:
@@ -132,24 +147,28 @@ def measure_gap(found: Tensor, expected: Tensor) -> float:
 
 def compare(learner: Learner, plain: Any, samples: list[Sample], layout: str) -> str:
     """Return how log-probs or gradients of a layout differ from those of each sample alone."""
-    for annotated, sample in zip(learner.add_logprobs(samples, ["old_logprobs"]), samples, strict=True):
-        with torch.no_grad():
-            gap = measure_gap(annotated.old_logprobs[sample.loss_mask], compute_alone(plain, sample))
+    with named(f"{layout}: its log-probs cannot be computed"):
+        found = [one.old_logprobs[one.loss_mask] for one in learner.add_logprobs(samples, ["old_logprobs"])]
+    with named("its own forward fails on these samples"), torch.no_grad():
+        gaps = [measure_gap(one, compute_alone(plain, sample)) for one, sample in zip(found, samples, strict=True)]
+    for gap in gaps:
         if not gap <= TOLERANCE:
             return f"{layout}: log-probs are off by {gap:.2g}"
-    learner.forward_backward(samples, SumOfLogprobs())
-    torch.stack([compute_alone(plain, sample).sum() for sample in samples]).sum().backward()
+    with named(f"{layout}: it has no gradient"):
+        learner.forward_backward(samples, SumOfLogprobs())
+    with named("its own forward has no gradient"):
+        torch.stack([compute_alone(plain, sample).sum() for sample in samples]).sum().backward()
     own = dict(learner.model.named_parameters())
     squares = [(parameter.grad, own[key].grad) for key, parameter in plain.named_parameters() if key in own]
     expected = torch.cat([grad.flatten() for grad, _ in squares if grad is not None])
-    found = torch.cat(
+    mine = torch.cat(
         [
-            torch.zeros_like(grad).flatten() if mine is None else mine.flatten()
-            for grad, mine in squares
+            torch.zeros_like(grad).flatten() if own_grad is None else own_grad.flatten()
+            for grad, own_grad in squares
             if grad is not None
         ]
     )
-    off = float((found - expected).norm() / expected.norm())
+    off = float((mine - expected).norm() / expected.norm())
     return "" if off <= TOLERANCE else f"{layout}: the gradient is off by {off:.2g} of its norm"
 
 
@@ -173,7 +192,8 @@ def ask_engine(plain: Any) -> tuple[str, str]:
         axes = 1 if position_ids_of(plain.config) is None else 4
     except Exception as error:
         return "", first_line(error)
-    prompts = text_probes(range(250), axes=axes, longest_prompt=14, longest_response=4).prompts
+    # Longer than the window of tiny models, which is 24.
+    prompts = text_probes(range(250), axes=axes, longest_prompt=30, longest_response=4).prompts
     try:
         with engine.active():
             groups = [*engine.generate(list(prompts), SamplingParams(n=2, max_tokens=6, seed=1))]
@@ -199,10 +219,11 @@ A run compares four ways to compute log-probs with the model's own eager attenti
 fastest that is right: prompts shared by a packed row, a packed row, a padded batch, one sample at a time. `r1 check
 MODEL` prints the answers for your model. This page has them for every architecture of transformers {version}, each
 from a tiny random model in float32 on a processor: log-probs within 1e-5 of the model's own, gradients within 1e-5 of
-their norm, samples of the embedded engine within 1e-5. Rows are text; pictures are rendered for the architectures in
-bold. No weights of a published checkpoint were tried for this page, and nothing of it ran on a GPU. vLLM: whether vLLM
-{vllm} lists the architecture. Replay: of mixtures of experts, whether the learner can use the experts that an engine
-chose ([router replay](engines.md#mixtures-of-experts)).
+their norm, samples of the embedded engine within 1e-5, beyond the window of sliding layers, too. The embedded engine
+samples from {sampled} of the {learn} architectures of the first table. Rows are text; pictures are rendered for the
+architectures in bold. No weights of a published checkpoint were tried for this page, and nothing of it ran on a GPU.
+vLLM: whether vLLM {vllm} lists the architecture. Replay: of mixtures of experts, whether the learner can use the
+experts that an engine chose ([router replay](engines.md#mixtures-of-experts)).
 
 The shapes of {shapes} published checkpoints, from Qwen3-0.6B to DeepSeek-V3, were tried without their weights: they
 have their published number of parameters, and `r1 merge` writes the names of a published checkpoint. Weights published
@@ -215,8 +236,8 @@ refused.
 REST = """
 ## Not trained
 
-Text that attends in both directions, models that need a picture or another input with every row, and models for which
-no tiny configuration was found: of the last, nothing is known.
+Text that attends in both directions, models that need a picture or another input with every row, and models that were
+not tried. Each line is what a run says when it refuses the model.
 
 | architecture | why |
 |---|---|
@@ -232,7 +253,7 @@ def page() -> str:
     record = {name: Answer(**held) for name, held in json.loads(RECORD.read_text(encoding="utf-8")).items()}
     served = set(json.loads(RECORD.with_name("architectures_vllm.json").read_text(encoding="utf-8")))
     classes = {**MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, **MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
-    lines, rest = [], []
+    lines, rest, learn = [], [], [answer for answer in record.values() if answer.layout]
     for name, answer in record.items():
         why, shown = answer.why.replace("|", "\\|"), f"**{name}**" if name in PICTURES else name
         if answer.layout:
@@ -240,9 +261,12 @@ def page() -> str:
             vllm = "yes" if classes[name] in served else "no"
             lines.append(f"| {shown} | {way} | {'yes' if answer.engine else 'no'} | {vllm} | {answer.replay} | {why} |")
         else:
-            rest.append(f"| {name} | {why} |")
+            rest.append(f"| {name} | {why if why.startswith('not tried') else explain_refusal(name, why)} |")
     shapes = json.loads(RECORD.with_name("published_models.json").read_text(encoding="utf-8"))["models"]
-    head = HEAD.format(version=transformers.__version__, vllm=VLLM, shapes=len(shapes))
+    sampled = sum(answer.engine for answer in learn)
+    head = HEAD.format(
+        version=transformers.__version__, vllm=VLLM, shapes=len(shapes), learn=len(learn), sampled=sampled
+    )
     return "\n".join([head.rstrip("\n"), *lines, *REST.rstrip("\n").split("\n"), *rest]) + "\n"
 
 

@@ -9,6 +9,7 @@ from typing import Any
 import families
 import pytest
 import torch
+from tiny_models import make_model
 from transformers import AutoModelForCausalLM
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
@@ -240,7 +241,8 @@ def test_rows_that_see_one_another_are_computed_one_by_one(dtype: torch.dtype) -
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (leak_over_time, "with its own eager attention, too, it lets a token see later ones"),
+        (leak_over_time, "with its own eager attention, too, it lets a token see later ones (log-probs"),
+        (leak_over_time, "; train a causal language model (docs/models.md lists all)"),
         (lambda model: model.lm_head.weight.data.fill_(torch.nan), "its log-probs are not finite: look at the weights"),
     ],
 )
@@ -250,6 +252,22 @@ def test_a_model_without_a_correct_way_is_refused_by_name(change: Callable[[Any]
     with pytest.raises(ModelError, match="r1 cannot train llama") as error:
         settle(learner)
     assert words in str(error.value)
+
+
+def test_a_model_without_a_gradient_is_refused_by_the_probe() -> None:
+    """Reformer asks for the mode of training, in which its hashes are drawn anew."""
+    learner = learner_of(make_model("reformer"))
+    with pytest.raises(
+        ModelError,
+        match=r"r1 cannot train reformer: .*and differentiated .*`model.train\(\)`.*; train a model that comp",
+    ):
+        settle(learner)
+
+
+def test_the_gradient_of_a_model_is_left_as_it_was() -> None:
+    learner = make_learner("llama")
+    faults_of(learner, torch.float32)
+    assert all(parameter.grad is None for parameter in learner.model.parameters())
 
 
 def rope(kind: str, known: int = 128) -> dict[str, Any]:

@@ -196,10 +196,10 @@ def test_the_first_sync_is_compared_on_a_sample_as_long_as_the_longest_of_which_
 
 
 @pytest.mark.usefixtures("in_root")
-@pytest.mark.parametrize("reach", ["max_position_embeddings", "sliding_window"])
-def test_the_longest_probe_of_the_first_sync_ends_where_the_model_does(reach: str) -> None:
+@pytest.mark.parametrize(("key", "longest"), [("max_position_embeddings", 900), ("sliding_window", 2000)])
+def test_the_longest_probe_of_the_first_sync_ends_where_the_model_does(key: str, longest: int) -> None:
     config = load_config([QUICKSTART, "data.max_prompt_length=1500", "data.max_response_length=500"])[0]
     model = open_model(config)
-    setattr(model.config.get_text_config(), reach, 900)
+    setattr(model.config.get_text_config(), key, 900)
     probes = canary.build_probes(config, model, build_renderer(config, model), variant=0, opening=True)
-    assert max(len(p.token_ids) + len(r) for p, r in zip(probes.prompts, probes.responses, strict=True)) == 900
+    assert max(len(p.token_ids) + len(r) for p, r in zip(probes.prompts, probes.responses, strict=True)) == longest

@@ -5,15 +5,20 @@ from typing import Any
 import pytest
 import torch
 import transformers
-from embedded_cases import assert_exact, engine_for, sample, text_prompt
+from embedded_cases import HandPrompt, assert_exact, engine_for, sample, text_prompt
 from rollout_models import TEXT, sharpen
 
 from r1_rollout.embedded.kv import decode_attention
+from r1_rollout.embedded.segments import Segment
 from r1_rollout.types import SamplingParams
+from r1_rollout.weights import LocalWeights
 
 MIXTURE = {"num_experts_per_tok": 2, "moe_intermediate_size": 16, "num_experts": 4, "head_dim": 12}
 TABLE = {"vocab_size": 64, "eos_token_id": None, "bos_token_id": None}
 GPT = {**TABLE, "n_embd": 48, "n_layer": 2, "n_head": 4, "n_positions": 256}
+LATENT = {**TEXT, "num_key_value_heads": 4, "kv_lora_rank": 16, "q_lora_rank": 24, "qk_nope_head_dim": 8,
+          "qk_rope_head_dim": 4, "head_dim": 4, "v_head_dim": 10, "n_routed_experts": 4, "num_experts_per_tok": 2,
+          "n_group": 1, "topk_group": 1, "moe_intermediate_size": 16, "first_k_dense_replace": 1}  # fmt: skip
 PARAMS = SamplingParams(max_tokens=9, n=3, ignore_eos=True)
 
 
@@ -39,6 +44,8 @@ def prompts(*lengths: int) -> list[Any]:
         ("Gemma", {**TEXT, "head_dim": 12}),
         ("Gemma2", {**TEXT, "head_dim": 12, "attn_logit_softcapping": 0.3}),
         ("GptOss", {**TEXT, "head_dim": 12, "num_local_experts": 2, "num_experts_per_tok": 1}),  # sinks
+        ("DeepseekV2", LATENT),
+        ("DeepseekV3", LATENT),
         ("GPT2", GPT),  # positions of its own table, not rotary ones
         ("OPT", {**TABLE, "hidden_size": 48, "ffn_dim": 64, "num_hidden_layers": 2, "num_attention_heads": 4}),
     ],
@@ -50,24 +57,78 @@ def test_log_probs_are_those_of_a_plain_forward(name: str, settings: dict[str, A
     assert_exact(plain, asked, sample(one, asked, PARAMS, banned_token_ids=()), 1.0)
 
 
-@pytest.mark.parametrize(
-    ("name", "settings"),
-    [
-        ("Mistral", {}),  # its configuration has a window and no list of layers
-        ("Phi3", {"pad_token_id": 0}),
-        ("Qwen2", {"use_sliding_window": True, "max_window_layers": 1}),
-        ("Gemma2", {"head_dim": 12, "attn_logit_softcapping": None}),
-        ("Gemma3Text", {"head_dim": 12}),
-    ],
-)
-def test_sliding_layers_are_exact_within_their_window_and_longer_answers_are_refused(
-    name: str, settings: dict[str, Any]
-) -> None:
-    one = model(name, **{**TEXT, **settings, "sliding_window": 20})
-    fits = prompts(11, 4)
-    assert_exact(one, fits, sample(one, fits, PARAMS, banned_token_ids=()), 1.0)
-    with pytest.raises(ValueError, match=r"prompt p12 has 12 tokens and its answer may have 9, .* see 20 \(sliding"):
-        sample(one, prompts(4, 12), PARAMS, banned_token_ids=())
+WINDOWED: dict[str, dict[str, Any]] = {
+    "Mistral": {},  # its configuration has a window and no list of layers
+    "Qwen2": {"use_sliding_window": True, "max_window_layers": 1},
+    "Gemma2": {"head_dim": 12, "attn_logit_softcapping": 0.3},
+    "Gemma3Text": {"head_dim": 12},
+    "GptOss": {"head_dim": 12, "num_local_experts": 2, "num_experts_per_tok": 1},  # sinks
+    "Cohere2": {},
+}
+
+
+@pytest.mark.parametrize("window", [1, 6, 20, 300])
+@pytest.mark.parametrize("name", WINDOWED)
+def test_sliding_layers_are_exact_beyond_their_window(name: str, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Over segments of 4, 4, 8, … columns, of which layers see none, a part or all, and rows of several ages."""
+    monkeypatch.setattr("r1_rollout.embedded.segments.FIRST", 4)
+    settings = {**TEXT, **WINDOWED[name], "sliding_window": window}
+    one, plain = model(name, **settings), model(name, **settings)
+    plain.set_attn_implementation("eager")
+    asked = prompts(3, 1, 33, 6)
+    params = SamplingParams(max_tokens=26, n=3)
+    groups = sample(one, asked, params, banned_token_ids=(), end_token_ids={7, 8, 9}, max_sequences=6)
+    assert len({len(completion.token_ids) for group in groups for completion in group}) > 2, "all ended together"
+    assert_exact(plain, asked, groups, 1.0)
+
+
+def test_an_answer_goes_on_beyond_a_window_with_other_weights() -> None:
+    """As a partial rollout does: its tokens so far are sampled from the weights of before, the others from the new."""
+    settings = {**TEXT, **WINDOWED["Gemma2"], "sliding_window": 8}
+    before, after = model("Gemma2", **settings), model("Gemma2", **settings)
+    with torch.no_grad():
+        for parameter in after.parameters():
+            parameter.mul_(1.3)
+    engine, asked = engine_for(before, banned_token_ids=()), prompts(5, 14)
+    for version, plain in enumerate((before, after)):
+        plain.set_attn_implementation("eager")
+        with engine.active(LocalWeights(plain.state_dict().items(), version)):
+            groups = dict(engine.generate(asked, SamplingParams(max_tokens=9, ignore_eos=True)))
+        assert_exact(plain, asked, [groups[index] for index in range(len(asked))], 1.0)
+        tokens = [[*one.token_ids, *groups[index][0].token_ids.tolist()] for index, one in enumerate(asked)]
+        asked = [HandPrompt(one.id, ids, torch.arange(len(ids))[None]) for one, ids in zip(asked, tokens, strict=True)]
+
+
+def test_latent_keys_that_are_expanded_otherwise_are_found_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = model("DeepseekV3", **LATENT)
+    attention: Any = type(one.model.layers[0].self_attn)
+    expand = attention.expand_kv
+
+    def turn(self: Any, latent: Any, rotated: Any) -> Any:
+        keys, values = expand(self, latent, rotated)
+        return keys, values if latent.shape[2] > 1 else -values
+
+    monkeypatch.setattr(attention, "expand_kv", turn)
+    with pytest.raises(ValueError, match="would sample wrongly from DeepseekV3ForCausalLM"):
+        engine_for(one, banned_token_ids=())
+
+
+def test_a_window_that_slides_wrongly_is_found_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    see = Segment.see_within
+
+    def see_less(self: Segment, window: int, begins: Any, *others: Any) -> None:
+        see(self, window, begins + 1, *others)
+
+    monkeypatch.setattr(Segment, "see_within", see_less)
+    with pytest.raises(ValueError, match="would sample wrongly from MistralForCausalLM"):
+        engine_for(model("Mistral", **TEXT, sliding_window=100), banned_token_ids=())
+
+
+def test_a_layer_whose_window_is_not_that_of_its_configuration_is_refused() -> None:
+    one = model("Mistral", **TEXT, sliding_window=20)
+    one.config.layer_types = ["full_attention", "full_attention"]
+    with pytest.raises(ValueError, match="MistralAttention attends within a window of 20, its configuration has None"):
+        engine_for(one, banned_token_ids=())
 
 
 @pytest.mark.parametrize(
@@ -77,18 +138,6 @@ def test_sliding_layers_are_exact_within_their_window_and_longer_answers_are_ref
         ("Falcon", {**TABLE, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}, "attention of its"),
         ("Bart", {**TABLE, "d_model": 48, "decoder_layers": 1, "decoder_attention_heads": 4}, "positions that cannot"),
         ("Mamba", {**TABLE, "hidden_size": 48, "num_hidden_layers": 1, "state_size": 4}, "attention of its"),
-        (
-            "DeepseekV3",
-            {
-                **TEXT,
-                "num_key_value_heads": 4,
-                "n_routed_experts": 4,
-                "kv_lora_rank": 16,
-                "n_group": 1,
-                "topk_group": 1,
-            },
-            "latent attention",
-        ),
     ],
 )
 def test_models_that_it_would_sample_from_wrongly_are_refused(

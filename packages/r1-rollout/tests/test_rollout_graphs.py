@@ -78,6 +78,29 @@ def answers(model: Any, asked: list[HandPrompt], params: SamplingParams, *, grap
     return [(one.token_ids.tolist(), one.logprobs) for index in range(len(asked)) for one in groups[index]]
 
 
+@pytest.fixture(scope="module")
+def windowed_model() -> Any:
+    """A model whose second layer sees thirteen tokens."""
+    torch.manual_seed(0)
+    config = Qwen2Config(**TEXT, use_sliding_window=True, sliding_window=13, max_window_layers=1)
+    return sharpen(AutoModelForCausalLM.from_config(config))
+
+
+def test_replayed_steps_slide_their_window(
+    windowed_model: Any, replaying: type[Replaying], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the window begins, columns come and go four steps after those where the answers grow."""
+    monkeypatch.setattr(kv, "GRAIN", 8)
+    params, asked = SamplingParams(max_tokens=40, n=3, ignore_eos=True), prompts(5)
+    expected = answers(windowed_model, asked, params, graphs=False, rows=64)
+    found = answers(windowed_model, asked, params, graphs=True, rows=64)
+    assert [tokens for tokens, _ in found] == [tokens for tokens, _ in expected]
+    for (_, logprobs), (_, others) in zip(found, expected, strict=True):
+        assert logprobs == pytest.approx(others, abs=1e-5)
+    (graphs,) = replaying.made
+    assert graphs.replayed > 10
+
+
 @pytest.mark.parametrize("rows", [6, 64])
 @pytest.mark.parametrize("ends", [True, False], ids=["ragged", "even"])
 def test_replayed_steps_say_what_launched_ones_do(

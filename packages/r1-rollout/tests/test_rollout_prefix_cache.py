@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 import torch
 from embedded_cases import HandPrompt, engine_for, mixed_prompts, picture_prompt, plain_logprobs, text_prompt
+from rollout_models import TEXT, sharpen
+from transformers import AutoModelForCausalLM, Qwen2Config
 
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.embedded.prefill import ContinuedCache
@@ -74,7 +76,15 @@ def play(model: Any, engine: EmbeddedEngine, turns: int = 3) -> tuple[dict[str, 
     return found, sum(len(prompt.token_ids) for prompt in prompts.values()), prefilled(session)
 
 
-@pytest.mark.parametrize("kind", ["text_model", "vision_model"])
+@pytest.fixture(scope="module")
+def windowed_model() -> Any:
+    """A model whose second layer sees seven tokens."""
+    torch.manual_seed(0)
+    config = Qwen2Config(**TEXT, use_sliding_window=True, sliding_window=7, max_window_layers=1)
+    return sharpen(AutoModelForCausalLM.from_config(config, attn_implementation="eager"))
+
+
+@pytest.mark.parametrize("kind", ["text_model", "vision_model", "windowed_model"])
 def test_a_later_turn_computes_what_is_new_and_gets_the_logprobs_of_a_plain_forward(
     kind: str, request: pytest.FixtureRequest
 ) -> None:

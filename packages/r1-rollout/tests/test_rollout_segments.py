@@ -81,7 +81,7 @@ def test_attention_over_segments_is_that_over_whole_rows_to_1e_12_in_float64():
         key, value = torch.randn(2, len(rows), HEADS, 1, SIZE, dtype=torch.float64)
         query = torch.randn(len(rows), HEADS, 3, SIZE, dtype=torch.float64)
         cache.aim(ages)
-        cache.update(key, value, 0)
+        cache.write(key[:, :, 0], value[:, :, 0], 0)
         found = cache.attend(LOG2_E * query)
         for index, row in enumerate(rows):
             rows[index] = row = torch.cat([row, torch.stack([key[index], value[index]])], dim=2)

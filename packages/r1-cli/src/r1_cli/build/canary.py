@@ -78,7 +78,7 @@ def build_probes(
     longest, lengths, response = data.max_prompt_length, [*PROMPTS], min(RESPONSE, data.max_response_length)
     if opening:
         response = min(OPENING, data.max_response_length)
-        longest = min(longest + data.max_response_length, _find_reach(model)) - response
+        longest = min(longest + data.max_response_length, find_max_positions(model) or sys.maxsize) - response
         lengths += [longest] if longest > max(PROMPTS) else []
     probes = text_probes(
         allowed_tokens(model),
@@ -92,11 +92,6 @@ def build_probes(
     limit = None if sampled else data.max_prompt_length + data.max_response_length - response
     pictures = picture_probes(config, model, renderer, [(variant, variant)], response, limit=limit)
     return probes + (pictures or Probes((), ()))
-
-
-def _find_reach(model: ModelFiles) -> int:
-    window = model.config.get_text_config().to_dict().get("sliding_window")
-    return min(find_max_positions(model) or sys.maxsize, window or sys.maxsize)
 
 
 def find_max_positions(model: ModelFiles) -> int | None:

@@ -31,6 +31,8 @@ log = logging.getLogger("r1")
 # Tolerance for other tokens of the same number, in any precision: the same kernels round in the same way.
 NEIGHBOUR = TOLERANCE[torch.float32]
 
+SEES_LATER = "lets a token see later ones"
+
 
 @dataclass(frozen=True, slots=True)
 class Faults:
@@ -73,7 +75,7 @@ class LayoutCheck:
         except REFUSALS as error:
             return f"cannot be computed ({_first_line(error)})"
         if not (leak := widest_gap([later[:-1]], [found[1][:-1]])) <= NEIGHBOUR:
-            return f"lets a token see later ones (log-probs off by {leak:.2g} of their size)"
+            return f"{SEES_LATER} (log-probs off by {leak:.2g} of their size)"
         return self._differs(found, "has other log-probs than its own eager attention")
 
     def check_padded(self) -> str | None:
@@ -136,12 +138,25 @@ def find_faults(learner: Policy, probes: Probes, fresh: Probes, dtype: torch.dty
     try:
         questions = LayoutCheck(learner, probes, fresh, dtype)
     except REFUSALS as error:
-        own = f"cannot be computed by its own eager attention ({_first_line(error)})"
+        own = f"cannot be computed and differentiated ({_first_line(error)})"
         return Faults(own, own, own, own)
     if (single := questions.check_single()) is not None:
         return Faults(single, single, single, single)
     padded, packed = questions.check_padded(), questions.check_packed()
     return Faults(None, padded, packed, packed or questions.check_shared())
+
+
+def explain_refusal(name: str, fault: str) -> str:
+    """Return the sentence that refuses an architecture which no layout computes correctly."""
+    if fault.startswith(SEES_LATER):
+        instead = "train a causal language model"
+    elif fault.startswith("cannot"):
+        instead = "train a model that computes rows of text alone"
+    else:
+        instead = "train another"
+    return (
+        f"r1 cannot train {name}: with its own eager attention, too, it {fault}; {instead} (docs/models.md lists all)"
+    )
 
 
 def find_packing_fault(learner: Policy, probes: Probes, fresh: Probes, tolerance: float) -> str | None:
@@ -207,9 +222,7 @@ def examine_model(
         own = "reads no packed rows by its own attention"
         faults = replace(find_faults(learner, probes, fresh, dtype), packed=own, shared=own)
         if faults.single is not None:
-            raise ModelError(
-                f"{model.path}: r1 cannot train {name}: with its own eager attention, too, it {faults.single}"
-            )
+            raise ModelError(f"{model.path}: {explain_refusal(name, faults.single)}")
     if faults.packed is None and find_value(model.config.get_text_config(), "attention_chunk_size"):
         chunks = "cuts attention into chunks of a row, wherever a sequence begins"
         faults = replace(faults, packed=chunks, shared=chunks)
@@ -252,7 +265,8 @@ def _split_answers(fresh: Probes) -> tuple[list[int], list[int], list[int]]:
 
 
 def _first_line(error: Exception) -> str:
-    return (str(error) or type(error).__name__).splitlines()[0]
+    line = (str(error) or type(error).__name__).splitlines()[0]
+    return f"{type(error).__name__}: {line}" if isinstance(error, LookupError) else line
 
 
 def _to_sample(prompt: PromptLike, response: Sequence[int]) -> Sample:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule
 
 from r1_core.learner.parallel import find_blocks
 from r1_core.types import Sample, check_tensors, join_inputs
@@ -55,7 +56,14 @@ def token_logprobs(
 def compute_eager_logprobs(
     model: Any, samples: Sequence[Sample], temperature: float = 1.0, noise: torch.dtype | None = None
 ) -> list[list[float]]:
-    """Return the log-probs of each sample's trained tokens; see `compute_eagerly`."""
+    """Return the log-probs of each sample's trained tokens; see `compute_eagerly`.
+
+    Without `noise` the gradient of the shortest sample is computed, too, unless the model is sharded. Raises what the
+    model's own code does if it has none.
+    """
+    if noise is None and samples:
+        with eager_attention(model):
+            _require_gradient(model, min(samples, key=lambda sample: len(sample.token_ids)))
     return compute_eagerly(
         model, samples, lambda logits, targets: token_logprobs(logits, targets, temperature)[0], noise
     )
@@ -81,6 +89,11 @@ def compute_eagerly(
 
 @torch.no_grad()
 def _read_alone(model: Any, sample: Sample, read: Callable[[Tensor, Tensor], Tensor]) -> list[float]:
+    found: list[float] = read(*_compute_alone(model, sample)).tolist()
+    return found
+
+
+def _compute_alone(model: Any, sample: Sample) -> tuple[Tensor, Tensor]:
     device = next(model.parameters()).device
     whole = join_inputs([sample.model_inputs, sample.later_inputs])
     inputs = {name: value.to(device) for name, value in whole.items()}
@@ -89,8 +102,23 @@ def _read_alone(model: Any, sample: Sample, read: Callable[[Tensor, Tensor], Ten
     logits = model(input_ids=sample.token_ids[None].long().to(device), **inputs, use_cache=False).logits[0]
     predictors = sample.loss_mask[1:].nonzero().squeeze(-1).to(device)
     targets = sample.token_ids[sample.loss_mask].long().to(device)
-    found: list[float] = read(logits[predictors], targets).tolist()
-    return found
+    return logits[predictors], targets
+
+
+def _require_gradient(model: Any, sample: Sample) -> None:
+    """Compute the gradient of a trained parameter that the forward uses first, and so back through every layer."""
+    if any(isinstance(module, FSDPModule) for module in model.modules()):  # whose backward writes to its gradients
+        return
+    with torch.enable_grad():
+        total = _compute_alone(model, sample)[0].sum()
+        # Breadth first, so the forward's first operations come last.
+        nodes: dict[Any, None] = dict.fromkeys([total.grad_fn])
+        for node in (queue := list(nodes)):
+            found = [before for before, _ in node.next_functions if before is not None] if node else []
+            queue.extend(before for before in found if before not in nodes)
+            nodes.update(dict.fromkeys(found))
+        if parameters := [node.variable for node in nodes if hasattr(node, "variable")]:
+            torch.autograd.grad(total, parameters[-1])
 
 
 @contextmanager

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _LENGTHS = (48, 5)  # tokens of the two prompts; over the long one rotary embeddings that are off add up
 _RESPONSE = 2
+_WIDEST = 256  # tokens of a window beyond which a probe goes; the model's own attention to more costs too much
 
 
 def require_agreement(model: "PreTrainedModel", reach: Reach, allowed: Sequence[int], filler: int) -> Stack | None:
@@ -116,10 +117,10 @@ def _prompts(
     text = model.config.get_text_config()
     rope = setting(text, "rope_parameters") or {}
     known = reach.positions or 2 * (setting(text, "max_position_embeddings") or 1024)
-    room = min(reach.window or known, known) - behind
+    beyond = max((window for window in reach.windows if window and window <= _WIDEST), default=0) + _RESPONSE
     prompts = []
-    for number, longest in enumerate(_LENGTHS):
-        length = max(1, min(longest, room))
+    for number, longest in enumerate((max(_LENGTHS[0], beyond), _LENGTHS[1])):
+        length = max(1, min(longest, known - behind))
         first = 0 if number == 0 else max(0, known - length - behind)
         positions = torch.arange(first, first + length).expand(4 if "mrope_section" in rope else 1, -1)
         prompts.append(ProbePrompt(f"agreement:{number}", spread_tokens(allowed, length, number), positions))

@@ -5,6 +5,7 @@ from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
+from transformers.cache_utils import get_layer_types_and_kwargs
 
 from r1_rollout.embedded.kv import ATTENTION
 from r1_rollout.embedded.states import count_states
@@ -13,7 +14,6 @@ from r1_rollout.tokens import setting
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-# Within their window, sliding layers are full ones.
 _LAYERS = {"full_attention", "sliding_attention"}
 # Those of models whose layers keep states that the cache can hold, and those without attention and state.
 _HYBRID = {"linear_attention", "conv", "hybrid", "mlp", "moe"}
@@ -22,7 +22,7 @@ _HYBRID = {"linear_attention", "conv", "hybrid", "mlp", "moe"}
 @dataclass(frozen=True, slots=True)
 class Reach:
     positions: int | None  # that the model knows; None if its rotary embedding is stretched beyond them
-    window: int | None  # tokens that its sliding layers see; None without such layers
+    windows: tuple[int | None, ...]  # see `layer_windows`
 
 
 def prepare(model: PreTrainedModel) -> Reach:
@@ -44,10 +44,8 @@ def prepare(model: PreTrainedModel) -> Reach:
         obstacle = "attention of its own, which torch's scaled_dot_product_attention cannot replace"
     elif "position_ids" not in signature(model.forward).parameters:
         obstacle = "positions that cannot be given to it (its forward takes no position_ids)"
-    elif setting(text, "kv_lora_rank"):
-        obstacle = "multi-head latent attention"
     else:
-        return Reach(_known_positions(text), _window(text))
+        return Reach(_known_positions(text), layer_windows(model))
     raise ValueError(f"{type(model).__name__} has {obstacle}: the embedded engine cannot sample from it, vLLM may")
 
 
@@ -66,7 +64,7 @@ def _known_positions(text: "PreTrainedConfig") -> int | None:
     return known if rope.get("rope_type", "default") == "default" else None
 
 
-def _window(text: "PreTrainedConfig") -> int | None:
-    kinds = setting(text, "layer_types")
-    slides = "sliding_attention" in kinds if kinds else setting(text, "use_sliding_window", True)
-    return (setting(text, "sliding_window") or None) if slides else None
+def layer_windows(model: PreTrainedModel) -> tuple[int | None, ...]:
+    """Return how many tokens back each layer sees, the token itself included, as transformers reads it; None: all."""
+    text = model.config.get_text_config()
+    return tuple(options.get("sliding_window") for options in get_layer_types_and_kwargs(text)[1])

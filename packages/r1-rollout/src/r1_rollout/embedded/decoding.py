@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Literal, cast
 import torch
 from torch import Tensor
 
+from r1_rollout.embedded.architecture import layer_windows
 from r1_rollout.embedded.graphs import Graphs
 from r1_rollout.embedded.kv import GroupCache
 from r1_rollout.embedded.prefill import (
@@ -70,7 +71,7 @@ class Decoding:
         self.prefilled = 0  # tokens of prompts that were computed
         self._running: tuple[DecodingRows, GroupCache] | None = (
             DecodingRows(max_sequences, max(longest, 1), model.device),
-            GroupCache(max_sequences, longest, in_place=isinstance(self._stack, Graphs)),
+            GroupCache(max_sequences, longest, windows=layer_windows(model), in_place=isinstance(self._stack, Graphs)),
         )
 
     @property

@@ -274,14 +274,9 @@ def _check_shape(prompt: PromptLike, axes: int, vocabulary: int) -> None:
 
 
 def _check_length(prompt: PromptLike, limit: int, reach: Reach) -> None:
-    start, length = int(rotary_axes(prompt.position_ids).max()) + 1, len(prompt.token_ids)
+    start = int(rotary_axes(prompt.position_ids).max()) + 1
     if reach.positions is not None and start + limit > reach.positions:
         raise PromptError(
             f"prompt {prompt.id} ends at position {start} and its answer may have {limit} tokens, but the model "
             f"knows {reach.positions} positions (max_position_embeddings): shorten the prompt or the answer"
-        )
-    if reach.window is not None and length + limit > reach.window:
-        raise PromptError(
-            f"prompt {prompt.id} has {length} tokens and its answer may have {limit}, but layers of the model see "
-            f"{reach.window} (sliding_window), and the embedded engine goes no further: shorten them, or use vLLM"
         )

@@ -5,7 +5,7 @@ softmaxes are merged exactly by their maxima and sums (FlashAttention, arXiv 220
 """
 
 import math
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import takewhile
@@ -19,7 +19,7 @@ from transformers.cache_utils import Cache
 from transformers.masking_utils import sdpa_mask
 
 from r1_rollout.embedded.scores import ScoreChange, attend, read_score_change
-from r1_rollout.embedded.segments import Layer, Readers, Segment, cut, put
+from r1_rollout.embedded.segments import HIDDEN, Layer, Numbers, Readers, Segment, Sight, cut, put
 from r1_rollout.embedded.states import RecurrentState
 
 ATTENTION = "r1_rollout_decode"
@@ -27,6 +27,17 @@ LOG2_E = math.log2(math.e)
 GRAIN = 64  # columns by which answers grow where kernels are replayed
 
 _decoding: ContextVar["GroupCache | None"] = ContextVar("decoding", default=None)
+# Returns the mask of layers with a window, where that of the model is the same for all its layers.
+_seeing: ContextVar[Callable[[int], Tensor] | None] = ContextVar("seeing", default=None)
+
+
+@contextmanager
+def masked_by(see: Callable[[int], Tensor]) -> Iterator[None]:
+    token = _seeing.set(see)
+    try:
+        yield
+    finally:
+        _seeing.reset(token)
 
 
 class Target(NamedTuple):
@@ -60,9 +71,17 @@ class GroupCache(Cache):
 
     layers: list[RecurrentState]
 
-    def __init__(self, rows: int, columns: int, *, in_place: bool = False) -> None:
-        """With `in_place`, a step's tensors keep their addresses as long as possible."""
+    def __init__(self, rows: int, columns: int, *, windows: Sequence[int | None] = (), in_place: bool = False) -> None:
+        """Prepare the cache.
+
+        Args:
+            windows: how many tokens back each layer sees, the token itself included; None, or no entry: all.
+            in_place: a step's tensors keep their addresses as long as possible.
+        """
         super().__init__(layers=[])
+        self._window_of = dict(enumerate(windows))
+        self._windows = sorted({window for window in windows if window})
+        self._slot_of, self._lengths = np.empty(0, np.int64), np.empty(0, np.int64)  # see `arrange`
         self._grain = GRAIN if in_place else 1
         self._prompts, self._answers = cut(rows), cut(rows, columns)
         self._kinds: list[Layer] = []  # of each layer, without places and columns
@@ -136,11 +155,11 @@ class GroupCache(Cache):
             slots: int64 [rows], the slot of each row's prompt.
             lengths: [slots in use], the length of each prompt.
         """
-        slot_of, device = slots.cpu().numpy(), slots.device
+        self._slot_of, self._lengths, device = slots.cpu().numpy(), np.array(lengths), slots.device
         self._prompt_readers = []
         for segment in _in_use(self._prompts):
-            segment.see(np.array(lengths), device)  # not changed until the next time
-            self._prompt_readers.append((segment, Readers.of(segment, slot_of, device)))
+            segment.see(self._lengths, device)  # not changed until the next time
+            self._prompt_readers.append((segment, Readers.of(segment, self._slot_of, device)))
 
     def aim(self, ages: Tensor) -> None:
         """Set where the next forward writes: row i at column `ages[i]` of its answer, int64 [rows]."""
@@ -166,13 +185,28 @@ class GroupCache(Cache):
                 whole = readers.straight and len(places) == len(columns)
                 target = target._replace(rows=slice(None)) if whole else target
                 self._targets.append(target.put_in(targets_before.get(id(segment))) if self._grain > 1 else target)
+        for window in self._windows:
+            self._aim_within(window, columns, device)
+
+    def _aim_within(self, window: int, columns: Numbers, device: torch.device) -> None:
+        """Set what layers with a window see of prompts and answers. Samples of one prompt have equally long answers."""
+        begins = columns + 1 - window  # in the rows' answers; below 0 in the columns of their prompts
+        in_prompts = self._lengths.copy()
+        in_prompts[self._slot_of] += begins
+        if (in_prompts[self._slot_of] - self._lengths[self._slot_of] != begins).any():
+            raise RuntimeError("samples of one prompt have answers of different lengths, so one window does not fit")
+        for segment, _ in self._prompt_readers:
+            segment.see_within(window, in_prompts, self._lengths, device, self._grain)
+        for segment, _ in self._answer_readers:
+            segment.see_within(window, begins, columns + 1, device, self._grain)
 
     def footprint(self) -> Hashable:
         """Return addresses and shapes of a step's tensors: while they are equal, a CUDA graph is valid."""
         read = []
         for segment, readers in (*self._prompt_readers, *self._answer_readers):
-            tensors = (segment.bias, readers.members, readers.rows, readers.at, *segment.layers[0])
-            read.append((len(segment.owners), segment.width, readers.straight, *map(_place, tensors)))
+            tensors = (readers.members, readers.rows, readers.at, *segment.layers[0])
+            seen = [sight and (str(sight.columns), _place(sight.bias)) for sight in segment.sights.values()]
+            read.append((len(segment.owners), segment.width, readers.straight, *seen, *map(_place, tensors)))
         written = [(id(one.segment), *map(_place, one[1:])) for one in self._targets]
         return (*read, *written)
 
@@ -188,8 +222,7 @@ class GroupCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        self.write(key_states[:, :, 0], value_states[:, :, 0], layer_idx)
-        self.served = key_states
+        self.layer, self.served = layer_idx, key_states  # attention writes them, expanded if they are latent
         return key_states, value_states
 
     def write(self, key: Tensor, value: Tensor, layer: int) -> None:
@@ -208,8 +241,13 @@ class GroupCache(Cache):
         """
         whole: Partial | None = None
         for segment, readers in (*self._prompt_readers, *self._answer_readers):
-            part = self._attend_segment(segment, readers, query, change)
-            if whole is None:  # the first segment of prompts, which every row reads
+            if (sight := segment.sights[self.window]) is None:
+                continue
+            part = self._attend_segment(segment, sight, readers, query, change)
+            if whole is None and len(readers.rows) < len(query):  # behind a window: rows read no column of it
+                whole = Partial(*(tensor.new_zeros(len(query), *tensor.shape[1:]) for tensor in part))
+                whole.peak.fill_(HIDDEN)
+            if whole is None:  # every row reads it
                 whole = part
             elif len(readers.rows) == len(query):
                 whole = merge(whole, part)
@@ -224,16 +262,16 @@ class GroupCache(Cache):
         return whole.output / whole.total
 
     def _attend_segment(
-        self, segment: Segment, readers: Readers, query: Tensor, change: ScoreChange | None
+        self, segment: Segment, sight: Sight, readers: Readers, query: Tensor, change: ScoreChange | None
     ) -> "Partial":
         places, (_, heads, queries, size) = len(segment.owners), query.shape
         own = segment.layers[self.layer]
         sorted_query = query if readers.straight else query[readers.members]
         part = partial_attention(
             sorted_query.view(places, -1, heads, queries, size).transpose(1, 2).reshape(places, heads, -1, size),
-            own.keys[:places, ..., : segment.width],
-            own.values[:places, :, : segment.width],
-            segment.bias,
+            own.keys[:places, ..., sight.columns],
+            own.values[:places, :, sight.columns],
+            sight.bias,
             change,
         )
 
@@ -243,6 +281,11 @@ class GroupCache(Cache):
             return apart.flatten(0, 1) if readers.straight else apart.flatten(0, 1)[readers.at]
 
         return Partial(*map(of_rows, part))
+
+    @property
+    def window(self) -> int | None:
+        """How many tokens back the layer sees whose keys came last."""
+        return self._window_of.get(self.layer)
 
     def knows(self, mask: Tensor | None) -> bool:
         """Whether a mask hides no more than `mask`; `attend` would ignore it."""
@@ -298,7 +341,7 @@ def partial_attention(
             exp2 on a CPU where columns are masked.
         keys: [batch, heads, size, columns].
         values: [batch, heads, columns, size].
-        bias: [batch, 1, 1, columns], 0 or -inf, if some columns are masked.
+        bias: [batch, 1, 1, columns], 0 or -inf or `HIDDEN`, if some columns are masked.
     """
     fine = torch.promote_types(query.dtype, torch.float32)
     scores = (query @ keys).to(fine)
@@ -319,6 +362,11 @@ def merge(first: Partial, second: Partial) -> Partial:
     return Partial(output, peak, first.total * first_scale + second.total * second_scale)
 
 
+def is_latent(module: nn.Module) -> bool:
+    """Whether an attention caches latent keys and values (arXiv 2405.04434), which its `expand_kv` expands."""
+    return hasattr(module, "expand_kv")
+
+
 def decode_attention(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
 ) -> tuple[Tensor, None]:
@@ -328,10 +376,10 @@ def decode_attention(
 
     Args:
         query: [rows, heads, 1, size].
-        key, value: [rows, key heads, 1, size], as `GroupCache.update` returned them.
+        key, value: [rows, key heads, 1, size], as `GroupCache.update` returned them, or expanded from these.
 
     Returns:
-        [rows, 1, heads, size], and no weights.
+        [rows, 1, heads, size of a value], and no weights.
 
     Raises:
         RuntimeError: the model uses other keys, or a mask of its own.
@@ -339,18 +387,26 @@ def decode_attention(
     """
     cache = _decoding.get()
     if cache is None:
+        see, window = _seeing.get(), kwargs.get("sliding_window")
+        attention_mask = attention_mask if see is None or window is None else see(window)
         return attend(module, query, key, value, attention_mask, kwargs), None
-    if key is not cache.served or not cache.knows(attention_mask):
+    served = key is cache.served or is_latent(module)
+    if not served or not cache.knows(attention_mask):
         raise RuntimeError(
             f"{type(module).__name__} does not attend to the keys as its cache gave them, or hides some of them by "
             "itself: the embedded engine cannot decode with this model"
         )
+    if (given := kwargs.get("sliding_window")) != cache.window:
+        raise RuntimeError(
+            f"{type(module).__name__} attends within a window of {given}, its configuration has {cache.window} for it"
+        )
+    cache.write(key[:, :, 0], value[:, :, 0], cache.layer)
     rows, heads, _, size = query.shape
     scaling = kwargs.get("scaling")
     scale = LOG2_E * (size**-0.5 if scaling is None else scaling)
     grouped = query.reshape(rows, key.shape[1], -1, size) * scale
     found = cache.attend(grouped, read_score_change(module, kwargs))
-    return found.to(query.dtype).reshape(rows, 1, heads, size), None
+    return found.to(query.dtype).reshape(rows, 1, heads, -1), None
 
 
 AttentionInterface.register(ATTENTION, decode_attention)

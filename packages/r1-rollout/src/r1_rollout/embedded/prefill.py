@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache
 
-from r1_rollout.embedded.kv import KeysValues
+from r1_rollout.embedded.kv import KeysValues, is_latent, masked_by
 from r1_rollout.embedded.prefix_cache import Prefix
 from r1_rollout.embedded.states import RecurrentState
 from r1_rollout.routing import Routing
@@ -146,7 +146,8 @@ def prefill(
     if isinstance(cache, ContinuedCache):
         media["attention_mask"] = cache.mask
     ends = sorted({*lengths})
-    with nullcontext() if routing is None else routing.recording() as record:
+    masked = masked_by(cache.see) if isinstance(cache, ContinuedCache) else nullcontext()
+    with masked, nullcontext() if routing is None else routing.recording() as record:
         logits = model(
             input_ids=token_ids.to(device),
             position_ids=without_lone_axis(position_ids).to(device),
@@ -160,8 +161,9 @@ def prefill(
         layers = cache.filled
     else:
         layers = [KeysValues(x.keys, x.values) for x in cache.layers]
+    latent: dict[int, Any] = {one.layer_idx: one for one in model.modules() if is_latent(one)}
     return Prefilled(
-        layers,
+        [KeysValues(*latent[i].expand_kv(*layer)) if i in latent else layer for i, layer in enumerate(layers)],
         cache.layers if isinstance(cache, StateCache) else [],
         logits[range(len(parts)), [*map(ends.index, lengths)]],
         routed,
@@ -216,8 +218,20 @@ class ContinuedCache(Cache):
         self._longest = max(lengths)
         self._rows = torch.arange(len(prefixes), device=first.device)[:, None]
         self._columns = torch.tensor(lengths, device=first.device)[:, None] + torch.arange(columns, device=first.device)
-        # bool [prompts, 1, columns, all columns]: a token sees its prefix and what follows it, up to itself
-        self.mask = torch.arange(states.shape[4], device=first.device) <= self._columns[:, None, :, None]
+        self._masks: dict[int | None, Tensor] = {}
+        self.mask = self.see(None)
+
+    def see(self, window: int | None) -> Tensor:
+        """Return which keys a token sees: those of its prefix and what follows it up to itself, within the window.
+
+        Returns:
+            bool [prompts, 1, columns, all columns].
+        """
+        if window not in self._masks:
+            own = self._columns[:, None, :, None]
+            keys = torch.arange(self.filled[0].keys.shape[2], device=own.device)
+            self._masks[window] = keys <= own if window is None else (keys <= own) & (keys > own - window)
+        return self._masks[window]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any

@@ -17,6 +17,9 @@ FIRST = 128  # columns of the first segment
 # Columns that keys have over and above, never in use. A new token's keys go to every size-th row of a column, and at
 # strides of a power of two these fall into few sets of a processor's cache: they are written 1.5 times as fast so.
 APART = 16
+# Added to scores of columns outside a window. It is finite: a place may see none of a segment's columns, and a softmax
+# over -inf alone is NaN. Its share beside a column that is seen is 0.
+HIDDEN = -1e30
 
 Numbers = NDArray[np.int64]
 
@@ -28,6 +31,13 @@ class Layer(NamedTuple):
     values: Tensor  # [places, heads, columns, size]
 
 
+class Sight(NamedTuple):
+    """The columns of a segment that a layer reads."""
+
+    columns: slice
+    bias: Tensor | None  # float32 [places, 1, 1, columns], 0 or what hides a column; None: every place sees them all
+
+
 class Segment:
     """Columns `first` to `last` of the sequences that reach them, each at a place of its own; places stay dense."""
 
@@ -35,7 +45,7 @@ class Segment:
         self.first, self.last = first, last
         self.owners: Numbers = np.empty(0, np.int64)  # the sequence at each place
         self.width = 0  # columns in use
-        self.bias: Tensor | None = None  # float32 [places, 1, 1, width], 0 or -inf; None if all columns are in sight
+        self.sights: dict[int | None, Sight | None] = {}  # by the layers' window; None: they see no column
         self.layers: list[Layer] = []
         self._most = places
 
@@ -75,12 +85,42 @@ class Segment:
         possible.
         """
         here = np.minimum(lengths[self.owners], self.last) - self.first
-        self.width, before = min(-(-int(here.max()) // grain) * grain, self.last - self.first), self.bias
-        self.bias = None
-        if grain > 1 or here.min() < self.width:
-            hidden = torch.arange(self.width, device=device) >= torch.from_numpy(here).to(device)[:, None]
-            bias = torch.zeros(hidden.shape, device=device).masked_fill_(hidden, -torch.inf)[:, None, None]
-            self.bias = bias if grain == 1 else put(before, bias)
+        self.width = min(-(-int(here.max()) // grain) * grain, self.last - self.first)
+        seen = np.arange(self.width) < here[:, None] if grain > 1 or here.min() < self.width else None
+        self._show(None, 0, seen, -torch.inf, device, grain)
+
+    def see_within(self, window: int, begins: Numbers, lengths: Numbers, device: torch.device, grain: int = 1) -> None:
+        """Set what layers with a window see, after `see`: of each sequence the columns from `begins` to its length.
+
+        Both are counted from the first column of all, int64 [sequences]. With a `grain` the columns begin at a multiple
+        of it.
+        """
+        here = np.minimum(lengths[self.owners], self.last) - self.first
+        begin = begins[self.owners] - self.first
+        if (begin >= here).all():
+            self.sights = {**self.sights, window: None}
+            return
+        first = max(0, int(begin.min())) // grain * grain
+        whole = grain == 1 and begin.max() <= first and here.min() == self.width
+        columns = np.arange(first, self.width)
+        seen = None if whole else (columns >= begin[:, None]) & (columns < here[:, None])
+        self._show(window, first, seen, HIDDEN, device, grain)
+
+    def _show(
+        self,
+        window: int | None,
+        first: int,
+        seen: NDArray[np.bool_] | None,
+        hidden: float,
+        device: torch.device,
+        grain: int,
+    ) -> None:
+        before, bias = self.sights.get(window), None
+        if seen is not None:
+            mask = torch.from_numpy(seen).to(device)
+            bias = torch.full(mask.shape, hidden, device=device).masked_fill_(mask, 0.0)[:, None, None]
+            bias = bias if grain == 1 else put(before.bias if before else None, bias)
+        self.sights = {**self.sights, window: Sight(slice(first, self.width), bias)}
 
 
 @dataclass(frozen=True, slots=True)
