@@ -2,9 +2,9 @@
 
 uv run python benchmarks/fine_tuning.py KIND=RUN … [--figure val/accuracy]
 
-RUN is the folder of a run with validation, and KIND a word for its row, such as `right` and `control`. Prints a table by
-step of the share of right answers (of `r1 sft`, if `sft.val_generations=true`), or of another figure: `val/accuracy` is a
-reward model's share of pairs whose chosen answer has the higher reward.
+RUN is the folder of a run with validation, and KIND a word for its row, such as `right` and `control`. Prints a table
+by step of the share of right answers (of `r1 sft`, if `sft.val_generations=true`), or of another figure:
+`val/accuracy` is a reward model's share of pairs whose chosen answer has the higher reward.
 """
 
 import argparse
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from r1_cli.runs.reader import RunReader
+
 
 def read_figure(folder: Path, figure: str) -> dict[int, float]:
     return {int(one["step"]): float(one[figure]) for one in RunReader(folder).records() if figure in one}
