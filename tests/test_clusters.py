@@ -3,47 +3,29 @@
 What each way has reached stands in benchmarks/results/cluster.md.
 """
 
-import json
 import os
 import re
 import signal
 import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 import pytest
-from endtoend import QUICKSTART, R1, ROOT, read_log
+from endtoend import QUICKSTART, R1, read_log
 from patience import eventually
 from started_nodes import started_nodes
 from test_many_ranks import PATIENCE, RUN, assert_same_numbers, running, start, steps_of, two_heads, wait_for, words_of
+from two_nodes import HERE, NODES, two_nodes
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not find_spec("ray"), reason="ray is not installed")]
 
-# Two nodes of one machine have its loopback address, which Ray would not take for one of many, and no token. Actors
-# would give way to all other work.
-HERE = {"RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER": "0", "RAY_AUTH_MODE": "disabled", "RAY_worker_niceness": "0"}
-NODES = ["trainer.nnodes=2", "trainer.n_gpus_per_node=1"]
 STEPS = 10  # in which the quickstart learns half of what it does in all
 LEARN = [
     f"trainer.val_freq={STEPS}", "trainer.save_freq=-1", "trainer.logger=[file]",
     "worker.actor.optim.lr_scheduler_type=constant", "data.filter_overlong_prompts_workers=1",
     "data.val_files=examples/quickstart/val.parquet[:162]",
 ]  # fmt: skip
-
-
-@contextmanager
-def two_nodes(cpus: int = 1) -> Iterator[tuple[str, list[int]]]:
-    """A cluster's address, and the processes that its two nodes stand and fall with."""
-    command = [sys.executable, str(ROOT / "tests/two_nodes.py"), str(cpus)]
-    streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
-    with subprocess.Popen(command, text=True, env={**os.environ, **HERE}, **streams) as process:
-        started = json.loads(process.stdout.readline())
-        yield started["address"], started["raylets"]
-        process.communicate("", timeout=PATIENCE)
 
 
 def terminated(process: subprocess.Popen[str]) -> str:

@@ -3,9 +3,11 @@
 import json
 import os
 import random
+import re
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from forked import Forked
 from patience import eventually
 from PIL import Image
 from safetensors.torch import load_file
+from two_nodes import HERE, NODES, two_nodes
 
 from r1_cli.checkpoint.folders import CheckpointStore
 from r1_cli.runs.reader import RunReader
@@ -72,7 +75,12 @@ def write_settings(folder: Path, rows: int = 20, turns: int = 1) -> Path:
 def weights(run: Path) -> dict[str, Any]:
     latest = CheckpointStore(run).latest()
     assert latest is not None
-    return {**load_file(latest / "actor/model.safetensors"), **load_file(latest / "actor/optimizer.safetensors")}
+    files = [load_file(file) for file in sorted((latest / "actor").glob("*.safetensors"))]
+    return {name: tensor for one in files for name, tensor in one.items()}
+
+
+def steps_of(run: Path) -> int:
+    return len(read_log(run)) if (run / "experiment_log.jsonl").is_file() else 0
 
 
 def assert_same_weights(one: Path, other: Path) -> None:
@@ -272,13 +280,53 @@ def test_validation_samples_answers_with_an_engine_that_is_opened_on_first_use(
     assert RunReader(tmp_path / "run").recorded_steps("validation") == [0, 3, 6]
 
 
+@pytest.fixture(scope="module")
+def ray_address() -> Iterator[str]:
+    """The address of a cluster of two nodes with a device each."""
+    with two_nodes() as (address, _):
+        yield address
+
+
 @pytest.mark.slow
-def test_two_ranks_fine_tune_as_one_process_does(r1: R1, tmp_path: Path) -> None:
-    settings = write_settings(tmp_path)
-    r1("sft", settings, f"trainer.save_checkpoint_path={tmp_path / 'one'}")
-    expected = [record["sft/nll"] for record in read_log(tmp_path / "one")]
-    for found in ranks.run(ranked_runs.train, tmp_path / "two", "sft", str(settings)):
-        assert [record["sft/nll"] for record in found] == pytest.approx(expected, rel=1e-4)
+@pytest.mark.skipif(not find_spec("ray"), reason="ray is not installed")
+@pytest.mark.parametrize(("loss", "tolerance"), [("nll", 1e-5), ("dpo", 1e-4)])  # a margin is a small difference
+def test_two_ranks_under_ray_that_are_killed_end_as_those_that_are_not_and_as_one_process(
+    r1: R1, tmp_path: Path, ray_address: str, loss: str, tolerance: float
+) -> None:
+    settings = write_pairs(tmp_path) if loss == "dpo" else write_settings(tmp_path)
+    words = ["sft", str(settings), f"sft.loss={loss}", "sft.epochs=3"]
+    words += ["worker.actor.model.lora.rank=8", "worker.actor.optim.lr=2e-3"] if loss == "dpo" else []
+    one, whole, killed = (tmp_path / name for name in ("one", "whole", "killed"))
+
+    def start(folder: Path) -> Forked:
+        own = f"trainer.save_checkpoint_path={folder}"
+        return Forked(*words, *NODES, own, RAY_ADDRESS=ray_address, **HERE)
+
+    process = start(killed)
+    assert eventually(lambda: process.poll() is not None or steps_of(killed) >= 3)
+    process.kill()
+    process.wait()
+    assert 3 <= steps_of(killed) < 9, process.communicate()
+    for folder in (killed, whole) if loss == "nll" else (killed,):
+        said = (process := start(folder)).communicate()
+        assert process.returncode == 0, said
+    assert re.search(r"learner-0 +127\.0\.0\.1 +cpu *\n *learner-1 +127\.0\.0\.1 +cpu", said)
+    assert [start["end"] == "complete" for start in RunReader(killed).starts()] == [False, True]
+    if loss == "nll":
+        assert without_clock(read_log(killed)) == without_clock(read_log(whole))
+        assert files_of(killed / "global_step_9/actor") == files_of(whole / "global_step_9/actor")
+
+    r1(*words, f"trainer.save_checkpoint_path={one}")
+    for single, ranked in zip(*(without_clock(read_log(run)) for run in (one, killed)), strict=True):
+        shares = {name: ranked[name] for name in ranked if name.startswith("global_seqlen/")}  # of each rank
+        assert ranked == pytest.approx(single | shares, rel=tolerance, abs=0.1 * tolerance)
+    alone, together = weights(one), weights(killed)
+    assert alone.keys() == together.keys()
+    assert all(tensor.allclose(together[name], rtol=0, atol=tolerance) for name, tensor in alone.items())
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir()}
 
 
 def break_run(monkeypatch: pytest.MonkeyPatch, how: Callable[[Any], None]) -> None:

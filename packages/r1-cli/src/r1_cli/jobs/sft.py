@@ -68,7 +68,7 @@ def fine_tune(config: RunConfig, provenance: Provenance, *, until: int | None = 
         rows, batch = data.training, training.config.worker.actor.global_batch_size
         stream = build_stream(training.config, rows.prompts, rows.sources, rows.rates, batch, drop_last=False)
         plan = plan_of(training.config, data, stream)
-        show_plan(console, context.config, provenance, plan)
+        show_plan(console, context.config, provenance, plan, context.placement)
         schedule = build_schedule(training.config, plan.total_steps, until)
         data.training.prompts.prefetch(stream.batch(0))
         models = prepare_trained(training, schedule)()

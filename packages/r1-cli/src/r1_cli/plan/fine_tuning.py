@@ -8,7 +8,8 @@ from rich.console import Console
 from rich.table import Table
 
 from r1_cli.config import Provenance, RunConfig
-from r1_cli.plan.announce import NOTHING_SAVED, memory_rows, show_lines, show_table
+from r1_cli.placement import Placement
+from r1_cli.plan.announce import NOTHING_SAVED, memory_rows, render_placement, show_lines, show_table
 from r1_cli.plan.memory import Memory, estimate
 from r1_cli.train.demonstrations import Demonstrations
 from r1_data.types import DataError
@@ -44,7 +45,9 @@ def make_plan(
     return FineTuningPlan(read, left_out, outside, val_rows, tokens, steps_per_epoch, steps, estimate(config))
 
 
-def show_plan(console: Console, config: RunConfig, provenance: Provenance, plan: FineTuningPlan) -> None:
+def show_plan(
+    console: Console, config: RunConfig, provenance: Provenance, plan: FineTuningPlan, placement: Placement
+) -> None:
     sft, rows = config.sft, config.worker.actor.global_batch_size
     table = Table("fine-tuning", "", "", box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_row("rows", f"{plan.rows:,}", f"{plan.left_out:,} left out" if plan.left_out else "")
@@ -64,6 +67,8 @@ def show_plan(console: Console, config: RunConfig, provenance: Provenance, plan:
     for row in memory_rows(plan.memory, engine=sft.val_generations):
         table.add_row(*row)
     show_table(console, table)
+    if placement.ranks:
+        show_table(console, render_placement(placement))
     saves = config.trainer.save_freq > 0
     lines = [f"checkpoints go to {config.trainer.checkpoint_folder}" if saves else NOTHING_SAVED]
     show_lines(console, [*lines, *(f"note: {notice}" for notice in provenance.notices)])
