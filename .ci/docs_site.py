@@ -17,6 +17,7 @@ ITEM = re.compile(r"^- \[([^\]]+)\]\(([^)]+)\)", re.MULTILINE)
 ASSETS = ("site.css", "iframe-worker.js")  # beside this file
 BOOST = {"configuration.md": 8.0, "my-run-does-not-learn.md": 3.0, "troubleshooting.md": 2.0}  # of these in the search
 FURTHER = 0.3  # of what lies outside docs/, which says the same at more length, and of variants of algorithms
+FORMULA = re.compile(r"^```math\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"(?<=<code>)[\w.\[\]]+(?=</code>)")
 TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
 ELSEWHERE = re.compile(
@@ -115,7 +116,14 @@ def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
             return match[0]
         return opening + os.path.relpath(place(path), os.path.dirname(source)) + closing
 
-    return LINK.sub(moved, markdown)
+    return FORMULA.sub(typeset, LINK.sub(moved, markdown))
+
+
+def typeset(block: re.Match[str]) -> str:
+    """Turn LaTeX into MathML, which browsers show without a script."""
+    from latex2mathml.converter import convert
+
+    return f'<div class="formula">{convert(block[1], display="block")}</div>'
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:

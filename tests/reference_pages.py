@@ -255,8 +255,10 @@ def algorithms() -> str:
 
 A run has an advantage estimator and a policy loss. You can combine any two, unless `--dry-run` refuses them.
 
-In formulas, A is the advantage, r the reward of an answer, r\\_t that of a token, ratio is pi / pi\\_old, s the ratio
-of a whole sequence, and sg means "no gradient".
+In formulas, A is the advantage, r the reward of an answer, r\\_t that of a token; ρ, or ratio, is pi / pi\\_old, s the
+ratio of a whole sequence, and sg means "no gradient". Mean, std and sums over j are over the group, the answers to a
+prompt; whiten subtracts the mean and divides by the std.
+c\\_low, c\\_high and c\\_dual are the keys `clip_low`, `clip_high` and `clip_dual`.
 [r1-core](../../packages/r1-core/README.md#estimators-losses-aggregations-kl-penalties) lists aggregations and KL
 penalties."""
     lines = [head, "", NOTE]
@@ -289,7 +291,9 @@ def algorithm(key: str, entry: Entry, options: tuple[Option, ...]) -> str:
     path = Path(inspect.getfile(code)).relative_to(ROOT).as_posix()
     names = " or ".join(f"`{key}={name}`" for name in entry.names)
     lines = [f"# {entry.names[0]}", "", NOTE, "", f"Chosen by {names}.", ""]
-    for text in (one for one in said if one not in when):
+    first, *rest = (one for one in said if one not in when)
+    lines += [prose(first), "", *formula(code.formula)]
+    for text in rest:
         lines += [prose(text), ""]
     if when:
         lines += ["## When to use it", "", *(prose(text) for text in when), ""]
@@ -307,6 +311,12 @@ def algorithm(key: str, entry: Entry, options: tuple[Option, ...]) -> str:
         lines += ["", f"Default of `worker.actor.loss_avg_mode` with this loss: `{entry.aggregation}`."]
     lines += ["", f"Code: [`{path}`](../../{path})."]
     return "\n".join(lines) + "\n"
+
+
+def formula(latex: str) -> Iterator[str]:
+    """A fenced block, which GitHub typesets, and `.ci/docs_site.py` on the site."""
+    if latex:
+        yield from ("```math", latex, "```", "")
 
 
 # Rewards
@@ -363,7 +373,12 @@ def paragraphs(text: str | None) -> list[str]:
 def prose(text: str) -> str:
     """Text of a docstring as Markdown: what is no code keeps its underscores, stars and angle brackets."""
     parts = re.split(r"(``[^`].*?``|`[^`]*`)", text)
-    return "".join(part if part.startswith("`") else re.sub(r"([_*<\[\]])", r"\\\1", part) for part in parts)
+    return "".join(part if part.startswith("`") else escaped(part) for part in parts)
+
+
+def escaped(text: str) -> str:
+    """Python-Markdown, unlike GitHub, shows the backslash of an escaped angle bracket."""
+    return re.sub(r"([_*\[\]])", r"\\\1", text).replace("<", "&lt;")
 
 
 def cell(text: str) -> str:

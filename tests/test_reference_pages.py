@@ -39,6 +39,7 @@ def test_every_key_has_a_row_with_its_type_its_default_and_a_meaning() -> None:
 def test_an_algorithms_page_says_what_it_is_when_to_use_it_and_its_settings(key: str, entry: registry.Entry) -> None:
     page = (ROOT / f"docs/algorithms/{page_name(key, entry)}.md").read_text()
     assert f"`{key}={entry.names[0]}`" in page
+    assert re.search(r"\n```math\n.+\n```\n", page), "its class has no `formula`"
     assert page.count("\nUse it ") == 1, "its docstring has a paragraph that begins `Use it`"
     assert ROW.findall(page) or not entry.settings
 

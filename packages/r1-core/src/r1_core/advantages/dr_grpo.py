@@ -23,6 +23,7 @@ class DrGRPO(Estimator):
     """
 
     names = ("dr_grpo",)
+    formula = r"A_i = r_i - \operatorname{mean}(r)"
     needs = ("groups",)
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:

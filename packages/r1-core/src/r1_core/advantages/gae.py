@@ -32,6 +32,10 @@ class GAE(Estimator):
     """
 
     names = ("gae",)
+    formula = (
+        r"A_t = \delta_t + \gamma \lambda A_{t+1}, \qquad "
+        r"\delta_t = r_t + \gamma V_{t+1} - V_t"
+    )
     needs = ("values",)
 
     gamma: Share = 1.0

@@ -27,6 +27,10 @@ class GDPO(Estimator):
     """
 
     names = ("gdpo",)
+    formula = (
+        r"A_i = \frac{S_i - \operatorname{mean}_{\text{batch}}(S)}{\operatorname{std}_{\text{batch}}(S) + \epsilon}, "
+        r"\qquad S_i = \sum_k w_k \frac{r_{ik} - \operatorname{mean}(r_k)}{\operatorname{std}(r_k) + \epsilon}"
+    )
     needs = ("groups", "parts")
 
     reward_keys: tuple[str, ...] | None = None  # parts of the scores; null: all

@@ -26,6 +26,12 @@ class GiGPO(Estimator):
     """
 
     names = ("gigpo",)
+    formula = (
+        r"A_{it} = \frac{r_i - \operatorname{mean}(r)}{\operatorname{std}(r) + \epsilon} "
+        r"+ \omega \frac{G_{it} - \operatorname{mean}_{\text{state}}(G)}"
+        r"{\operatorname{std}_{\text{state}}(G) + \epsilon}"
+        r", \qquad G_{it} = \sum_{k \ge 0} \gamma^k r_{i,t+k}"
+    )
     needs = ("groups", "turns", "states")
 
     omega: NonNegative = 1.0  # weight of single turns

@@ -28,6 +28,7 @@ class GPG(Estimator):
     """
 
     names = ("gpg",)
+    formula = r"A_i = \alpha \frac{r_i - \operatorname{mean}(r)}{f_{\text{norm}}}, \qquad \alpha = \frac{N}{M}"
     needs = ("groups",)
 
     f_norm: Positive = 1.0

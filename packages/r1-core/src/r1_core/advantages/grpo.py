@@ -24,6 +24,7 @@ class GRPO(Estimator):
     """
 
     names = ("grpo",)
+    formula = r"A_i = \frac{r_i - \operatorname{mean}(r)}{\operatorname{std}(r) + \epsilon}"
     needs = ("groups",)
 
     norm_by_std: bool = True

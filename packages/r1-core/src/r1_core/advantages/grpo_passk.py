@@ -24,6 +24,10 @@ class GRPOPassK(Estimator):
     """
 
     names = ("grpo_passk",)
+    formula = (
+        r"A_i = \begin{cases} \frac{r_{\max} - r_{\text{second}}}{\operatorname{std}(r) + \epsilon} & "
+        r"i = \operatorname{argmax}(r) \\ 0 & \text{else} \end{cases}"
+    )
     needs = ("groups",)
 
     norm_by_std: bool = True

@@ -108,10 +108,12 @@ class Estimator(ABC):
     """Computes advantages [N, R], in the dtype of the rewards, 0 where `loss_mask` is false.
 
     A subclass is a dataclass whose fields are its settings; a setting outside the range of its type raises ValueError.
-    `names` are its names in a configuration; `needs` are the fields of `AdvantageInputs` to fill.
+    `names` are its names in a configuration; `formula` is LaTeX, for the documentation; `needs` are the fields of
+    `AdvantageInputs` to fill.
     """
 
     names: ClassVar[tuple[str, ...]] = ()
+    formula: ClassVar[str] = ""
     needs: ClassVar[Needs] = ()
 
     def __post_init__(self) -> None:

@@ -25,6 +25,7 @@ class LitePPO(Estimator):
     """
 
     names = ("lite_ppo",)
+    formula = r"A_i = \frac{r_i - \operatorname{mean}(r)}{\operatorname{std}_{\text{batch}}(r) + \epsilon}"
     needs = ("groups",)
 
     eps: NonNegative = 1e-6

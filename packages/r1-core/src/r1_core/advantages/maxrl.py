@@ -25,6 +25,7 @@ class MaxRL(Estimator):
     """
 
     names = ("maxrl",)
+    formula = r"A_i = \frac{r_i - \operatorname{mean}(r)}{\operatorname{mean}(r)}"
     needs = ("groups",)
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:

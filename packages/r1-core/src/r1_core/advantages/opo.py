@@ -23,6 +23,7 @@ class OPO(Estimator):
     """
 
     names = ("opo",)
+    formula = r"A_i = r_i - \frac{\sum_j l_j r_j}{\sum_j l_j}"
     needs = ("groups",)
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:

@@ -30,6 +30,10 @@ class OptimalTokenBaseline(Estimator):
     """
 
     names = ("optimal_token_baseline",)
+    formula = (
+        r"A_{it} = G_{it} - \frac{\sum_j W_{jt} G_{jt}}{\sum_j W_{jt}}, \qquad "
+        r"W_{it} = \sum_{s \le t} w_{is}, \qquad w = 1 - 2 \pi(\text{token}) + \sum_v \pi(v)^2"
+    )
     needs = ("groups", "old_logprobs", "squared_probs", "correction_weights")
 
     free_tail: bool = False  # no baseline where one answer alone goes on

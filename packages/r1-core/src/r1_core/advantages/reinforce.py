@@ -33,6 +33,10 @@ class Reinforce(Estimator):
     """
 
     names = ("reinforce_baseline",)
+    formula = (
+        r"A_{it} = \operatorname{whiten}\Bigl(\operatorname{clip}(\tilde{r}_i) - \sum_{s \ge t} p_{is}\Bigr), \qquad "
+        r"\tilde{r}_i = r_i - \operatorname{mean}(r)"
+    )
     needs = ("groups",)
 
     baseline: Baseline = "mean"

@@ -28,6 +28,10 @@ class ReinforcePlusPlus(Estimator):
     """
 
     names = ("reinforce_plus_plus",)
+    formula = (
+        r"A_t = \frac{G_t - \operatorname{mean}_{\text{batch}}(G)}"
+        r"{\sqrt{\operatorname{var}_{\text{batch}}(G) + \epsilon}}, \qquad G_t = r_t + \gamma G_{t+1}"
+    )
 
     gamma: Share = 1.0
     unbiased: bool = True  # false: the variance over n, as OpenRLHF has it

@@ -23,6 +23,7 @@ class ReinforcePlusPlusBaseline(Estimator):
     """
 
     names = ("reinforce_plus_plus_baseline",)
+    formula = r"A_i = \operatorname{whiten}_{\text{batch}}\bigl(r_i - \operatorname{mean}(r)\bigr)"
     needs = ("groups",)
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:

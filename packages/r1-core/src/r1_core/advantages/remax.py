@@ -24,6 +24,7 @@ class ReMax(Estimator):
     """
 
     names = ("remax",)
+    formula = r"A_t = \sum_{s \ge t} r_s - r_{\text{greedy}}"
     needs = ("baselines",)
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:

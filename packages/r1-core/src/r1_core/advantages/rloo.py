@@ -22,6 +22,7 @@ class RLOO(Estimator):
     """
 
     names = ("rloo",)
+    formula = r"A_i = r_i - \frac{1}{n - 1} \sum_{j \ne i} r_j"
     needs = ("groups",)
 
     def __call__(self, inputs: AdvantageInputs) -> Tensor:

@@ -20,6 +20,10 @@ class CISPO(PolicyLoss):
     """
 
     names = ("cispo",)
+    formula = (
+        r"-\operatorname{sg}\bigl(\operatorname{clip}(\rho_t, 1 - c_{\text{low}}, 1 + c_{\text{high}})\bigr) "
+        r"A_t \log \pi_t"
+    )
     token_wise = True
 
     clip_low: NonNegative = 1.0  # 1 or more: no lower bound

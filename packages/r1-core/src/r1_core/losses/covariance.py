@@ -36,6 +36,11 @@ class ClipCov(PolicyLoss):
     """
 
     names = ("clip_cov",)
+    formula = (
+        r"\begin{cases} 0 & t \text{ drawn from } c_{\text{low}} < \operatorname{cov}_t < c_{\text{high}} \\ "
+        r"L_t^{\text{PPO}} & \text{else} \end{cases}, \qquad "
+        r"\operatorname{cov}_t = (A_t - \bar{A})(\log \pi_t - \overline{\log \pi})"
+    )
     needs = ("old_logprobs",)
     token_wise = True
 
@@ -78,6 +83,10 @@ class KLCov(PolicyLoss):
     """
 
     names = ("kl_cov",)
+    formula = (
+        r"-A_t \rho_t + \begin{cases} \beta \lvert \log \rho_t \rvert & "
+        r"\operatorname{cov}_t \text{ among the highest} \\ 0 & \text{else} \end{cases}"
+    )
     needs = ("old_logprobs",)
     token_wise = True
 

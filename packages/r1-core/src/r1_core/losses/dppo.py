@@ -32,6 +32,10 @@ class DPPOTV(PolicyLoss):
     """
 
     names = ("dppo_tv",)
+    formula = (
+        r"-\operatorname{sg}\bigl(m_t \min(\rho_t, c_{\text{dual}})\bigr) A_t \log \pi_t, \qquad "
+        r"m_t = 0 \text{ where } \lvert \pi_t - \pi_t^{\text{old}} \rvert > c \text{ and would grow, else } 1"
+    )
     token_wise = True
 
     clip_low: NonNegative = 0.15
@@ -52,6 +56,10 @@ class DPPOKL(PolicyLoss):
     """
 
     names = ("dppo_kl",)
+    formula = (
+        r"-\operatorname{sg}\bigl(m_t \min(\rho_t, c_{\text{dual}})\bigr) A_t \log \pi_t, \qquad "
+        r"m_t = 0 \text{ where } \operatorname{KL}(\pi_t^{\text{old}}, \pi_t) > c \text{ and would grow, else } 1"
+    )
     token_wise = True
 
     clip_low: NonNegative = 0.05

@@ -29,6 +29,12 @@ class GMPO(PolicyLoss):
     """
 
     names = ("gmpo", "geo_mean")
+    formula = (
+        r"-A \exp\Bigl(\frac{1}{L} \sum_t d_t\Bigr), \qquad d_t = "
+        r"\begin{cases} \min(x_t, \operatorname{clip}(x_t)) & A > 0 \\ "
+        r"\max(x_t, \operatorname{clip}(x_t)) & A < 0 \end{cases}, "
+        r"\qquad x_t = \log \rho_t"
+    )
     aggregation = "seq"
 
     clip_low: NonNegative = 0.4  # in log space

@@ -19,6 +19,7 @@ class PolicyGradient(PolicyLoss):
     """
 
     names = ("gpg", "reinforce")
+    formula = r"-A_t \log \pi_t"
     token_wise = True
 
     def __call__(self, inputs: LossInputs) -> tuple[Tensor, dict[str, Tensor]]:

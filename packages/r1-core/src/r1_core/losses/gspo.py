@@ -38,6 +38,10 @@ class GSPO(PolicyLoss):
     """
 
     names = ("gspo",)
+    formula = (
+        r"\max\bigl(-A s, -A \operatorname{clip}(s, 1 - c_{\text{low}}, 1 + c_{\text{high}})\bigr), \qquad "
+        r"s = \exp\Bigl(\frac{1}{L} \sum_t \log \rho_t\Bigr)"
+    )
     aggregation = "seq"
 
     clip_low: ClipWidth = 3e-4
@@ -56,6 +60,10 @@ class LUSPO(PolicyLoss):
     """
 
     names = ("luspo",)
+    formula = (
+        r"L \max\bigl(-A s, -A \operatorname{clip}(s, 1 - c_{\text{low}}, 1 + c_{\text{high}})\bigr), \qquad "
+        r"s = \exp\Bigl(\frac{1}{L} \sum_t \log \rho_t\Bigr)"
+    )
     aggregation = "seq"
 
     clip_low: ClipWidth = 2e-3
@@ -75,6 +83,10 @@ class GSPOToken(PolicyLoss):
     """
 
     names = ("gspo_token",)
+    formula = (
+        r"\max\bigl(-A_t s_t, -A_t \operatorname{clip}(s_t, 1 - c_{\text{low}}, 1 + c_{\text{high}})\bigr), \qquad "
+        r"s_t = \operatorname{sg}(s) \frac{\pi_t}{\operatorname{sg}(\pi_t)}"
+    )
     aggregation = "seq"
 
     clip_low: ClipWidth = 3e-4

@@ -27,12 +27,13 @@ class PolicyLoss(ABC):
     with `seq`. A subclass is a dataclass whose fields are its settings; a setting outside the range of its type raises
     ValueError.
 
-    `names` are its names in a configuration, `needs` what must be computed before any gradient, `aggregation` its
-    default. `token_wise`: no token's loss depends on another token's log-prob or entropy (`selected` is given), so the
-    gradient can be computed while the token's logits are in memory.
+    `names` are its names in a configuration, `formula` is LaTeX for the documentation, `needs` what must be computed
+    before any gradient, `aggregation` its default. `token_wise`: no token's loss depends on another token's log-prob
+    or entropy (`selected` is given), so the gradient can be computed while the token's logits are in memory.
     """
 
     names: ClassVar[tuple[str, ...]] = ()
+    formula: ClassVar[str] = ""
     needs: ClassVar[Needs] = ()
     token_wise: ClassVar[bool] = False
     aggregation: ClassVar[str] = "token"

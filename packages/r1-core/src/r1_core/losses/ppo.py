@@ -20,6 +20,10 @@ class PPOClip(PolicyLoss):
     """
 
     names = ("default",)
+    formula = (
+        r"\max\bigl(-A_t \rho_t, -A_t \operatorname{clip}(\rho_t, 1 - c_{\text{low}}, 1 + c_{\text{high}})\bigr), "
+        r"\qquad \le -A_t c_{\text{dual}} \text{ where } A_t < 0"
+    )
     token_wise = True
 
     clip_low: ClipWidth = 0.2

@@ -22,6 +22,10 @@ class SAPO(PolicyLoss):
     """
 
     names = ("sapo",)
+    formula = (
+        r"-A_t \frac{4}{\tau} \sigma\bigl(\tau (\rho_t - 1)\bigr), \qquad "
+        r"\tau = \begin{cases} \tau_{\text{pos}} & A_t > 0 \\ \tau_{\text{neg}} & \text{else} \end{cases}"
+    )
     token_wise = True
 
     tau_pos: Positive = 1.0  # where A > 0

@@ -29,6 +29,10 @@ class VESPO(PolicyLoss):
     """
 
     names = ("vespo",)
+    formula = (
+        r"-\operatorname{sg}\bigl(\varphi(w)\bigr) A_t \log \pi_t, "
+        r"\qquad \varphi(w) = w^k e^{\lambda (1 - w)}, \qquad w = \prod_t \rho_t"
+    )
 
     k_pos: NonNegative = 2.0
     lam_pos: NonNegative = 3.0
