@@ -1,6 +1,7 @@
 """Stop a run on Ctrl-C or SIGTERM without losing what it learned."""
 
 import signal
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import FrameType
@@ -36,6 +37,10 @@ class StopRequest:
 
     @contextmanager
     def listening(self) -> Iterator["StopRequest"]:
+        """Handle signals inside the block; in a thread other than the main one, which gets none, do nothing."""
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
         previous = {number: signal.signal(number, self._handle) for number in (signal.SIGINT, signal.SIGTERM)}
         try:
             yield self

@@ -62,4 +62,4 @@ def open_saving(context: TrainingContext) -> Saving:
         assets()  # now, while no step waits for it
     saver = Saver(context.folder.store, context.timeline.record)
     context.stack.callback(saver.close)
-    return Saving(context.folder.store, saver, context.stack.enter_context(StopRequest().listening()), assets)
+    return Saving(context.folder.store, saver, StopRequest(), assets)

@@ -79,6 +79,7 @@ def fine_tune(config: RunConfig, provenance: Provenance, *, until: int | None = 
         generation = open_generation(context, models, logs) if config.sft.val_generations else None
         saving = open_saving(context)
         tuning = build_fine_tuning(training, data, models, schedule, stream, saving, logs, generation)
+        stack.enter_context(saving.stop.listening())
         last = run.train(tuning, at)
         if saving.stop.exit_code:
             logs.manifest_entry["end"] = f"left after step {last.step}, by a signal"

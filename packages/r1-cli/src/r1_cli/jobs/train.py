@@ -1,13 +1,15 @@
 """`r1 train`, from a checked configuration to a trained checkpoint."""
 
 from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rich.console import Console
 
 from r1_cli.build.algorithm import build_schedule, try_algorithm
 from r1_cli.config import Provenance, RunConfig
-from r1_cli.jobs.context import TrainingContext, open_folder, open_training
+from r1_cli.jobs.context import RunFolder, TrainingContext, open_folder, open_training
 from r1_cli.jobs.data import Data, open_data, open_stream, show_plan
 from r1_cli.jobs.logs import Logs, open_logs, open_saving
 from r1_cli.jobs.models import Models, check_models, load_models, resume
@@ -17,6 +19,16 @@ from r1_cli.plan.disk import require_disk_space
 from r1_cli.runs.track.console import configure_logging
 from r1_cli.train import loop
 from r1_cli.train.types import Policy, Position, Schedule, Teacher
+
+
+@dataclass(frozen=True, slots=True)
+class Opened:
+    """A run before its next step."""
+
+    run: loop.Run
+    at: Position
+    folder: RunFolder
+    manifest_entry: dict[str, Any]  # of this start; its `end` says how the run ended
 
 
 def train(config: RunConfig, provenance: Provenance, *, until: int | None = None, answers: Path | None = None) -> int:
@@ -29,42 +41,61 @@ def train(config: RunConfig, provenance: Provenance, *, until: int | None = None
     Returns:
         The exit code: 0, or 128 and the number of the signal that ended the run.
 
+    Raises: as `open_training_run`.
+    """
+    console = Console()
+    configure_logging(console)
+    with ExitStack() as stack:
+        opened = open_training_run(config, provenance, console, stack, until=until, answers=answers)
+        run = opened.run
+        stack.enter_context(run.stop.listening())
+        if config.trainer.val_only:
+            return validate_only(run, opened.at)
+        last = loop.train(run, opened.at)
+        if run.stop.exit_code:
+            opened.manifest_entry["end"] = f"left after step {last.step}, by a signal"
+    if until is None:
+        print_next_steps(console, opened.folder.store, last, run.schedule.total_steps)
+    return run.stop.exit_code
+
+
+def open_training_run(
+    config: RunConfig,
+    provenance: Provenance,
+    console: Console,
+    stack: ExitStack,
+    *,
+    until: int | None = None,
+    answers: Path | None = None,
+) -> Opened:
+    """Load what the run consists of; `stack` closes it. Arguments as of `train`.
+
     Raises:
         ConfigError, DataError, ModelError, RewardSpecError: something cannot work; found before the first step.
         ClusterError: a rank is gone.
     """
-    console = Console()
-    configure_logging(console)
     try_algorithm(config)
     require_disk_space(config)
-    with ExitStack() as stack:
-        # Processes start while this one reads the data, engines reserve memory before the learner's weights are loaded,
-        # and nothing trains before rows, rewards and layouts are checked.
-        folder = open_folder(config, stack)
-        context = open_training(config, provenance, folder, console, stack)
-        data = open_data(context, answers)
-        plan = show_plan(context, data)
-        schedule = build_schedule(context.config, plan.total_steps or 0, until)
-        stream = open_stream(context, data)
-        models = load_models(context, schedule)
-        context, micro_batches = check_models(context, data, models)
-        at = resume(context, data, models, micro_batches)
-        context.begin(at.step, schedule.total_steps)
-        logs = open_logs(context, data, at)
-        sampler = open_sampler(context, data, models, logs.recorder)
-        sampling = open_sampling(context, data, schedule, stream, sampler, at)
-        run = open_run(context, data, models, logs, schedule, sampling)
-        if config.trainer.val_only:
-            return validate_only(run, at)
-        last = loop.train(run, at)
-        if run.stop.exit_code:
-            logs.manifest_entry["end"] = f"left after step {last.step}, by a signal"
-    if until is None:
-        print_next_steps(console, folder.store, last, schedule.total_steps)
-    return run.stop.exit_code
+    # Processes start while this one reads the data, engines reserve memory before the learner's weights are loaded,
+    # and nothing trains before rows, rewards and layouts are checked.
+    folder = open_folder(config, stack)
+    context = open_training(config, provenance, folder, console, stack)
+    data = open_data(context, answers)
+    plan = show_plan(context, data)
+    schedule = build_schedule(context.config, plan.total_steps or 0, until)
+    stream = open_stream(context, data)
+    models = load_models(context, schedule)
+    context, micro_batches = check_models(context, data, models)
+    at = resume(context, data, models, micro_batches)
+    context.begin(at.step, schedule.total_steps)
+    logs = open_logs(context, data, at)
+    sampler = open_sampler(context, data, models, logs.recorder)
+    sampling = open_sampling(context, data, schedule, stream, sampler, at)
+    run = assemble(context, data, models, logs, schedule, sampling)
+    return Opened(run, at, folder, logs.manifest_entry)
 
 
-def open_run(
+def assemble(
     context: TrainingContext, data: Data, models: Models, logs: Logs, schedule: Schedule, sampling: Sampling
 ) -> loop.Run:
     saving = open_saving(context)

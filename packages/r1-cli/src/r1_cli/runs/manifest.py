@@ -42,7 +42,7 @@ def record_start(
 ) -> Iterator[JsonObject]:
     """Add a start of the run to its manifest, and its end when the block ends.
 
-    The block may set `end` in the yielded start if the run is incomplete.
+    The block may set `end` in the yielded start if the run is incomplete; else an exception is its end.
 
     Args: folder: the run's. config: the printed settings, without secrets. rows: a digest of the rows of each source,
     by name. devices: names of the devices. step: the step it resumes from. numerics: what else decides the last bits of
@@ -67,7 +67,8 @@ def record_start(
     try:
         yield start
     except BaseException as error:
-        start["end"] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+        if start["end"] == "complete":
+            start["end"] = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
         raise
     finally:
         start["ended"] = now()

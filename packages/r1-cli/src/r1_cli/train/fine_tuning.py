@@ -9,7 +9,6 @@ from math import isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from r1_cli.runs.track import Generation
 from r1_cli.runs.track.timing import Stopwatch
 from r1_cli.train.demonstrations import (
     DemonstrationBatch,
@@ -23,7 +22,7 @@ from r1_cli.train.demonstrations import (
 )
 from r1_cli.train.metrics.step import NothingToLearn, mean_of, performance
 from r1_cli.train.metrics.validate import Validation
-from r1_cli.train.run import Measured, TrainingRun, sample_validation
+from r1_cli.train.run import Measured, Taken, TrainingRun, sample_validation
 from r1_cli.train.types import Position, PromptStream
 from r1_core.objective import Objective
 from r1_core.preference import PreferenceLoss
@@ -50,7 +49,7 @@ class FineTuning(TrainingRun):
         Callable[[], Validation | None] | None
     )  # opens an engine when first called; None: validates by loss only
 
-    def take_step(self, at: Position) -> tuple[Position, dict[str, float], list[Generation]]:
+    def take_step(self, at: Position) -> Taken:
         return take_step(self, at)
 
     @property
@@ -71,8 +70,8 @@ class FineTuning(TrainingRun):
             raise NothingToLearn(f"{message}lower worker.actor.optim.lr, or look at the model's weights")
 
 
-def take_step(run: FineTuning, at: Position) -> tuple[Position, dict[str, float], list[Generation]]:
-    """Take one optimizer step on the next rows; return the new position and the step's metrics."""
+def take_step(run: FineTuning, at: Position) -> Taken:
+    """Take one optimizer step on the next rows."""
     watch = Stopwatch(run.tracker.console.stage, run.timeline.record)
     with watch("step"):
         rows = run.stream.batch(at.step)
@@ -101,7 +100,7 @@ def take_step(run: FineTuning, at: Position) -> tuple[Position, dict[str, float]
         record |= performance(batch.samples, watch.lap(), run.learner.describe(), 1)
         run.recorder.record_table(at.step + 1, "sft", partial(to_table, at.step + 1, batch, run.tokenizer))
     stream = replace(at.stream, cursor=at.step + 1)
-    return replace(at, step=at.step + 1, stream=stream, idle=at.idle + 1 if fault else 0), record, []
+    return Taken(replace(at, step=at.step + 1, stream=stream, idle=at.idle + 1 if fault else 0), record, [])
 
 
 def find_fault(batch: DemonstrationBatch, updates: Sequence[Mapping[str, float]]) -> str:

@@ -4,7 +4,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 
-from r1_cli.runs.track import Generation
 from r1_cli.runs.track.timing import Stopwatch
 from r1_cli.train.groups.group import to_samples
 from r1_cli.train.metrics.step import (
@@ -19,7 +18,7 @@ from r1_cli.train.metrics.step import (
 )
 from r1_cli.train.metrics.validate import Validation
 from r1_cli.train.recorder import to_generations
-from r1_cli.train.run import LOST, Measured, TrainingRun, finish_step, flush, sample_validation, train
+from r1_cli.train.run import LOST, Measured, Taken, TrainingRun, finish_step, flush, sample_validation, steps, train
 from r1_cli.train.sampling.collect import DynamicSampling
 from r1_cli.train.sampling.weight_check import canary_metrics
 from r1_cli.train.types import Collected, Position, Schedule, Teacher, Update, ValueModel, weights_of
@@ -29,7 +28,7 @@ from r1_core.own import OwnCodeError
 from r1_core.types import Sample
 from r1_rollout.types import Generator
 
-__all__ = ["BrokenStepError", "Run", "finish_step", "flush", "minibatches", "take_step", "train"]
+__all__ = ["BrokenStepError", "Run", "finish_step", "flush", "minibatches", "steps", "take_step", "train"]
 
 
 class BrokenStepError(Exception):
@@ -44,7 +43,7 @@ class Run(TrainingRun):
     validation: Validation | None
     teacher: Teacher | None = None
 
-    def take_step(self, at: Position) -> tuple[Position, dict[str, float], list[Generation]]:
+    def take_step(self, at: Position) -> Taken:
         return take_step(self, at)
 
     @property
@@ -62,8 +61,8 @@ class Run(TrainingRun):
         require_rewards(at.failed, at.step, self.schedule.max_idle_steps)
 
 
-def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float], list[Generation]]:
-    """Improve the policy once; return the new position, the step's metrics, and some responses to log.
+def take_step(run: Run, at: Position) -> Taken:
+    """Improve the policy once.
 
     With the default settings this is GRPO (arXiv 2402.03300): sample a group of responses to each prompt, score them,
     compare each with its group, and make the better ones more likely, within a trust region around the policy that
@@ -109,7 +108,7 @@ def take_step(run: Run, at: Position) -> tuple[Position, dict[str, float], list[
             idle = 0 if run.teacher.in_loss else idle
         shown = to_generations(groups[: run.schedule.train_generations_to_log], "train")
     run.recorder.record(at.step + 1, "train", groups, samples)
-    return replace(after, step=at.step + 1, kl=kl, idle=idle, failed=failed), record, shown
+    return Taken(replace(after, step=at.step + 1, kl=kl, idle=idle, failed=failed), record, shown, groups)
 
 
 def sample(run: Run, at: Position, watch: Stopwatch) -> Collected:

@@ -2,7 +2,7 @@
 
 import logging
 from abc import abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -14,6 +14,7 @@ from r1_cli.hardware import free_memory
 from r1_cli.runs.track import Generation, Tracker
 from r1_cli.runs.track.timing import Stopwatch, Timeline
 from r1_cli.train.groups.advantages import AdvantageError
+from r1_cli.train.groups.group import Group
 from r1_cli.train.groups.stream_position import save_stream
 from r1_cli.train.metrics.validate import Validation
 from r1_cli.train.recorder import Recorder, to_generations
@@ -33,6 +34,16 @@ Measured = tuple[dict[str, float], list[Generation]]  # metrics, and some respon
 log = logging.getLogger("r1")
 
 
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A step that was taken."""
+
+    at: Position  # after it
+    metrics: dict[str, float]
+    shown: list[Generation]  # some responses to log
+    groups: Sequence[Group] = ()  # that it trained on
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingRun:
     """A run. A subclass says what a step and a validation are."""
@@ -50,8 +61,8 @@ class TrainingRun:
     timeline: Timeline = field(default_factory=Timeline)
 
     @abstractmethod
-    def take_step(self, at: Position) -> tuple[Position, dict[str, float], list[Generation]]:
-        """Take one step; return the new position, the step's metrics, and some responses to log."""
+    def take_step(self, at: Position) -> Taken:
+        """Take one step from this position."""
 
     @property
     @abstractmethod
@@ -70,10 +81,18 @@ class TrainingRun:
 
 
 def train(run: TrainingRun, at: Position) -> Position:
-    """Train to the end of the schedule; return the position after the last whole step.
+    """Train to the end of the schedule; return the position after the last whole step."""
+    for taken in steps(run, at):
+        at = taken.at
+        del taken  # the groups, which would stay in memory during the next step
+    return at
+
+
+def steps(run: TrainingRun, at: Position) -> Iterator[Taken]:
+    """Take the steps of the schedule; yield each when it is logged.
 
     A checkpoint holds the models and the position. If a signal, a reward, an engine or an estimator ends the run, the
-    last whole step is saved first.
+    last whole step is saved first; so it is if the caller throws `Stopped` at a yielded step.
     """
     try:
         if run.validates and run.schedule.val_before_train and not run.tracker.has(at.step):
@@ -81,8 +100,11 @@ def train(run: TrainingRun, at: Position) -> Position:
                 run.tracker.log(at.step, *run.validate(at.step))
         while at.step < run.schedule.last_step:
             with run.timeline.step(at.step + 1):
-                at, record, generations = run.take_step(at)
-                finish_step(run, at, record, generations)
+                taken = run.take_step(at)
+                at = taken.at
+                finish_step(run, taken)
+            yield taken
+            del taken
             run.require_progress(at)
             run.saver.check()
             run.stop.check()
@@ -96,7 +118,6 @@ def train(run: TrainingRun, at: Position) -> Position:
     except Exception:
         run.saver.finish_or_warn()  # earlier checkpoints stay
         raise
-    return at
 
 
 def stop_early(run: TrainingRun, at: Position, reason: Exception) -> None:
@@ -128,11 +149,12 @@ def sample_validation(run: TrainingRun, validation: Validation, step: int) -> Me
     return record, to_generations(groups[: validation.shown], "val")
 
 
-def finish_step(run: TrainingRun, at: Position, record: dict[str, float], generations: list[Generation]) -> None:
-    """Validate, save and log. The checkpoint and the record are written while the next step runs.
+def finish_step(run: TrainingRun, taken: Taken) -> None:
+    """Validate, save and log, and complete the step's metrics. Checkpoint and record are written during the next step.
 
     A checkpoint is published after the record, so that a resumed run has the records of all its steps.
     """
+    at, record, generations = taken.at, taken.metrics, taken.shown
     watch = Stopwatch(run.tracker.console.stage, run.timeline.record)
     if run.validates and run.schedule.validates(at.step):
         try:
@@ -141,13 +163,13 @@ def finish_step(run: TrainingRun, at: Position, record: dict[str, float], genera
         except FAILED:
             run.tracker.log(at.step, record, generations)
             raise
-        record |= scores
+        record.update(scores)
         generations = [*responses, *generations]
     saves = run.schedule.saves(at.step)
     if saves:
         with watch("save_checkpoint"):
             write_checkpoint(run, at, record)
-    record |= {f"timing_s/{stage}": seconds for stage, seconds in watch.lap().items()}
+    record.update({f"timing_s/{stage}": seconds for stage, seconds in watch.lap().items()})
     with watch.background("log"):
         run.tracker.log(at.step, record, generations)
     if saves:
