@@ -142,6 +142,7 @@ SLOW = {  # train, or start processes that judge and decode
     "docs/fine-tuning.md",
     "docs/first-run.md",
     "docs/one-step.md",
+    "docs/python.md",
     "docs/sampling.md",
     "docs/write-your-own.md",
     "docs/engines.md",

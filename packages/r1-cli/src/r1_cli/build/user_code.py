@@ -13,6 +13,13 @@ from r1_core.registry import Registry
 T = TypeVar("T")
 Own = Callable[[Any, str], T]
 
+# Functions of the Python program that runs this, by `FILE:NAME` with an absolute path; see `own_functions`.
+IN_PROCESS: dict[str, Callable[..., Any]] = {}
+
+
+def find_in_process(path: Path, name: str) -> Callable[..., Any] | None:
+    return IN_PROCESS.get(f"{path.resolve()}:{name}")
+
 
 def build_by_name(
     registry: Registry[Callable[..., T]], name: str, settings: Mapping[str, Any], own: Callable[[Any, str], T]
@@ -34,11 +41,13 @@ def build_by_name(
 
 
 def load_function(path: Path, name: str) -> Any:
-    """Run a user's file in this process and return its function `name`.
+    """Run a user's file in this process and return its function `name`, or return the program's own for it.
 
     Raises:
         ValueError: the file cannot be run, or has no such function; names the line.
     """
+    if (given := find_in_process(path, name)) is not None:
+        return given
     spec = importlib.util.spec_from_file_location(f"own_{path.stem}", path)
     if spec is None or spec.loader is None:
         raise ValueError(f"{path} is no Python file")

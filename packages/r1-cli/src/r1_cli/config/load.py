@@ -3,8 +3,9 @@
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
+from os import PathLike, fspath
 from pathlib import Path
-from typing import Literal, get_args, get_origin
+from typing import Any, Literal, TypeAlias, get_args, get_origin
 
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
@@ -17,7 +18,10 @@ from r1_cli.config.root import RunConfig
 from r1_cli.config.rules import Command, find_problems
 from r1_cli.config.schema import choices, nearest_key, schema
 from r1_cli.config.section import Tree, lookup
-from r1_cli.config.settings import Setting, read_file, read_words
+from r1_cli.config.settings import Setting, read_file, read_tree, read_words
+
+# A configuration of `r1 train`: its file, a mapping of its sections, or the typed sections themselves.
+Source: TypeAlias = "str | PathLike[str] | Mapping[str, Any] | RunConfig"
 
 WANTED = {
     "int_type": "a whole number",
@@ -57,15 +61,32 @@ def load_config(words: Sequence[str], *, command: Command | None = "train") -> t
         ConfigError: lists all problems.
     """
     file, overrides = split_words(words)
-    layers = [translate(layer) for layer in (read_file(file) if file else [], read_words(overrides))]
-    settings, problems = _merge(layer.settings for layer in layers)
+    return _load(read_file(file) if file else [], file, overrides, command)
+
+
+def load_source(source: Source, words: Sequence[str] = ()) -> tuple[RunConfig, Provenance]:
+    """Check a configuration of a Python program as `load_config` checks a command's; `words` are `key=value`.
+
+    Sections say by themselves which of their values were set.
+    """
+    if isinstance(source, str | PathLike):
+        return load_config([f"config={fspath(source)}", *words])
+    tree = source.model_dump(mode="json", exclude_unset=True) if isinstance(source, RunConfig) else source
+    return _load(read_tree(tree), None, words, "train")
+
+
+def _load(
+    settings: list[Setting], file: Path | None, overrides: Sequence[str], command: Command | None
+) -> tuple[RunConfig, Provenance]:
+    layers = [translate(layer) for layer in (settings, read_words(overrides))]
+    merged, problems = _merge(layer.settings for layer in layers)
     provenance = Provenance(
         file,
         tuple(overrides),
-        {setting.key: setting.origin for setting in settings.values()},
+        {setting.key: setting.origin for setting in merged.values()},
         tuple(dict.fromkeys(notice for layer in layers for notice in layer.notices)),
     )
-    config, wrong = _validate(settings)
+    config, wrong = _validate(merged)
     problems += wrong
     if config is not None:
         config = follow_actor(config, provenance)

@@ -1,7 +1,7 @@
 """Read a YAML file and `key=value` words as flat settings with their origin."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
@@ -10,9 +10,10 @@ from typing import Any
 import yaml
 
 from r1_cli.config.problems import ConfigError, Problem
+from r1_cli.config.section import flatten
 from r1_data.tables.files import kind_of
 
-COMMAND_LINE = "command line"
+COMMAND_LINE, PYTHON = "command line", "Python"
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,11 @@ def read_file(path: Path) -> list[Setting]:
 def _is_data(path: Path) -> Problem:
     message = f"this is data, not a configuration; name it in one: r1 … CONFIG.yaml data.train_files={path}"
     return Problem("config", message, str(path), COMMAND_LINE)
+
+
+def read_tree(tree: Mapping[str, Any]) -> list[Setting]:
+    """Return the settings of a mapping of sections, such as `{"trainer": {"max_steps": 3}}`."""
+    return [Setting(key, value, "null" if value is None else str(value), PYTHON) for key, value in flatten(tree)]
 
 
 def read_words(words: Sequence[str]) -> list[Setting]:

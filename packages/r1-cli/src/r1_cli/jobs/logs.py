@@ -11,7 +11,7 @@ from r1_cli.checkpoint.stop import StopRequest
 from r1_cli.config import printable
 from r1_cli.jobs.context import TrainingContext
 from r1_cli.jobs.data import Data
-from r1_cli.jobs.resume import record_rows, report_changes
+from r1_cli.jobs.resume import digest_code, record_rows, report_changes, report_code
 from r1_cli.models.files import read_assets
 from r1_cli.runs.manifest import record_start
 from r1_cli.runs.reader import RunReader
@@ -44,11 +44,13 @@ def open_logs(context: TrainingContext, data: Data, at: Position) -> Logs:
     starts = RunReader(path).starts()
     digests = {name: part.digest for name, part in named}
     numerics = {"threads": context.threads, "micro_batches": at.micro_batches}
-    entry = stack.enter_context(record_start(path, info.config, digests, context.devices, at.step, numerics))
+    code = digest_code(info.config)
+    entry = stack.enter_context(record_start(path, info.config, digests, context.devices, at.step, numerics, code))
     if resumed:
         threads = starts[-1].get("numerics", {}).get("threads", context.threads) if starts else context.threads
         before = {**RunReader(path).settings(), "OMP_NUM_THREADS": threads}
         report_changes(before, {**info.config, "OMP_NUM_THREADS": context.threads})
+        report_code(starts[-1].get("code", {}) if starts else {}, code)
     tracker = Tracker(trainer.logger, info, context.reporter)
     stack.callback(tracker.close)
     recorder = Recorder(path, int(trainer.record_gb * 1e9), context.timeline.record)

@@ -1,8 +1,7 @@
 """`r1_cli.open`: the parts of a run, assembled for a loop of your own."""
 
-import json
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from os import PathLike
@@ -14,7 +13,8 @@ from rich.console import Console
 from r1_cli.build.algorithm import build_schedule, try_algorithm
 from r1_cli.build.sampler import build_sampler, build_sampling
 from r1_cli.checkpoint.folders import CheckpointStore
-from r1_cli.config import ConfigError, Problem, RunConfig, load_config
+from r1_cli.config import ConfigError, Problem, RunConfig
+from r1_cli.config.load import Source, load_source
 from r1_cli.jobs.context import RunFolder, open_training
 from r1_cli.jobs.data import open_data, open_stream
 from r1_cli.jobs.models import check_models, load_models
@@ -73,13 +73,13 @@ class Parts:
 
 
 @contextmanager
-def open_parts(config: "str | PathLike[str] | Mapping[str, Any] | RunConfig") -> Iterator[Parts]:
+def open_parts(config: Source) -> Iterator[Parts]:
     """Assemble learner, engine, data and verifier on one device, and close them at the end of the block.
 
     Nothing is logged, saved or resumed: `trainer.save_checkpoint_path` and the like are not read.
 
     Args:
-        config: a configuration of `r1 train`: its file, a mapping of its sections, or what `load_config` returned.
+        config: a configuration of `r1 train`: its file, a mapping of its sections, or a `RunConfig`.
 
     Raises:
         ConfigError, DataError, ModelError, RewardSpecError: as `r1 train` before its first step; also for settings that
@@ -88,7 +88,7 @@ def open_parts(config: "str | PathLike[str] | Mapping[str, Any] | RunConfig") ->
     """
     with ExitStack() as stack:
         root = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="r1-open-")))
-        settings, provenance = load_config([f"config={_write_config(config, root)}"])
+        settings, provenance = load_source(config)
         _require_simple(settings)
         try_algorithm(settings)
         folder = RunFolder(CheckpointStore(root), None)
@@ -114,14 +114,6 @@ def open_parts(config: "str | PathLike[str] | Mapping[str, Any] | RunConfig") ->
             build_sampler(context.config, context.model, data.verifier, models.engine),
             context.reporter.progress,
         )
-
-
-def _write_config(config: "str | PathLike[str] | Mapping[str, Any] | RunConfig", folder: Path) -> Path:
-    if isinstance(config, str | PathLike):
-        return Path(config)
-    tree = config.model_dump(mode="json") if isinstance(config, RunConfig) else dict(config)
-    (file := folder / "config.yaml").write_text(json.dumps(tree), encoding="utf-8")  # JSON is YAML
-    return file
 
 
 def _require_simple(config: RunConfig) -> None:

@@ -1,8 +1,10 @@
 """Resume a run: load its checkpoint, reuse its micro-batch sizes, warn of changed settings and rows."""
 
+import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from r1_data.dataset import PromptDataset
 
 log = logging.getLogger("r1")
 
+OWN_FILE = re.compile(r"(.+\.py)(:\w+)?")  # of the user, with a function or class in it
 LEFT_OUT, DIGESTS = "left_out_rows.txt", "rows.json"
 
 
@@ -70,6 +73,30 @@ def report_changes(before: dict[str, Any], now: dict[str, Any]) -> None:
     for key in new:
         if key in old and old[key] != new[key]:
             log.warning("setting changed since the last start: %s=%s, was %s", key, new[key], old[key])
+
+
+def digest_code(settings: object) -> dict[str, str]:
+    """Return a digest of every file of the user that printed settings name, by the text that names it."""
+    found = {}
+    for text in _texts(settings):
+        named = OWN_FILE.fullmatch(text)
+        if named and Path(named[1]).is_file():
+            found[text] = hashlib.sha256(Path(named[1]).read_bytes()).hexdigest()[:32]
+    return found
+
+
+def _texts(settings: object) -> Iterator[str]:
+    if isinstance(settings, str):
+        yield settings
+    elif isinstance(settings, list | dict):
+        for one in settings.values() if isinstance(settings, dict) else settings:
+            yield from _texts(one)
+
+
+def report_code(before: Mapping[str, str], now: Mapping[str, str]) -> None:
+    for name, digest in now.items():
+        if before.get(name, digest) != digest:
+            log.warning("the code of %s has changed since the last start", name)
 
 
 def record_rows(folder: Path, named: Sequence[tuple[str, PromptDataset]], *, resumed: bool) -> None:

@@ -27,7 +27,6 @@ class Opened:
 
     run: loop.Run
     at: Position
-    folder: RunFolder
     manifest_entry: dict[str, Any]  # of this start; its `end` says how the run ended
 
 
@@ -45,8 +44,11 @@ def train(config: RunConfig, provenance: Provenance, *, until: int | None = None
     """
     console = Console()
     configure_logging(console)
+    try_algorithm(config)
+    require_disk_space(config)
     with ExitStack() as stack:
-        opened = open_training_run(config, provenance, console, stack, until=until, answers=answers)
+        folder = open_folder(config, stack)
+        opened = open_training_run(config, provenance, folder, console, stack, until=until, answers=answers)
         run = opened.run
         stack.enter_context(run.stop.listening())
         if config.trainer.val_only:
@@ -55,13 +57,14 @@ def train(config: RunConfig, provenance: Provenance, *, until: int | None = None
         if run.stop.exit_code:
             opened.manifest_entry["end"] = f"left after step {last.step}, by a signal"
     if until is None:
-        print_next_steps(console, opened.folder.store, last, run.schedule.total_steps)
+        print_next_steps(console, folder.store, last, run.schedule.total_steps)
     return run.stop.exit_code
 
 
 def open_training_run(
     config: RunConfig,
     provenance: Provenance,
+    folder: RunFolder,
     console: Console,
     stack: ExitStack,
     *,
@@ -74,11 +77,8 @@ def open_training_run(
         ConfigError, DataError, ModelError, RewardSpecError: something cannot work; found before the first step.
         ClusterError: a rank is gone.
     """
-    try_algorithm(config)
-    require_disk_space(config)
     # Processes start while this one reads the data, engines reserve memory before the learner's weights are loaded,
     # and nothing trains before rows, rewards and layouts are checked.
-    folder = open_folder(config, stack)
     context = open_training(config, provenance, folder, console, stack)
     data = open_data(context, answers)
     plan = show_plan(context, data)
@@ -92,7 +92,7 @@ def open_training_run(
     sampler = open_sampler(context, data, models, logs.recorder)
     sampling = open_sampling(context, data, schedule, stream, sampler, at)
     run = assemble(context, data, models, logs, schedule, sampling)
-    return Opened(run, at, folder, logs.manifest_entry)
+    return Opened(run, at, logs.manifest_entry)
 
 
 def assemble(

@@ -155,7 +155,7 @@ def show_table(console: Console, table: Table) -> None:
     """Print a table; in full width to a file or a pipe, so that paths stay whole."""
     if not console.is_terminal:
         wanted = Measurement.get(console, console.options.update(max_width=WIDEST), table).maximum
-        console = Console(file=console.file, width=max(wanted, console.width))
+        console = Console(file=console.file, width=max(wanted, console.width), quiet=console.quiet)
     console.print(table)
 
 

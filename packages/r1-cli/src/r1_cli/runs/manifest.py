@@ -39,6 +39,7 @@ def record_start(
     devices: Sequence[str],
     step: int,
     numerics: Mapping[str, object] | None = None,
+    code: Mapping[str, str] | None = None,
 ) -> Iterator[JsonObject]:
     """Add a start of the run to its manifest, and its end when the block ends.
 
@@ -46,7 +47,8 @@ def record_start(
 
     Args: folder: the run's. config: the printed settings, without secrets. rows: a digest of the rows of each source,
     by name. devices: names of the devices. step: the step it resumes from. numerics: what else decides the last bits of
-    the numbers: `threads` of the training process, and the automatic `micro_batches` by key.
+    the numbers: `threads` of the training process, and the automatic `micro_batches` by key. code: a digest of each of
+    the user's files that the settings name, by `file.py:name`.
     """
     start = {
         "began": now(),
@@ -57,6 +59,7 @@ def record_start(
         "process": os.getpid(),
         "config": config,
         "rows": dict(rows),
+        "code": dict(code or {}),
         "numerics": dict(numerics or {}),
         "seeds": {"data": config["data"]["seed"], "rollout": config["worker"]["rollout"]["seed"]},
         **_software(),

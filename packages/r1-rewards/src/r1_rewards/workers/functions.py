@@ -1,4 +1,4 @@
-"""Load a reward function, call it, and convert what it returns. Runs in a worker only."""
+"""Load a reward function, call it, and convert what it returns. Runs in a worker, or behind `in_process`."""
 
 import contextlib
 import functools
@@ -62,21 +62,32 @@ def load_function(spec: RewardSpec, kwargs: Mapping[str, object]) -> RewardFunct
         )
     with contextlib.suppress(ImportError):
         _warm_algebra()
+    where = f"reward function {spec.function} in {spec.path}"
+    return read_function(function, kwargs, names, name=spec.path.stem, where=where, file=str(spec.path))
+
+
+def read_function(
+    function: Callable[..., Any],
+    kwargs: Mapping[str, object],
+    names: Mapping[str, Any],
+    *,
+    name: str,
+    where: str,
+    file: str | None,
+) -> RewardFunction:
+    """Find out how a user's function is called; `names` are the variables of its module, which may have settings.
+
+    Raises RewardSpecError, which begins with `where`, if it cannot be called.
+    """
     reward_type = names.get("REWARD_TYPE")
     if reward_type not in (None, "batch", "sequential"):
-        raise RewardSpecError(f"{spec.path}: REWARD_TYPE is {reward_type!r}; it must be 'batch' or 'sequential'")
-    name = str(names.get("REWARD_NAME", spec.path.stem))
-    signature = read_signature(
-        function,
-        kwargs,
-        reward_type=reward_type,
-        completions=names.get("COMPLETIONS"),
-        where=f"reward function {spec.function} in {spec.path}",
-    )
+        raise RewardSpecError(f"{where}: REWARD_TYPE is {reward_type!r}; it must be 'batch' or 'sequential'")
+    completions = names.get("COMPLETIONS")
+    signature = read_signature(function, kwargs, reward_type=reward_type, completions=completions, where=where)
     if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
         function = _to_plain(function)
-    call = make_call(function, signature, kwargs)
-    return RewardFunction(name, not signature.one_by_one, call, str(spec.path), signature.shape, signature.wants)
+    call, name = make_call(function, signature, kwargs), str(names.get("REWARD_NAME", name))
+    return RewardFunction(name, not signature.one_by_one, call, file, signature.shape, signature.wants)
 
 
 def score_samples(function: RewardFunction, samples: Sequence[WireSample]) -> list[Outcome] | Failure:

@@ -119,7 +119,7 @@ class PooledVerifier(OpenVerifier):
         """
         check_inputs(inputs)
         pictures: dict[int, dict[str, str]] | None = {} if "images" in self.reward.wants else None
-        samples = {index: _wire(index, item, pictures) for index, item in enumerate(inputs)}
+        samples = {index: to_wire(index, item, pictures) for index, item in enumerate(inputs)}
         with self._lock:
             if self._closed and samples:
                 raise RuntimeError(f"the verifier {self.spec!r} is closed")
@@ -205,7 +205,7 @@ class PooledVerifier(OpenVerifier):
         return found
 
 
-def _wire(index: int, item: RewardInput, pictures: dict[int, dict[str, str]] | None) -> WireSample:
+def to_wire(index: int, item: RewardInput, pictures: dict[int, dict[str, str]] | None) -> WireSample:
     check_json(item.metadata, f"metadata of response {index}")
     return {
         "response": item.response,

@@ -2,16 +2,19 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from r1_cli.build.rewards.ground_truths import GroundTruthReader
 from r1_cli.build.rewards.mixed import MixedVerifier, open_asking
 from r1_cli.build.rewards.reference_verifier import ReferenceVerifier
+from r1_cli.build.user_code import find_in_process
 from r1_cli.config import RunConfig
 from r1_cli.config.sources import Source
 from r1_rewards.load import load
 from r1_rewards.types import OpenVerifier, RewardInput, Score, Verifier
 from r1_rewards.workers.arguments import check_columns
+from r1_rewards.workers.in_process import InProcessVerifier
 from r1_rewards.workers.pool import PooledVerifier
 
 if TYPE_CHECKING:
@@ -83,14 +86,17 @@ def open_verifier(config: RunConfig, sources: Sequence[Source], stack: ExitStack
     asking: list[ReferenceVerifier] = []
 
     def open_pool(spec: str, kwargs: dict[str, Any]) -> Verifier:
+        path, _, name = spec.rpartition(":")
+        own = find_in_process(Path(path), name)
         return stack.enter_context(
             load(
-                spec,
+                own or spec,
                 kwargs,
                 timeout=reward.timeout,
                 failure_score=reward.failure_score,
                 failure_policy=reward.failure_policy,
                 workers=reward.num_cpus,
+                in_process=own is not None,
             )
         )
 
@@ -117,5 +123,5 @@ def require_columns(verifier: DispatchingVerifier, sources: Sequence[Source], da
     """Raise RewardSpecError if a reward needs a column that its source's rows lack."""
     for source, dataset in zip(sources, datasets, strict=True):
         judge = verifier.of(source.name)
-        if isinstance(judge, PooledVerifier) and judge.reward.wants:
+        if isinstance(judge, PooledVerifier | InProcessVerifier) and judge.reward.wants:
             check_columns(judge.reward.wants, dataset[0].metadata)

@@ -3,6 +3,7 @@
 import logging
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import transformers
@@ -40,6 +41,7 @@ VALIDATED = (
 )
 SHOWN_EVERY = 0.1  # seconds between two states of a bar
 DRAWN_A_SECOND = 4  # pictures
+LOGGERS = ("r1", "r1_core", "r1_rollout", "r1_rewards", "r1_data")
 LINES_SHOWN, WIDTH_SHOWN = 6, 100  # of a prompt or response
 
 
@@ -184,9 +186,24 @@ class ConsoleHandler(logging.Handler):
 def configure_logging(console: Console) -> None:
     """Print r1's log messages through the console, and disable the progress bars of transformers."""
     handler = ConsoleHandler(console)
-    for name in ("r1", "r1_core", "r1_rollout", "r1_rewards", "r1_data"):
-        logger = logging.getLogger(name)
+    for logger in map(logging.getLogger, LOGGERS):
         logger.handlers = [handler]
         logger.setLevel(logging.INFO)
         logger.propagate = False
     transformers.utils.logging.disable_progress_bar()
+
+
+@contextmanager
+def logging_to(console: Console) -> Iterator[None]:
+    """Configure logging inside the block, and restore it afterwards."""
+    before = [(one, one.handlers, one.level, one.propagate) for one in map(logging.getLogger, LOGGERS)]
+    bars = transformers.utils.logging.is_progress_bar_enabled()
+    configure_logging(console)
+    try:
+        yield
+    finally:
+        for logger, handlers, level, propagate in before:
+            logger.handlers, logger.propagate = handlers, propagate
+            logger.setLevel(level)
+        if bars:
+            transformers.utils.logging.enable_progress_bar()
