@@ -105,14 +105,62 @@ def test_what_is_written_does_not_change_a_digest_and_what_is_run_does(tmp_path:
     assert digest(tmp_path, trained, base) != before
 
 
-@pytest.mark.parametrize("written", ["{}:compute_score", "{}@train", "{}"])
-def test_a_file_is_read_by_its_name_with_a_function_or_a_split(tmp_path: Path, base: str, written: str) -> None:
+def test_a_checkpoint_that_is_loaded_is_read_and_a_folder_for_weights_is_not(tmp_path: Path, base: str) -> None:
+    for name in ("start", "weights"):
+        (tmp_path / name).mkdir()
+    own = {"trainer.load_checkpoint_path": f"{tmp_path}/start", "worker.rollout.weights_folder": f"{tmp_path}/weights"}
+    first = digest(tmp_path, eval_of("a", settings=own), base)
+    (tmp_path / "weights/1.safetensors").write_text("1")
+    assert digest(tmp_path, eval_of("a", settings=own), base) == first
+    (tmp_path / "start/1.safetensors").write_text("1")
+    assert digest(tmp_path, eval_of("a", settings=own), base) != first
+
+
+def test_a_value_of_the_base_that_a_stage_replaces_is_no_input(tmp_path: Path, base: str) -> None:
+    stages = eval_of("a", settings={"trainer.max_steps": 1})
+    before = digest(tmp_path, stages, base)
+    Path(base).write_text("trainer: {max_steps: 4}\n")
+    assert digest(tmp_path, stages, base) == before
+
+
+@pytest.mark.parametrize(
+    "written", ["{}:compute_score", "{}@train", "{}", "{}[:8]", "{}@train[10%:]", "json@{}", {"files": "{}[:8]"}]
+)
+def test_a_file_is_read_by_its_name_with_a_function_a_split_a_kind_or_a_slice(
+    tmp_path: Path, base: str, written: str | dict[str, str]
+) -> None:
     file = tmp_path / "reward.py"
     file.write_text("1")
-    stages = eval_of("a", settings={"worker.reward.reward_function": [written.format(file)]})
+    named = {"files": written["files"].format(file)} if isinstance(written, dict) else written.format(file)
+    stages = eval_of("a", settings={"data.val_sources": [named]})
     before = digest(tmp_path, stages, base)
     file.write_text("2")
     assert digest(tmp_path, stages, base) != before
+
+
+def test_a_path_may_begin_at_home_and_be_one_word_under_a_key_of_paths(
+    tmp_path: Path, base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    (tmp_path / "grpo").mkdir()
+
+    def digests() -> list[str]:
+        settings = {"model": {"worker.actor.model.model_path": "grpo"}, "name": {"algorithm.adv_estimator": "grpo"}}
+        named = [eval_of("a", settings=settings["model"]), eval_of("grpo"), eval_of("~/grpo")]
+        return [digest(tmp_path, stages, base) for stages in (*named, eval_of("a", settings=settings["name"]))]
+
+    before = digests()
+    (tmp_path / "grpo/config.json").write_text("{}")
+    assert [one == other for one, other in zip(before, digests(), strict=True)] == [False, False, False, True]
+
+
+def test_a_file_of_several_stages_is_read_once(tmp_path: Path, base: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "rows.jsonl").write_text("{}")
+    stage, found = {"command": "train", "settings": {"data.train_files": f"{tmp_path}/rows.jsonl"}}, list[str]()
+    monkeypatch.setattr(jobs, "fingerprint", lambda path: found.append(path.name) or "1")
+    StageRun(read(tmp_path, {"one": stage, "two": stage}, base=base))
+    assert found == ["rows.jsonl"]
 
 
 def test_a_folders_files_count_by_name_size_and_time(tmp_path: Path, base: str) -> None:
@@ -122,7 +170,34 @@ def test_a_folders_files_count_by_name_size_and_time(tmp_path: Path, base: str) 
     before = digest(tmp_path, eval_of(model), base)
     assert digest(tmp_path, eval_of(model), base) == before
     os.utime(model / "weights", ns=(1, 1))
-    assert digest(tmp_path, eval_of(model), base) != before
+    later = digest(tmp_path, eval_of(model), base)
+    assert later != before
+    (model / "weights").write_text("longer")
+    os.utime(model / "weights", ns=(1, 1))
+    assert digest(tmp_path, eval_of(model), base) not in (before, later)
+
+
+def test_an_output_counts_by_its_content_or_a_folders_data_which_a_copy_keeps(tmp_path: Path) -> None:
+    rows, model = tmp_path / "rows.parquet", tmp_path / "global_step_2"
+    (model / "actor").mkdir(parents=True)
+    files = {rows: "rows", model / "actor/model.safetensors": "weights", model / "trainer.json": "{}"}
+
+    def fingerprints() -> tuple[str, str]:
+        return jobs.output_fingerprint(rows), jobs.output_fingerprint(model)
+
+    for file, text in files.items():
+        file.write_text(text)
+    before = fingerprints()
+    for file in files:
+        os.utime(file, ns=(1, 1))
+    (model / "trainer.json").write_text('{"seconds": 2}')
+    assert fingerprints() == before
+    rows.write_text("ROWS")
+    (model / "actor/model.safetensors").write_text("more weights")
+    assert not set(fingerprints()) & set(before)
+    further = model.rename(tmp_path / "global_step_4")
+    (further / "actor/model.safetensors").write_text("weights")
+    assert jobs.output_fingerprint(further) != before[1], "another checkpoint has the same sizes"
 
 
 # --- records ----------------------------------------------------------------------------------------------------------

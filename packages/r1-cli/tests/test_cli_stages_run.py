@@ -1,6 +1,7 @@
 """`r1 run` with a small program in place of `r1`: what runs again, what a failure says, and what can be looked at."""
 
 import json
+import shutil
 import sys
 from pathlib import Path
 
@@ -72,9 +73,24 @@ def test_what_has_changed_runs_again_with_all_that_reads_it_and_nothing_else(fol
 
 def test_a_stage_whose_output_is_gone_runs_again(folder: Path) -> None:
     run(folder)
-    (folder / "out/second/model/content").unlink()
-    (folder / "out/second/model").rmdir()
+    shutil.rmtree(folder / "out/second/model")
     assert ran(folder) == ["second"]
+
+
+def test_what_reads_an_output_that_was_changed_by_hand_runs_again(folder: Path) -> None:
+    run(folder)
+    (folder / "out/second/model/report.html").write_text("no data")
+    (folder / "out/second/own.safetensors").write_text("not of the output")
+    assert run(folder).splitlines()[-1].startswith("all 4 stages are complete"), "a stage ran"
+    (folder / "out/second/model/model.safetensors").write_text("other weights")
+    record = folder / "out/second.stage.json"
+    record.write_text((ended := record.read_text()).replace('"ended": true', '"ended": false'))
+    assert "third: r1 merge, reads second: stands" in run(folder, "--dry-run"), "its input is not complete yet"
+    record.write_text(ended)
+    assert "third: r1 merge, reads second: begins" in run(folder, "--dry-run")
+    assert ran(folder) == ["third"]
+    assert (folder / "out/third.replaced-1/model/content").is_file()
+    assert run(folder).splitlines()[-1].startswith("all 4 stages are complete"), "a stage ran"
 
 
 def test_a_stage_that_fails_is_named_with_the_next_command(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -43,7 +43,7 @@ def run(file: Path, dry_run: bool) -> None:
             with lock_folder(stages.output, ".stages.lock", key="output"):
                 plan.begin()
                 for one in stages.stages:
-                    if plan.states()[one.name] != "stands":
+                    if plan.state(one) != "stands":
                         click.echo(f"r1 run: stage {one.name}")
                         try:
                             plan.run(one)

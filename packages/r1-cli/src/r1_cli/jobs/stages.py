@@ -3,6 +3,7 @@
 import hashlib
 import json
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -26,6 +27,12 @@ from r1_data.types import JsonObject
 from r1_rewards.sandbox.jail.kernel import die_with_parent
 
 R1 = (sys.executable, "-m", "r1_cli.main")
+
+WRITTEN = re.compile(r"trainer\.(?!load_checkpoint_path$)|worker\.rollout\.weights_folder$")  # keys that name no input
+PATH_KEY = re.compile(
+    r"(?:^|[._])(?:files|path|dir|model|samples)$"
+)  # keys whose values are paths without a / or a dot
+OUTPUT_DATA = (".parquet", ".safetensors")  # a folder has reports and logs, too
 
 State = Literal["stands", "resumes", "begins"]
 
@@ -68,21 +75,23 @@ class StageFolder:
     def write(self, **values: object) -> None:
         write_json(stage_record(self.root, self.stage.name), {**self.record(), **values})
 
-    def state(self, digest: str) -> State:
+    def state(self, digest: str, reads: Mapping[str, str]) -> State:
+        """Return what `r1 run` does with the stage; `reads` are the fingerprints of outputs that it reads."""
         known = self.record()
-        if known.get("digest") != digest:
+        before = known.get("reads") or {}
+        if known.get("digest") != digest or any(before.get(name) != now for name, now in reads.items()):
             return "begins"
         return "stands" if known.get("ended") and self.output is not None else "resumes"
 
-    def begin(self, digest: str) -> None:
+    def begin(self, digest: str, reads: Mapping[str, str]) -> None:
         """Note that the stage begins; set aside what it wrote from other inputs."""
-        if self.record().get("digest") != digest and self.path.exists():
+        if self.state(digest, reads) == "begins" and self.path.exists():
             number = 1
             while (aside := self.path.with_name(f"{self.stage.name}.replaced-{number}")).exists():
                 number += 1
             self.path.rename(aside)
         self.path.mkdir(parents=True, exist_ok=True)
-        self.write(digest=digest, command=self.stage.command, ended=False)
+        self.write(digest=digest, reads=reads, command=self.stage.command, ended=False)
 
 
 class StageRun:
@@ -92,8 +101,9 @@ class StageRun:
         self.file, self.root, self.stages = stages.file, stages.output, stages.stages
         self.folders = {one.name: StageFolder(one, stages.output) for one in self.stages}
         self.digests: dict[str, str] = {}
+        known: dict[str, str] = {}
         for one in self.stages:
-            self.digests[one.name] = digest_of(one, self.digests)
+            self.digests[one.name] = digest_of(one, self.digests, known)
 
     def check(self) -> None:
         """Raises ConfigError for the configurations of all stages. Values with outputs of stages are not checked."""
@@ -115,7 +125,10 @@ class StageRun:
             raise ConfigError(problems)
 
     def states(self) -> dict[str, State]:
-        return {name: folder.state(self.digests[name]) for name, folder in self.folders.items()}
+        return {one.name: self.state(one) for one in self.stages}
+
+    def state(self, stage: Stage) -> State:
+        return self.folders[stage.name].state(self.digests[stage.name], self._reads(stage))
 
     def begin(self) -> None:
         """Note the stages of the file, in their order, in the folder of the output."""
@@ -125,7 +138,7 @@ class StageRun:
     def run(self, stage: Stage) -> None:
         """Run a stage. Raises StageError if it fails or is stopped."""
         folder = self.folders[stage.name]
-        folder.begin(self.digests[stage.name])
+        folder.begin(self.digests[stage.name], self._reads(stage))
         words, begun = self.words(stage), time.time()
         typed = shlex.join(["r1", *words])
         folder.write(typed=typed)
@@ -172,6 +185,12 @@ class StageRun:
         folder = self.folders[stage.name].path
         return [*words, f"trainer.save_checkpoint_path={folder}"] if stage.command in ("train", "sft") else words
 
+    def _reads(self, stage: Stage) -> dict[str, str]:
+        """Return the fingerprints of the complete outputs that a stage reads, by the names of their stages."""
+        needed = [self.folders[name] for name in stage.needs]
+        found = {one.stage.name: one.output for one in needed if one.record().get("ended")}
+        return {name: output_fingerprint(output) for name, output in found.items() if output is not None}
+
     def _outputs(self) -> dict[str, Path]:
         return {name: folder.output or folder.planned for name, folder in self.folders.items()}
 
@@ -181,23 +200,40 @@ def _weights(output: Path) -> Path:
     return output / "actor" if (output / "actor").is_dir() else output
 
 
-def digest_of(stage: Stage, digests: Mapping[str, str]) -> str:
-    """Return the digest of a stage's inputs: its command, settings, files that these name, and the stages it needs."""
-    values = [[one.key, one.value] for one in stage.inputs]
-    if stage.kind.has_config and stage.config and Path(stage.config).is_file():
-        values += [[one.key, one.value] for one in read_file(Path(stage.config))]
-    read = [value for key, value in values if not key.startswith("trainer.")]  # these name what is written
-    files = {path: fingerprint(Path(path)) for value in read for path in _paths(value)}
-    whole = [stage.command, values, sorted(files.items()), [digests[name] for name in stage.needs]]
+def digest_of(stage: Stage, digests: Mapping[str, str], known: dict[str, str] | None = None) -> str:
+    """Return the digest of a stage's inputs: its command, settings, files that these name, and the stages it needs.
+
+    Args:
+        known: fingerprints of files by path; new ones are added, so that no file is read for several stages.
+    """
+    known = {} if known is None else known
+    config = stage.kind.has_config and stage.config and Path(stage.config).is_file()
+    base = {one.key: one.value for one in (read_file(Path(stage.config)) if config and stage.config else ())}
+    settings = base | {one.key: one.value for one in stage.settings}
+    own = {one.key: one.value for one in stage.inputs if one not in stage.settings}
+    read = [pair for pair in (*settings.items(), *own.items()) if not WRITTEN.match(pair[0])]
+    paths = sorted({path for key, value in read for path in _paths(value, bare=bool(PATH_KEY.search(key)))})
+    known |= {path: fingerprint(Path(path).expanduser()) for path in paths if path not in known}
+    files = [(path, known[path]) for path in paths]
+    whole = [stage.command, sorted(settings.items()), sorted(own.items()), files, [digests[one] for one in stage.needs]]
     return hashlib.sha256(json.dumps(whole, default=str).encode()).hexdigest()
 
 
-def _paths(value: object) -> Iterator[str]:
-    """Yield the files and folders that a value names: FILE, FILE:FUNCTION or FILE@SPLIT."""
-    for one in value if isinstance(value, list) else [value]:
-        if isinstance(one, str):
-            names = (one, one.rpartition(":")[0], one.rpartition("@")[0])
-            yield from (name for name in names if ("/" in name or "." in name.strip(".")) and Path(name).exists())
+def _paths(value: object, *, bare: bool) -> Iterator[str]:
+    """Yield the files and folders that a value names: PATH, PATH:FUNCTION, PATH@SPLIT, KIND@PATH, each with a slice.
+
+    Args:
+        bare: whether a name without a slash and a dot can be a path.
+    """
+    if isinstance(value, list | dict):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _paths(one, bare=bare)
+    elif isinstance(value, str):
+        plain = re.sub(r"\[[^\[\]]*\]$", "", value)
+        head, _, tail = plain.rpartition("@")  # without an @ the tail is all
+        for name in (plain.rpartition(":")[0], head, tail):
+            if name and (bare or "/" in name or "." in name.strip(".")) and Path(name).expanduser().exists():
+                yield name
 
 
 def fingerprint(path: Path) -> str:
@@ -205,8 +241,17 @@ def fingerprint(path: Path) -> str:
     if path.is_file():
         with path.open("rb") as stream:
             return hashlib.file_digest(stream, "sha256").hexdigest()
-    found = sorted(one for one in path.rglob("*") if one.is_file())
-    listed = [(str(one.relative_to(path)), one.stat().st_size, one.stat().st_mtime_ns) for one in found]
+    return _digest_of_files(path, lambda one: (one.st_size, one.st_mtime_ns), "")
+
+
+def output_fingerprint(path: Path) -> str:
+    """Return a digest of a file's content, or of the names and sizes of a folder's data, which a copy keeps."""
+    return fingerprint(path) if path.is_file() else _digest_of_files(path, lambda one: (one.st_size,), OUTPUT_DATA)
+
+
+def _digest_of_files(folder: Path, describe: Callable[[os.stat_result], object], ends: str | tuple[str, ...]) -> str:
+    found = sorted(one for one in folder.rglob("*") if one.is_file() and one.name.endswith(ends))
+    listed = [folder.name, *((str(one.relative_to(folder)), describe(one.stat())) for one in found)]
     return hashlib.sha256(json.dumps(listed).encode()).hexdigest()
 
 
