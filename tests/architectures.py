@@ -10,7 +10,7 @@ import re
 import sys
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 import transformers
-from tiny_models import NAMES, VOCAB, make_model
+from tiny_models import NAMES, VISION, VOCAB, make_model
 from torch import Tensor
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -32,7 +32,7 @@ from r1_core.objective import Objective
 from r1_core.types import LossInputs, LossOutput, Sample
 from r1_data.positions import position_ids_of
 from r1_rollout.embedded import EmbeddedEngine
-from r1_rollout.probes import text_probes
+from r1_rollout.probes import Probes, text_probes
 from r1_rollout.routing import Routing, require_routing
 from r1_rollout.types import SamplingParams
 
@@ -95,16 +95,28 @@ def ask(name: str) -> Answer:
     answer = replace(ask_learner(model, plain), engine=engine == "right", replay=replay)
     if engine and engine != "right":
         answer = replace(answer, wrong=answer.wrong or engine)
-    # Without figures, which differ between machines.
-    return replace(answer, why=re.sub(r" \((log-probs )?off by [^)]*\)", "", answer.why or refusal))
+    return replace(answer, why=without_figures(answer.why or refusal))
 
 
-def ask_learner(model: Any, plain: Any) -> Answer:
+def without_figures(why: str) -> str:
+    """Leave out what differs between machines."""
+    return re.sub(r" \((log-probs )?off by [^)]*\)", "", why)
+
+
+def ask_learner(
+    model: Any,
+    plain: Any,
+    samples: list[Sample] | None = None,
+    alone: Callable[[Any, Sample], Tensor] = compute_alone,
+    pictures: Sequence[Probes] = (),
+) -> Answer:
+    """Compare with `alone`, which computes one of the samples; `pictures` are two probes beside those of text."""
     try:
         configure_modules(model, torch.float32, torch.device("cpu"))
         axes = 1 if position_ids_of(model.config) is None else 4
         learner = Learner(model, torch.optim.SGD(model.parameters(), lr=0.0), lambda step: 1.0)
         probes = [text_probes(range(250), axes=axes, longest_prompt=60, longest_response=6, variant=v) for v in (0, 1)]
+        probes = [text + picture for text, picture in zip(probes, pictures, strict=True)] if pictures else probes
         faults, attention = find_faults(learner, probes[0], probes[1], torch.float32), "r1"
         if faults.single is not None:
             learner.set_layout("padded", own_attention=True)
@@ -115,14 +127,17 @@ def ask_learner(model: Any, plain: Any) -> Answer:
     if faults.single is not None:
         return Answer(attention=attention, why=faults.single)
     found = {"shared": faults.shared, "packed": faults.packed, "padded": faults.padded, "single": None}
-    layout = next(name for name, fault in found.items() if fault is None)
-    if layout != "shared":
-        learner.set_layout(layout, own_attention=attention == "own")
-    answer = Answer(layout, attention, why=next((fault for fault in found.values() if fault), ""))
-    try:
-        return replace(answer, wrong=compare(learner, plain, make_samples(axes), layout))
-    except Exception as error:  # of something that none of the four questions asks for
-        return Answer(attention=attention, why=first_line(error))
+    right = [name for name, fault in found.items() if fault is None]
+    answer = Answer(right[0], attention, why=next((fault for fault in found.values() if fault), ""))
+    for layout in right[:1] if samples is None else right:
+        try:
+            if layout != "shared":
+                learner.set_layout(layout, own_attention=attention == "own")
+            wrong = compare(learner, plain, samples or make_samples(axes), layout, alone)
+            answer = replace(answer, wrong=answer.wrong or wrong)
+        except Exception as error:  # of something that none of the four questions asks for
+            return Answer(attention=attention, why=first_line(error))
+    return answer
 
 
 def explain_untried(error: Exception) -> str:
@@ -145,31 +160,43 @@ def measure_gap(found: Tensor, expected: Tensor) -> float:
     return float(((found - expected).abs() / expected.abs().clamp(min=1.0)).max())
 
 
-def compare(learner: Learner, plain: Any, samples: list[Sample], layout: str) -> str:
+def compare(
+    learner: Learner, plain: Any, samples: list[Sample], layout: str, alone: Callable[[Any, Sample], Tensor]
+) -> str:
     """Return how log-probs or gradients of a layout differ from those of each sample alone."""
     with named(f"{layout}: its log-probs cannot be computed"):
         found = [one.old_logprobs[one.loss_mask] for one in learner.add_logprobs(samples, ["old_logprobs"])]
     with named("its own forward fails on these samples"), torch.no_grad():
-        gaps = [measure_gap(one, compute_alone(plain, sample)) for one, sample in zip(found, samples, strict=True)]
+        gaps = [measure_gap(one, alone(plain, sample)) for one, sample in zip(found, samples, strict=True)]
     for gap in gaps:
         if not gap <= TOLERANCE:
             return f"{layout}: log-probs are off by {gap:.2g}"
+    for model in (learner.model, plain):
+        model.zero_grad()
     with named(f"{layout}: it has no gradient"):
         learner.forward_backward(samples, SumOfLogprobs())
     with named("its own forward has no gradient"):
-        torch.stack([compute_alone(plain, sample).sum() for sample in samples]).sum().backward()
-    own = dict(learner.model.named_parameters())
-    squares = [(parameter.grad, own[key].grad) for key, parameter in plain.named_parameters() if key in own]
-    expected = torch.cat([grad.flatten() for grad, _ in squares if grad is not None])
-    mine = torch.cat(
-        [
-            torch.zeros_like(grad).flatten() if own_grad is None else own_grad.flatten()
-            for grad, own_grad in squares
-            if grad is not None
-        ]
-    )
-    off = float((mine - expected).norm() / expected.norm())
-    return "" if off <= TOLERANCE else f"{layout}: the gradient is off by {off:.2g} of its norm"
+        torch.stack([alone(plain, sample).sum() for sample in samples]).sum().backward()
+    own, tower = dict(learner.model.named_parameters()), find_tower(plain)
+    pairs = [(key, parameter.grad, own[key].grad) for key, parameter in plain.named_parameters() if key in own]
+    shown = any(sample.model_inputs for sample in samples)
+    for part in ("vision tower", "rest") if shown else ("rest",):
+        chosen = [(grad, mine) for key, grad, mine in pairs if grad is not None and (part != "rest") == (key in tower)]
+        expected = torch.cat([grad.flatten() for grad, _ in chosen]) if chosen else torch.zeros(1)
+        mine = torch.cat([torch.zeros_like(grad).flatten() if its is None else its.flatten() for grad, its in chosen])
+        off = float((mine - expected).norm() / expected.norm())
+        if not off <= TOLERANCE:
+            return f"{layout}: the gradient of the {part} is off by {off:.2g} of its norm".replace("of the rest ", "")
+    return ""
+
+
+def find_tower(model: Any) -> set[str]:
+    """Return the names of the parameters that a picture's features are computed from."""
+    decoder = {id(parameter) for parameter in model.get_decoder().parameters()}
+    head = model.get_output_embeddings()
+    decoder |= {id(parameter) for parameter in head.parameters()} if head is not None else set()
+    decoder |= {id(parameter) for parameter in model.get_input_embeddings().parameters()}
+    return {name for name, parameter in model.named_parameters() if id(parameter) not in decoder}
 
 
 def ask_replay(plain: Any) -> str:
@@ -220,18 +247,34 @@ fastest that is right: prompts shared by a packed row, a packed row, a padded ba
 MODEL` prints the answers for your model. This page has them for every architecture of transformers {version}, each
 from a tiny random model in float32 on a processor: log-probs within 1e-5 of the model's own, gradients within 1e-5 of
 their norm, samples of the embedded engine within 1e-5, beyond the window of sliding layers, too. The embedded engine
-samples from {sampled} of the {learn} architectures of the first table. Rows are text; pictures are rendered for the
-architectures in bold. No weights of a published checkpoint were tried for this page, and nothing of it ran on a GPU.
-vLLM: whether vLLM {vllm} lists the architecture. Replay: of mixtures of experts, whether the learner can use the
-experts that an engine chose ([router replay](engines.md#mixtures-of-experts)).
+samples from {sampled} of the {learn} architectures of the first table. Rows of this comparison are text. {shown}
+architectures also train with pictures: their tokens and inputs are those of the processor's own call, log-probs and
+gradients (of the vision tower, too) those of the model's own forward. No weights of a published checkpoint were tried
+for this page, and nothing of it ran on a GPU. vLLM: whether vLLM {vllm} lists the architecture. Replay: of mixtures of
+experts, whether the learner can use the experts that an engine chose ([router
+replay](engines.md#mixtures-of-experts)).
 
 The shapes of {shapes} published checkpoints, from Qwen3-0.6B to DeepSeek-V3, were tried without their weights: they
 have their published number of parameters, and `r1 merge` writes the names of a published checkpoint. Weights published
 in FP8 or MXFP4 (DeepSeek-V3, gpt-oss) are read, trained and saved as plain ones. Other quantized files (AWQ, GPTQ) are
 refused.
 
-| architecture | learns | embedded engine | vLLM | replay | why not more |
-|---|---|---|---|---|---|
+| architecture | learns | pictures | embedded engine | vLLM | replay | why not more |
+|---|---|---|---|---|---|---|
+"""
+PICTURES = """
+## Pictures
+
+Pictures are read in one of two ways, which `r1 check MODEL` names. If the processor counts a picture's tokens from its
+size (the Qwen line), r1 resizes it once, within `data.min_pixels` and `data.max_pixels`. Otherwise r1 calls the
+processor with the picture as it is, and the processor alone decides its size. At its start a run compares the
+placeholders that the processor writes for a picture with the features that the model's vision tower computes. Videos
+are read in the first way only.
+
+Rows with pictures are refused for the models below; rows without pictures train. Each line is what the error says.
+
+| architecture | why |
+|---|---|
 """
 REST = """
 ## Not trained
@@ -242,8 +285,6 @@ not tried. Each line is what a run says when it refuses the model.
 | architecture | why |
 |---|---|
 """
-# tests/test_families.py; the last three: tests/test_whole_pictures.py
-PICTURES = {"qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe", "qwen3_5", "internvl", "llava", "aya_vision"}
 WAYS = {"shared": "packed, prompts shared", "packed": "packed", "padded": "padded", "single": "one by one"}
 VLLM = "0.32.0"
 
@@ -252,22 +293,50 @@ def page() -> str:
     """The page of all architectures, from the record."""
     record = {name: Answer(**held) for name, held in json.loads(RECORD.read_text(encoding="utf-8")).items()}
     served = set(json.loads(RECORD.with_name("architectures_vllm.json").read_text(encoding="utf-8")))
+    shown = json.loads(RECORD.with_name("picture_families.json").read_text(encoding="utf-8"))
     classes = {**MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, **MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
     lines, rest, learn = [], [], [answer for answer in record.values() if answer.layout]
     for name, answer in record.items():
-        why, shown = answer.why.replace("|", "\\|"), f"**{name}**" if name in PICTURES else name
+        why = answer.why.replace("|", "\\|")
         if answer.layout:
             way = WAYS[answer.layout] + (", own attention" if answer.attention == "own" else "")
             vllm = "yes" if classes[name] in served else "no"
-            lines.append(f"| {shown} | {way} | {'yes' if answer.engine else 'no'} | {vllm} | {answer.replay} | {why} |")
+            engine, pictures = "yes" if answer.engine else "no", describe_pictures(name, shown)
+            lines.append(f"| {name} | {way} | {pictures} | {engine} | {vllm} | {answer.replay} | {why} |")
         else:
             rest.append(f"| {name} | {why if why.startswith('not tried') else explain_refusal(name, why)} |")
+    refused = [f"| {name} | {one['why']} |" for name, one in shown.items() if not one["layout"] and record[name].layout]
     shapes = json.loads(RECORD.with_name("published_models.json").read_text(encoding="utf-8"))["models"]
     sampled = sum(answer.engine for answer in learn)
     head = HEAD.format(
-        version=transformers.__version__, vllm=VLLM, shapes=len(shapes), learn=len(learn), sampled=sampled
+        version=transformers.__version__,
+        vllm=VLLM,
+        shapes=len(shapes),
+        learn=len(learn),
+        sampled=sampled,
+        shown=sum(bool(one["layout"]) for one in shown.values()),
     )
-    return "\n".join([head.rstrip("\n"), *lines, *REST.rstrip("\n").split("\n"), *rest]) + "\n"
+    return (
+        "\n".join(
+            [
+                head.rstrip("\n"),
+                *lines,
+                *PICTURES.rstrip("\n").split("\n"),
+                *refused,
+                *REST.rstrip("\n").split("\n"),
+                *rest,
+            ]
+        )
+        + "\n"
+    )
+
+
+def describe_pictures(name: str, shown: Mapping[str, Any]) -> str:
+    if name not in VISION:
+        return ""
+    if name not in shown:
+        return "not tried"
+    return "yes" if shown[name]["layout"] else "no"
 
 
 def first_line(error: Exception) -> str:

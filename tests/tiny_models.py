@@ -119,6 +119,7 @@ GIVEN: dict[str, dict[str, Any]] = {
 # Parts that a configuration does not make by itself, or makes of another type.
 PARTS: dict[str, dict[str, Any]] = {
     "gemma4_unified_assistant": {"text_config": {"model_type": "gemma4_unified_text"}},
+    "gemma4": {"vision_config": {"model_type": "gemma4_vision"}},
     "granite4_vision": {"text_config": {"model_type": "granite"}},
     "vision-encoder-decoder": {"encoder": {"model_type": "vit"}, "decoder": {"model_type": "gpt2", "is_decoder": True}},
 }
@@ -233,9 +234,9 @@ def make_config(name: str) -> Any:
     return shrink(config)
 
 
-def make_model(name: str) -> Any:
+def make_model(name: str, config: Any = None) -> Any:
     """A tiny model of an architecture with weights large enough that attention matters."""
-    config = without_dropout(make_config(name))
+    config = without_dropout(make_config(name)) if config is None else config
     kind = transformers.AutoModelForImageTextToText if name in VISION else transformers.AutoModelForCausalLM
     torch.manual_seed(0)
     model = kind.from_config(config).eval().float()

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from r1_core.learner.batching import MicroLimit, balance, count, fillers, rounds, split
 from r1_core.learner.microbatch import collate, pack, pad
 from r1_core.learner.pack import SharedPrompts
-from r1_core.types import Sample
+from r1_core.types import Sample, join_inputs
 
 LENGTHS = st.lists(st.integers(1, 50), min_size=1, max_size=40)
 LIMITS = st.one_of(st.builds(MicroLimit, st.integers(1, 9)), st.builds(MicroLimit, tokens=st.integers(1, 120)))
@@ -327,3 +327,15 @@ def test_what_is_computed_is_each_prompt_once_and_every_answer():
     assert not SharedPrompts.find(samples, share=False).shared
     with pytest.raises(ValueError, match="prompt_length is 99"):
         replace(samples[0], prompt_length=99)
+
+
+def test_inputs_of_pictures_of_several_sizes_are_filled_with_zeros() -> None:
+    wide, high = torch.ones(1, 3, 2, 5), torch.full((2, 3, 4, 1), 2.0)
+    joined = join_inputs([{"pixels": wide, "sizes": torch.tensor([[2, 5]])}, {}, {"pixels": high}])
+    assert joined["pixels"].shape == (3, 3, 4, 5)
+    assert torch.equal(joined["pixels"][:1, :, :2], wide)
+    assert torch.equal(joined["pixels"][1:, :, :, :1], high)
+    assert float(joined["pixels"].sum()) == float(wide.sum() + high.sum())
+    assert joined["sizes"].tolist() == [[2, 5]]
+    with pytest.raises(ValueError, match="argument"):
+        join_inputs([{"pixels": wide}, {"pixels": high[0]}])

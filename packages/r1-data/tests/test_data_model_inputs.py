@@ -8,7 +8,7 @@ import torch
 
 from r1_data.formats import Columns
 from r1_data.messages import to_example
-from r1_data.model_inputs import LazyInputs, LazyMedia
+from r1_data.model_inputs import LazyInputs, LazyMedia, join, joined_shape
 from r1_data.render import Renderer
 from r1_data.types import DataError
 
@@ -56,3 +56,17 @@ def test_pictures_are_counted_before_they_are_loaded_and_loaded_once():
     assert (loads, bool(LazyMedia(0, list))) == ([1], False)
     with pytest.raises(DataError, match="1 pictures or videos were loaded in the place of 2"):
         LazyMedia(2, lambda: ["a"])[0]
+
+
+@pytest.mark.parametrize("axis", [0, 1])
+def test_pictures_of_several_sizes_are_joined_along_an_axis_and_filled_with_zeros(axis):
+    one, other = torch.ones(2, 3, 4), torch.full((1, 5, 2), 2.0)
+    whole = join([one, other], axis)
+    assert list(whole.shape) == joined_shape([one.shape, other.shape], axis) == ([3, 5, 4] if axis == 0 else [2, 8, 4])
+    begin = (2, 0) if axis == 0 else (0, 3)
+    assert torch.equal(whole[:2, :3, :4], one)
+    assert torch.equal(whole[begin[0] : begin[0] + 1, begin[1] : begin[1] + 5, :2], other)
+    assert float(whole.sum()) == float(one.sum() + other.sum())
+    assert join([one.long()]).dtype == torch.int64
+    with pytest.raises(ValueError, match="argument"):
+        join([one, other[0]], axis)

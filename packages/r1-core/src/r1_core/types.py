@@ -139,12 +139,26 @@ class Sample:
 
 
 def join_inputs(parts: Iterable[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Concatenate forward arguments of the same name along their first axis, in the order given."""
+    """Concatenate forward arguments of the same name along their first axis, in the order given.
+
+    Where other axes differ (pictures of several sizes), they are filled with zeros at their end, as processors do.
+    """
     found: dict[str, list[Tensor]] = {}
     for inputs in parts:
         for name, value in inputs.items():
             found.setdefault(name, []).append(value)
-    return {name: torch.cat(found[name]) for name in sorted(found)}
+    return {name: _join(found[name]) for name in sorted(found)}
+
+
+def _join(tensors: list[Tensor]) -> Tensor:
+    if len({tensor.shape[1:] for tensor in tensors}) == 1:
+        return torch.cat(tensors)
+    widest = [max(sizes) for sizes in zip(*(tensor.shape[1:] for tensor in tensors), strict=True)]
+    whole = tensors[0].new_zeros(sum(map(len, tensors)), *widest)
+    start = 0
+    for tensor in tensors:
+        whole[(slice(start, start := start + len(tensor)), *map(slice, tensor.shape[1:]))] = tensor
+    return whole
 
 
 # Of the per-token fields, those with k values a token.

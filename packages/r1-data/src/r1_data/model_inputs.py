@@ -1,6 +1,7 @@
 """Model inputs of prompts: references that load where they are first read, and padding to a batch."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, TypeVar, overload
 
 from r1_data.types import DataError, Prompt
@@ -112,5 +113,26 @@ def collate(prompts: Sequence[Prompt], pad_token_id: int) -> "dict[str, Tensor]"
         "input_ids": torch.stack([padded(ids, pad_token_id) for ids in token_ids]),
         "attention_mask": torch.stack([padded(torch.ones_like(ids), 0) for ids in token_ids]),
         "position_ids": positions[0] if len(positions) == 1 else positions,
-        **{name: torch.cat([p.model_inputs[name] for p in prompts if name in p.model_inputs]) for name in names},
+        **{name: join([p.model_inputs[name] for p in prompts if name in p.model_inputs]) for name in names},
     }
+
+
+def join(tensors: "Sequence[Tensor]", axis: int = 0) -> "Tensor":
+    """Concatenate along an axis; where others differ, they are filled with zeros at their end, as processors do.
+
+    Raises ValueError if the tensors have different numbers of axes.
+    """
+    whole = tensors[0].new_zeros(joined_shape([tensor.shape for tensor in tensors], axis))
+    ends = accumulate(tensor.shape[axis] for tensor in tensors)
+    for tensor, end in zip(tensors, ends, strict=True):
+        part = [slice(size) for size in tensor.shape]
+        part[axis] = slice(end - tensor.shape[axis], end)
+        whole[tuple(part)] = tensor
+    return whole
+
+
+def joined_shape(shapes: Sequence[Sequence[int]], axis: int) -> list[int]:
+    """Return the shape of tensors joined by `join`. Raises ValueError: different numbers of axes."""
+    whole = [max(sizes) for sizes in zip(*shapes, strict=True)]
+    whole[axis] = sum(shape[axis] for shape in shapes)
+    return whole

@@ -22,7 +22,7 @@ from r1_data.types import (
 )
 from r1_data.videos import FrameRules
 from r1_data.vision import PER_TOKEN, Pixels, Vision, unsupported_reason
-from r1_data.whole_pictures import WholePictures, unread_reason
+from r1_data.whole_pictures import WholePictures
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -77,10 +77,12 @@ class Renderer:
             pixels = {"min_pixels": min_pixels, "max_pixels": max_pixels}
             video_pixels = {"video_min_pixels": video_min_pixels, "video_max_pixels": video_max_pixels}
             self._vision = Vision(processor, **pixels, **video_pixels, frames=frames, cache=cache)
-        elif self._processor is not None and (why := unread_reason(processor)):
-            self._refusal += f"; {why}"
         elif self._processor is not None:
-            self._vision, self._refusal = WholePictures(processor), None
+            try:
+                self._vision, self._refusal = WholePictures(processor), None
+            except DataError as error:
+                instead = "train on rows without pictures, or a model of docs/models.md whose pictures are read"
+                self._refusal = f"pictures of {type(processor).__name__} cannot be used: {error}; {instead}"
         self._template = chat_template or processor.chat_template
         if not (self._template or self.tokenizer.chat_template):
             raise DataError("the model has no chat template; give one (data.override_chat_template)")
@@ -179,6 +181,14 @@ class Renderer:
         if self._vision is None:
             raise MediaError(self._refusal)
         return self._vision
+
+    def describe_media(self) -> str:
+        """Say how pictures are read, and whether videos are, in one line."""
+        if self._vision is None:
+            return str(self._refusal)
+        how = "resized once, within data.min_pixels and data.max_pixels"
+        how = "read by the processor's own call" if isinstance(self._vision, WholePictures) else how
+        return f"{how}; videos " + ("are read, too" if self._vision.reads_videos else "are refused")
 
     @property
     def position_ids(self) -> PositionIds:

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 # Outputs of the processor per token; a forward pass with position ids needs none of them.
 PER_TOKEN = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids")
+KINDS = PER_TOKEN[2:]  # which tokens stand for media; see `r1_rollout.token_kinds`
 _OF_VIDEOS = ("get_num_of_video_patches", "min_frames", "max_frames", "temporal_patch_size", "merge_size")
 _RULES = "2"  # increment when the same content gives other pixels
 
@@ -40,18 +41,11 @@ class Pixels:
 
 
 def unsupported_reason(processor: "ProcessorMixin") -> str | None:
-    """Return why media of this processor's family cannot be used (texts can); None if they can.
-
-    Families whose pictures attend in both directions (Gemma 3, PaliGemma) tell the model by `token_type_ids`. Prompts
-    have none, so the pictures would silently attend causally.
-    """
-    family, known = type(processor).__name__, "Qwen2-VL, Qwen2.5-VL and Qwen3-VL have"
-    own = [*processor.model_input_names]
-    for name in processor.tokenizer.model_input_names:
-        if name in own:
-            own.remove(name)
-    if "token_type_ids" in own:
-        return f"pictures of {family} cannot be used: they attend in both directions (token_type_ids)"
+    """Return why media of this processor's family cannot be counted from sizes and resized once; None if they can."""
+    family = type(processor).__name__
+    kinds = [name for name in processor.model_input_names if name.endswith("token_type_ids") and name not in PER_TOKEN]
+    if kinds:
+        return f"pictures of {family} cannot be used: {', '.join(kinds)} of every token are not handed on to its model"
     image_processor = processor.image_processor
     for owner, name in (
         (processor, "image_token_id"),
@@ -59,11 +53,24 @@ def unsupported_reason(processor: "ProcessorMixin") -> str | None:
         (image_processor, "get_number_of_image_patches"),
     ):
         if not hasattr(owner, name):
-            return f"pictures of {family} cannot be used: it has no {name}; {known}"
+            return f"pictures of {family} cannot be used: it has no {name}"
     if not _counts_within(image_processor):
-        counts = "it does not count a picture's patches within min_pixels and max_pixels as those of"
-        return f"pictures of {family} cannot be used: {counts} Qwen2-VL, Qwen2.5-VL and Qwen3-VL do"
+        counts = "it does not count a picture's patches within min_pixels and max_pixels"
+        return f"pictures of {family} cannot be used: {counts}"
+    if not _repeats_placeholder(processor):
+        return f"pictures of {family} cannot be used: it writes more for a picture than its repeated placeholder"
     return None
+
+
+def _repeats_placeholder(processor: "ProcessorMixin") -> bool:
+    import numpy
+
+    side = 2 * processor.image_processor.merge_size
+    try:
+        written = processor.replace_image_token({"image_grid_thw": numpy.array([[1, side, side]])}, 0)
+    except (AttributeError, KeyError, NotImplementedError, TypeError):
+        return False
+    return bool(written == len(written) // len(processor.image_token) * processor.image_token)
 
 
 def _counts_within(image_processor: "BaseImageProcessor") -> bool:
@@ -111,6 +118,10 @@ class Vision:
             self.frame_range = frame_range(self._video, min_pixels, max_pixels, video_min_pixels, video_max_pixels)
             chosen = frames or FrameRules(min_frames=self._video.min_frames, max_frames=self._video.max_frames)
             self.frames = replace(chosen, multiple=self._video.temporal_patch_size)
+
+    @property
+    def reads_videos(self) -> bool:
+        return self._video is not None and "video" in self.tokens
 
     def picture_tokens(self, reference: PictureReference) -> int:
         limits = {"min_pixels": self.budget["shortest_edge"], "max_pixels": self.budget["longest_edge"]}

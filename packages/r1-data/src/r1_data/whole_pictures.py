@@ -1,64 +1,48 @@
 """Read pictures by the processor's own call, for families whose processor cuts and resizes pictures by its own rule.
 
-No model family is named here. The processor is tried once with pictures of several shapes: its inputs for all of them
-must be those of each, joined along the first axis, because a batch of rows is joined so.
+No model family is named here. The processor is tried once with pictures of several shapes, to learn along which axis
+its inputs of several pictures are those of each, joined; other axes may be filled with zeros at their end. Rows must be
+joined so, too, along the first axis, because the learner joins them so.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING
 
+from r1_data.model_inputs import join, joined_shape
 from r1_data.pictures import from_pil, image_size, load_image, to_pil
 from r1_data.references import Video, describe, fetched
-from r1_data.types import MediaError, MediaReference, PictureReference
-from r1_data.vision import PER_TOKEN, Pixels
+from r1_data.types import DataError, MediaError, MediaReference, PictureReference
+from r1_data.vision import KINDS, PER_TOKEN, Pixels
 
 if TYPE_CHECKING:
     from torch import Tensor
     from transformers import ProcessorMixin
 
 _SHAPES = ((90, 60), (60, 420), (900, 700))  # width, height
-_KINDS = ("token_type_ids", "mm_token_type_ids")  # what says that pictures attend otherwise, or stand otherwise
 
 
 @dataclass(frozen=True, slots=True)
 class _Read:
     token_ids: list[int]  # in the place of the placeholder
-    values: int  # of the model inputs
-
-
-def unread_reason(processor: "ProcessorMixin") -> str | None:
-    """Return why pictures cannot be read by the processor's own call; None if they can."""
-    if _placeholder(processor) is None:
-        return "it has no image_token that its tokenizer knows"
-    from PIL.Image import new
-
-    pictures = [from_pil(new("RGB", shape, "white")) for shape in _SHAPES]
-    try:
-        alone = [_call(processor, processor.image_token, [picture]) for picture in pictures]
-        together = _call(processor, processor.image_token * len(pictures), pictures)
-    except Exception as error:  # whatever a processor of an unknown family raises
-        return f"its own call does not read pictures of several shapes ({error})"
-    for name in _KINDS:
-        if name in together and together[name].any():
-            return f"its model needs {name} of pictures, which r1 does not hand on to it"
-    if unjoined := _unjoined(alone, together):
-        return f"{', '.join(unjoined)} of several pictures are not those of each, joined along the first axis"
-    return None
+    shapes: dict[str, tuple[int, ...]]  # of the model inputs
 
 
 class WholePictures:
-    """Calls one processor, for which `unread_reason` is None, with pictures as they are.
+    """Calls one processor with pictures as they are.
 
     The processor alone decides the sizes. All media errors are MediaError.
     """
 
+    reads_videos = False
+
     def __init__(self, processor: "ProcessorMixin") -> None:
+        """Raises DataError that says why pictures cannot be read so."""
         self._processor = processor
         self._sizes: dict[tuple[int, int], _Read] = {}
-        self.tokens: dict[str, tuple[str, int]] = {}
-        if (placeholder := _placeholder(processor)) is not None:
-            self.tokens["picture"] = placeholder
+        self.tokens = {"picture": _placeholder(processor)}
+        self._axes = _find_axes(processor)  # of pictures, by the name of the input
 
     def picture_ids(self, reference: PictureReference) -> list[int]:
         """Return the tokens in the place of a picture's placeholder."""
@@ -72,7 +56,9 @@ class WholePictures:
 
     def count_values(self, media: Sequence[MediaReference]) -> int:
         """Return the number of values in the model inputs of media, from headers. Raises MediaError."""
-        return sum(self._measure(self._picture(reference)).values for reference in map(fetched, media))
+        shapes = [self._measure(self._picture(reference)).shapes for reference in map(fetched, media)]
+        names = shapes[0] if shapes else ()
+        return sum(prod(joined_shape([one[name] for one in shapes], self._axes[name])) for name in names)
 
     def load(self, media: Sequence[MediaReference]) -> Pixels:
         """Decode pictures; they keep their size."""
@@ -88,11 +74,15 @@ class WholePictures:
 
         token, token_id = self.tokens["picture"]
         outputs = [_call(self._processor, token, [image]) for image in images]
-        runs = iter([output["input_ids"][0].tolist() for output in outputs])
-        expanded = [t for one in token_ids for t in (next(runs) if one == token_id else (one,))]
         names = outputs[0].keys() - {*PER_TOKEN} if outputs else ()
-        inputs = {name: torch.cat([output[name] for output in outputs]) for name in names}
-        return {**inputs, "input_ids": torch.tensor([expanded])}
+        inputs = {name: join([output[name] for output in outputs], self._axes[name]) for name in names}
+        for name in ("input_ids", *KINDS):
+            if name == "input_ids" or any(name in output for output in outputs):
+                runs = iter([output[name][0].tolist() for output in outputs])
+                plain = [one if name == "input_ids" else 0 for one in token_ids]
+                pairs = zip(token_ids, plain, strict=True)
+                inputs[name] = torch.tensor([[t for one, own in pairs for t in _expand(one == token_id, own, runs)]])
+        return inputs
 
     def describe(self) -> str:
         """Return a cache key of all that determines token counts and pixels."""
@@ -107,8 +97,8 @@ class WholePictures:
                 output = _call(self._processor, self.tokens["picture"][0], [from_pil(new("RGB", (width, height)))])
             except ValueError as error:
                 raise MediaError(f"{describe(reference)}: {error}") from error
-            values = sum(value.numel() for name, value in output.items() if name not in PER_TOKEN)
-            self._sizes[width, height] = _Read(output["input_ids"][0].tolist(), values)
+            shapes = {name: tuple(value.shape) for name, value in output.items() if name not in PER_TOKEN}
+            self._sizes[width, height] = _Read(output["input_ids"][0].tolist(), shapes)
         return self._sizes[width, height]
 
     def _picture(self, reference: MediaReference) -> PictureReference:
@@ -121,37 +111,98 @@ class WholePictures:
         return MediaError(f"{name}: videos of {type(self._processor).__name__} cannot be used, only its pictures")
 
 
-def _placeholder(processor: "ProcessorMixin") -> tuple[str, int] | None:
+def _expand(is_placeholder: bool, own: int, runs: "Iterator[list[int]]") -> Sequence[int]:
+    return next(runs) if is_placeholder else (own,)
+
+
+def _placeholder(processor: "ProcessorMixin") -> tuple[str, int]:
     token: str | None = getattr(processor, "image_token", None)
     token_id = None if token is None else processor.tokenizer.convert_tokens_to_ids(token)
     if token is None or token_id is None or token_id == processor.tokenizer.unk_token_id:
-        return None
+        raise DataError("it has no image_token that its tokenizer knows")
     return token, int(token_id)
 
 
 def _call(processor: "ProcessorMixin", text: str, images: "Sequence[Tensor]") -> "dict[str, Tensor]":
+    return _call_rows(processor, [text], [images])
+
+
+def _call_rows(
+    processor: "ProcessorMixin", texts: list[str], images: "Sequence[Sequence[Tensor]]"
+) -> "dict[str, Tensor]":
     import torch
 
-    pictures = {"images": [to_pil(image) for image in images]} if images else {}
-    output = processor(text=[text], text_kwargs={"add_special_tokens": False}, return_tensors="pt", **pictures)
-    return {name: value for name, value in output.items() if isinstance(value, torch.Tensor)}
+    rows = [[to_pil(image) for image in row] for row in images]
+    pictures = {"images": rows} if any(rows) else {}
+    how = {"text_kwargs": {"add_special_tokens": False, "padding": len(texts) > 1}, "return_tensors": "pt"}
+    output = processor(text=texts, **how, **pictures)
+    tensors = {name: value for name, value in output.items() if isinstance(value, torch.Tensor)}
+    if "image_grid_thw" in tensors and not {*KINDS} & {*tensors}:  # positions depend on both
+        tensors["mm_token_type_ids"] = torch.tensor(processor.create_mm_token_type_ids(tensors["input_ids"].tolist()))
+    # Some return pixels in half precision, whatever the model computes in.
+    return {name: value.float() if value.is_floating_point() else value for name, value in tensors.items()}
 
 
-def _unjoined(alone: "Sequence[Mapping[str, Tensor]]", together: "Mapping[str, Tensor]") -> list[str]:
-    """Return the names of inputs that are not those of each picture, joined."""
-    import torch
+# --- what the processor makes of several pictures ---------------------------------------------------------------------
 
+
+def _find_axes(processor: "ProcessorMixin") -> dict[str, int]:
+    """Return along which axis each input of several pictures is joined. Raises DataError: along none, or no inputs."""
+    from PIL.Image import new
+
+    token, pictures = processor.image_token, [from_pil(new("RGB", shape, "white")) for shape in _SHAPES]
+    try:
+        alone = [_call(processor, token, [picture]) for picture in pictures]
+        together = _call(processor, token * len(pictures), pictures)
+    except Exception as error:  # whatever a processor of an unknown family raises
+        raise DataError(f"its own call does not read pictures of several shapes ({_first_line(error)})") from error
     names = sorted({*together, *(name for one in alone for name in one)})
-    if "input_ids" not in names or not {*names} - {*PER_TOKEN}:
-        return names or ["no inputs"]
-    wrong = []
-    for name in names:
-        parts = [one[name] for one in alone if name in one]
-        axis = 1 if name in PER_TOKEN else 0
+    if unknown := [name for name in names if _is_per_token(together, name) and name not in PER_TOKEN]:
+        raise DataError(f"its model needs {', '.join(unknown)} of every token, which r1 does not hand on to it")
+    found = {name: _find_axis([one[name] for one in alone if name in one], together.get(name)) for name in names}
+    axes = {name: axis for name, axis in found.items() if axis is not None}
+    bad = [name for name, axis in found.items() if axis is None or (name in PER_TOKEN and axis != 1)]
+    if bad or not {*axes} - {*PER_TOKEN}:
+        what = ", ".join(bad) or "no inputs"
+        raise DataError(f"{what} of several pictures are not those of each, joined along an axis")
+    kept = {name: axis for name, axis in axes.items() if name not in PER_TOKEN}
+    if any(len({one[name].shape[1:] for one in [*alone, together]}) > 1 for name in kept):
+        _check_rows(processor, kept, pictures)
+    return kept
+
+
+def _find_axis(alone: "Sequence[Tensor]", together: "Tensor | None") -> int | None:
+    import torch
+
+    if together is None:
+        return None
+    for axis in range(min(2, together.ndim)):
         try:
-            same = name in together and torch.equal(torch.cat(parts, dim=axis), together[name])
-        except (RuntimeError, IndexError):
-            same = False
-        if not same:
-            wrong.append(name)
-    return wrong
+            if torch.equal(join(alone, axis), together):
+                return axis
+        except ValueError:
+            break
+    return None
+
+
+def _check_rows(processor: "ProcessorMixin", axes: Mapping[str, int], pictures: "Sequence[Tensor]") -> None:
+    """Compare the processor's own batch of two rows with what the learner makes of them. Raises DataError."""
+    import torch
+
+    token, rows = processor.image_token, [pictures[:2], pictures[2:]]
+    try:
+        apart = [_call(processor, token * len(row), row) for row in rows]
+        batch = _call_rows(processor, [token * len(row) for row in rows], rows)
+    except Exception as error:  # as above
+        raise DataError(f"its own call does not read two rows with pictures ({_first_line(error)})") from error
+    bad = [name for name in axes if not torch.equal(join([one[name] for one in apart]), batch[name])]
+    if bad:
+        raise DataError(f"{', '.join(bad)} of several rows are not those of each, joined along the first axis")
+
+
+def _is_per_token(output: "Mapping[str, Tensor]", name: str) -> bool:
+    return name.endswith("token_type_ids") and output[name].shape == output["input_ids"].shape
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).splitlines()[0]

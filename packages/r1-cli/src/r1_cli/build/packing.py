@@ -23,6 +23,7 @@ from r1_cli.train.types import REFUSALS, Policy, Trainable, ValueModel
 from r1_core.types import Sample
 from r1_data.render import Renderer
 from r1_rollout.probes import Probes
+from r1_rollout.token_kinds import find_kinds, media_kinds
 from r1_rollout.types import PromptLike
 from r1_rollout.weight_checks import TOLERANCE, learn_tolerance, widest_gap
 
@@ -216,6 +217,7 @@ def examine_model(
     actor, name = config.worker.actor, model.config.model_type
     dtype = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)
     probes, fresh = (build_probes(config, model, renderer, variant=variant, sampled=False) for variant in (0, 1))
+    require_features(model, learner, probes)
     faults = find_faults(learner, probes, fresh, dtype)
     if faults.single is not None:
         attend_by_itself(faults.single)
@@ -230,6 +232,28 @@ def examine_model(
         model.path, model.config.get_text_config(), config.data.max_prompt_length + config.data.max_response_length
     )
     return faults if rope is None else replace(faults, padded=rope, packed=rope, shared=rope)
+
+
+def require_features(model: ModelFiles, learner: Policy, probes: Probes) -> None:
+    """Compare the placeholders that the processor writes for a picture with the features of the model's vision tower.
+
+    Raises ModelError if they are not as many. A model whose forward fails is left to the other questions.
+    """
+    kinds = media_kinds(model.config)
+    for prompt, response in zip(probes.prompts, probes.responses, strict=True):
+        if not prompt.model_inputs or not kinds:
+            continue
+        try:
+            features = learner.count_features(_to_sample(prompt, response))
+        except REFUSALS:
+            return
+        placeholders = int((find_kinds(torch.tensor(prompt.token_ids), kinds) == 1).sum())
+        if features is not None and features != placeholders:
+            raise ModelError(
+                f"{model.path}: pictures of {model.config.model_type} cannot be used: for one picture its processor "
+                f"writes {placeholders} placeholders and its vision tower computes {features} features; take the "
+                "processor and the config.json that were published with the weights"
+            )
 
 
 def _set_layout(config: RunConfig, owner: Owner, trained: Trainable, faults: Faults, name: str) -> None:

@@ -59,7 +59,7 @@ def packed_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | None,
+    attention_mask: "Tensor | RowMask | None",
     *,
     position_ids: Tensor | None = None,
     pack: Pack | None = None,
@@ -70,7 +70,8 @@ def packed_attention(
 
     Args:
         query: [1, heads, T, head size]; key and value [1, key heads, T, head size]. T is this rank's part of the row.
-        attention_mask: None for a packed row; padded batches have one, and windows that layers do not pass.
+        attention_mask: None for a packed row, or a `RowMask`; padded batches have one, and windows that layers do not
+            pass.
         position_ids: int64 [1, T], 0 at the start of each sequence; None in vision towers.
         pack: the row's segments. Without it the first layer reads them from the positions, which waits for the device.
         sliding_window: how many tokens back a token attends, itself included; None: all.
@@ -78,8 +79,13 @@ def packed_attention(
     Returns:
         [1, T, heads, head size] and None for the attention weights.
     """
-    if attention_mask is None and pack is None and position_ids is not None and position_ids.numel() == query.shape[2]:
+    unpadded = attention_mask is None or isinstance(attention_mask, RowMask)
+    if unpadded and pack is None and position_ids is not None and position_ids.numel() == query.shape[2]:
         pack = _find_pack(position_ids, _starts)
+    if isinstance(attention_mask, RowMask):
+        if pack is None or not _belongs(pack, module, query) or pack.sequence is not None:
+            raise ValueError(f"{type(module).__name__} attends in both directions, which ranks that share a row cannot")
+        return _attend_by_segments(module, query, key, value, pack, sliding_window, kwargs, attention_mask), None
     if attention_mask is not None or pack is None or not _belongs(pack, module, query):
         if attention_mask is None and sliding_window is not None and sliding_window < query.shape[2]:
             attention_mask = _mask(query.shape[2], 0, sliding_window, query.device)
@@ -187,9 +193,19 @@ def _attend_by_pieces(
 
 
 def _attend_by_segments(
-    module: Any, query: Tensor, key: Tensor, value: Tensor, pack: Pack, window: int | None, options: dict[str, Any]
+    module: Any,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    pack: Pack,
+    window: int | None,
+    options: dict[str, Any],
+    row_mask: "RowMask | None" = None,
 ) -> Tensor:
-    """Attend one segment at a time; each token sees its last `window` keys, None: all up to itself."""
+    """Attend one segment at a time; each token sees its last `window` keys, None: all up to itself.
+
+    Within a segment, `row_mask` takes the place of this rule.
+    """
     starts, found = [*pack.starts, query.shape[2]], list[Tensor]()
     for (start, end), behind in zip(pairwise(starts), pack.behind, strict=True):
         own, before = slice(start, end), 0
@@ -198,8 +214,10 @@ def _attend_by_segments(
             seen.insert(0, slice(starts[behind], starts[behind + 1]))
             before = starts[behind + 1] - starts[behind]
         keys, values = (torch.cat([each[:, :, part] for part in seen], 2) for each in (key, value))
-        masked = before or (window is not None and window < end - start)
+        masked = before or row_mask is not None or (window is not None and window < end - start)
         mask = _mask(end - start, before, window, query.device) if masked else None
+        if mask is not None and row_mask is not None:
+            mask = torch.cat([mask[:, :before], row_mask.within(start, end)], 1)
         found.append(attend(module, query[:, :, own], keys, values, mask, options))
     return torch.cat(found, 1)
 
@@ -244,11 +262,41 @@ def _starts(position_ids: Tensor) -> list[int]:
 # --- masks -----------------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class RowMask:
+    """A model's own rule of which token of a packed row sees which, for tokens that also see later ones of a picture.
+
+    It is asked for one segment at a time: the mask of a whole row would have its length squared.
+    """
+
+    sees: Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]  # (row, head, token, key) -> bool, of one shape
+    tokens: int
+    device: torch.device
+
+    def within(self, start: int, end: int) -> Tensor:
+        """Return which tokens of a segment see which: bool [tokens, tokens]."""
+        own = torch.arange(start, end, device=self.device)
+        return self._look(own[:, None], own)
+
+    def looks_ahead(self) -> bool:
+        """Whether some tokens, not all as in vision towers, see the next one."""
+        own = torch.arange(self.tokens - 1, device=self.device)
+        ahead = self._look(own, own + 1)
+        return bool(ahead.any()) and not bool(ahead.all())
+
+    def _look(self, tokens: Tensor, keys: Tensor) -> Tensor:
+        first = tokens.new_zeros(())
+        return self.sees(first, first, tokens, keys).expand(torch.broadcast_shapes(tokens.shape, keys.shape))
+
+
 def packed_mask(
     *args: object, attention_mask: Tensor | None = None, local_size: int | None = None, **kwargs: Any
 ) -> Any:
     """Return no mask where `packed_attention` needs none, else torch's: for padding and unknown windows."""
     if attention_mask is None and (local_size is None or _needs_no_mask(local_size, **kwargs)):
+        if kwargs["batch_size"] == 1 and kwargs["q_length"] == kwargs["kv_length"]:
+            rule = RowMask(kwargs["mask_function"], kwargs["q_length"], torch.device(kwargs["device"]))
+            return rule if rule.looks_ahead() else None
         return None
     return sdpa_mask(*args, attention_mask=attention_mask, local_size=local_size, **kwargs)
 

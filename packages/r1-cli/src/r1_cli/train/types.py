@@ -244,6 +244,9 @@ class Policy(Trainable, Protocol):
     @collective(catches=REFUSALS)
     def compute_eager_logprobs(self, samples: Samples, noise: torch.dtype | None = None) -> list[list[float]]: ...
 
+    @collective(catches=REFUSALS)
+    def count_features(self, sample: Sample) -> int | None: ...
+
     @collective(reduce=merge_profiles)
     def profile_pass(self, samples: Samples, objective: Objective | None, limit: MicroLimit) -> PassProfile: ...
 

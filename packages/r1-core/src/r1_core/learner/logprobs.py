@@ -105,6 +105,41 @@ def _compute_alone(model: Any, sample: Sample) -> tuple[Tensor, Tensor]:
     return logits[predictors], targets
 
 
+@torch.no_grad()
+def count_features(model: Any, sample: Sample) -> int | None:
+    """Return how many features the model computes of a sample's pictures, in its own eager forward.
+
+    None if it calls no `get_image_features`, as Hugging Face's models do. A forward that fails behind this call, as
+    most do where the placeholders are not as many, is no error.
+    """
+    found: list[int] = []
+    holders = [module for module in model.modules() if hasattr(type(module), "get_image_features")]
+    for holder in holders:
+        holder.get_image_features = _counting(holder.get_image_features, found)
+    try:
+        with eager_attention(model):
+            _compute_alone(model, sample)
+    except (LookupError, RuntimeError, TypeError, ValueError):
+        if not found:
+            raise
+    finally:
+        for holder in holders:
+            del holder.get_image_features
+    return found[0] if found else None
+
+
+def _counting(get_features: Callable[..., Any], found: list[int]) -> Callable[..., Any]:
+    def count(*args: Any, **kwargs: Any) -> Any:
+        output = get_features(*args, **kwargs)
+        features = getattr(output, "pooler_output", output)
+        parts = [features] if isinstance(features, Tensor) else features
+        if isinstance(parts, list | tuple) and all(isinstance(part, Tensor) for part in parts):
+            found.append(sum(part.shape[:-1].numel() for part in parts))
+        return output
+
+    return count
+
+
 def _require_gradient(model: Any, sample: Sample) -> None:
     """Compute the gradient of a trained parameter that the forward uses first, and so back through every layer."""
     if any(isinstance(module, FSDPModule) for module in model.modules()):  # whose backward writes to its gradients

@@ -26,6 +26,7 @@ from r1_rollout.embedded.states import count_states
 from r1_rollout.errors import EngineMemoryError, NonFiniteLogits
 from r1_rollout.routing import Routing
 from r1_rollout.session import Finished, SampleKey
+from r1_rollout.tokens import setting
 from r1_rollout.types import Completion, PromptLike
 
 if TYPE_CHECKING:
@@ -175,7 +176,10 @@ class Decoding:
         positions = rotary_axes(request.prompt.position_ids)
         if (prefix := self._prefixes.take(request.prompt, positions, inputs)) is None:
             return PrefillPart(request.prompt, inputs)
-        return PrefillPart(request.prompt, prefix.remaining(inputs), prefix)
+        rest = prefix.remaining(inputs)
+        if rest and setting(self._model, "hands_on_kinds"):  # the mask behind a prefix knows no pictures
+            return PrefillPart(request.prompt, inputs)
+        return PrefillPart(request.prompt, rest, prefix)
 
     def _prefill(
         self, requests: Sequence[SamplingRequest], parts: Sequence[PrefillPart], rows: DecodingRows, cache: GroupCache

@@ -146,7 +146,8 @@ def examine_layouts(path: str, precision: str = "fp32") -> Iterator[tuple[str, s
         own.append(fault)
         learner.set_layout("padded", own_attention=True)
 
-    faults = examine_model(config, hardware, model, build_renderer(config, model), learner, attend_by_itself)
+    renderer = build_renderer(config, model)
+    faults = examine_model(config, hardware, model, renderer, learner, attend_by_itself)
     yield "a sequence alone", f"{own[0]}; right by its own eager attention" if own else "right"
     yield "a padded batch", faults.padded or "right"
     yield "a packed row", faults.packed or "right"
@@ -154,3 +155,5 @@ def examine_layouts(path: str, precision: str = "fp32") -> Iterator[tuple[str, s
     single = "one sample a micro-batch" if faults.padded else "padded micro-batches"
     packed = "packed micro-batches" + ("" if faults.shared else " that share prompts")
     yield "a run takes", single if faults.packed else packed
+    if model.vision_language:
+        yield "pictures", renderer.describe_media()
