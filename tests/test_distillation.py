@@ -24,11 +24,14 @@ STEPS = [
 
 @pytest.fixture(scope="module")
 def teacher(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The quickstart's model with noise on its weights."""
-    folder = tmp_path_factory.mktemp("teacher")
+    return noisy_copy(tmp_path_factory.mktemp("teacher"))
+
+
+def noisy_copy(folder: Path, seed: int = 0) -> Path:
+    """The quickstart's model with noise on its weights, in this folder."""
     for file in MODEL.iterdir():
         (folder / file.name).write_bytes(file.read_bytes())
-    torch.manual_seed(0)
+    torch.manual_seed(seed)
     weights = load_file(MODEL / "model.safetensors")
     noisy = {name: value + 0.01 * torch.randn(value.shape).to(value.dtype) for name, value in weights.items()}
     save_file(noisy, folder / "model.safetensors", metadata={"format": "pt"})

@@ -6,7 +6,6 @@ import socket
 import subprocess
 import sys
 import threading
-import urllib.request
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -16,6 +15,7 @@ from endtoend import R1, read_log
 from patience import eventually
 from recipes.pages import EXAMPLES, QUICKSTART, RECIPES, commands_of, stood_in
 from recipes.stand_ins import save_stand_in
+from vllm_server import healthy
 
 SOURCES = {
     "agentica-org/DeepScaleR-Preview-Dataset@train": "mathematics.jsonl",
@@ -155,13 +155,6 @@ def reward_server() -> Iterator[Callable[[list[str]], str]]:
     for process in begun:
         process.terminate()
         process.wait()
-
-
-def healthy(url: str) -> bool:
-    try:
-        return bool(urllib.request.urlopen(url, timeout=10).status == 200)
-    except OSError:
-        return False
 
 
 def test_the_page_of_lmm_r1_runs(

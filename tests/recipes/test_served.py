@@ -1,13 +1,9 @@
 """A trained model behind a real `vllm serve`: queried as on the page, and by RLPR instead of the policy."""
 
 import base64
-import importlib.metadata
 import io
 import json
-import os
-import socket
 import subprocess
-import sys
 from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,9 +12,8 @@ from typing import Any
 import pytest
 import torch
 from endtoend import R1, SMALL, read_log
-from patience import eventually
 from recipes.pages import EXAMPLES, commands_of
-from recipes.test_recipes import healthy
+from vllm_server import serving
 
 from r1_cli.build.rewards.frozen_model import FrozenReading
 from r1_cli.build.rewards.served_model import ServedReading
@@ -27,7 +22,6 @@ from r1_data.types import Prompt
 
 pytestmark = [pytest.mark.vllm, pytest.mark.skipif(not find_spec("vllm"), reason="vllm is not installed")]
 PAGE = EXAMPLES / "README.md"
-TINY = ["--dtype=float32", "--max-model-len=512", "--kv-cache-memory-bytes=67108864", "--enforce-eager"]
 GAP = 1e-4  # float32, as between engines and the learner
 
 
@@ -43,29 +37,8 @@ def desk(r1: R1, quickstart: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 def server(desk: Path) -> Iterator[str]:
     """The address of the page's `vllm serve`, with what RLPR's page says of pictures, and what makes it small."""
     (words,) = [words for words in commands_of(PAGE) if words[0] == "vllm"]
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        port = listening.getsockname()[1]
-    words = [str(port) if word == "8000" else word for word in words]
-    environment = {**os.environ, "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"}
-    try:
-        importlib.metadata.version("vllm")
-    except (
-        importlib.metadata.PackageNotFoundError
-    ):  # the build for processors has another name, for which it does not look
-        said = desk / "named" / "vllm-0.dist-info"
-        said.mkdir(parents=True)
-        (said / "METADATA").write_text("Metadata-Version: 2.1\nName: vllm\nVersion: 0+cpu\n")
-        environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(said.parent), os.environ.get("PYTHONPATH")]))
-    program = Path(sys.executable).with_name(words[0])
-    log = (desk / "log").open("wb")
-    with subprocess.Popen(
-        [program, *words[1:], "--enable-scale-out", *TINY], cwd=desk, env=environment, stdout=log, stderr=log
-    ) as process:
-        address = f"http://127.0.0.1:{port}"
-        eventually(lambda: healthy(f"{address}/health") or process.poll() is not None, 900)
-        assert process.poll() is None, (desk / "log").read_text(errors="replace")[-4000:]
+    with serving(words, desk, "--enable-scale-out") as address:
         yield address
-        process.terminate()
 
 
 def test_the_page_asks_a_real_server_about_text_and_a_picture(server: str) -> None:

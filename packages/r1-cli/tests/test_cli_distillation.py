@@ -11,11 +11,13 @@ import torch
 from cli_references import Canned, prompt_of
 
 from r1_cli.build.algorithm import build_update
-from r1_cli.build.teacher import put_before, rewrite_prompt
+from r1_cli.build.teacher_prompts import put_before, rewrite_prompt
 from r1_cli.config import ConfigError, load_config
 from r1_cli.plan.announce import describe_distillation
+from r1_cli.plan.estimate.cards import read_cards
+from r1_cli.plan.estimate.times import Assumptions, find_times
 from r1_cli.plan.memory import estimate
-from r1_cli.plan.phases import find_phases
+from r1_cli.plan.phases import find_phases, teacher_prompt
 from r1_cli.train.groups.group import Group
 from r1_cli.train.teaching import SAME, AdvantageTeacher, LossTeacher, TeacherModel, Teachers, TopTeacher
 from r1_core.advantages.distillation import Distillation, NoTask
@@ -87,12 +89,25 @@ def test_without_a_teacher_nothing_changes():
         (["worker.teacher.style=before"], "worker.teacher.style", "set context"),
         (["algorithm.distillation.sync=ema:2"], "algorithm.distillation.sync", "as in ema:0.01"),
         (["algorithm.distillation.sync=always"], "algorithm.distillation.sync", "as in ema:0.01"),
+        (["worker.teacher.min_pixels=20000000"], "worker.teacher.min_pixels", "at most data.max_pixels (4194304)"),
+        (["worker.teacher.max_pixels=3136"], "worker.teacher.max_pixels", "at least data.min_pixels (262144): set"),
+        (
+            ["worker.teacher.min_pixels=9", "worker.teacher.max_pixels=8"],
+            "worker.teacher.min_pixels",
+            "at most worker.teacher.max_pixels (8)",
+        ),
         (["worker.teacher.context=./no.jinja"], "worker.teacher.context", "no such file"),
         (
-            ["algorithm.distillation.form=loss", "worker.teacher.max_pixels=9999"],
+            ["algorithm.distillation.form=loss", "worker.teacher.max_pixels=9999999"],
             "algorithm.distillation.form",
             "or form=advantage",
         ),
+        (
+            ["algorithm.online_filtering=true"],
+            "algorithm.online_filtering",
+            "there is no worker.reward.reward_function",
+        ),
+        (["data.curriculum.by=online"], "data.curriculum.by", "there is no worker.reward.reward_function"),
         (["algorithm.distillation.topk=4"], "algorithm.distillation.topk", "form=loss"),
         (
             ["algorithm.distillation.topk=4", "algorithm.distillation.form=loss"],
@@ -130,6 +145,56 @@ def test_the_plan_counts_its_weights_and_says_what_is_learned():
     phases = {phase.name: phase.parts for phase in find_phases(kept, with_it)}
     assert all(parts["teacher"] == with_it.teacher for parts in phases.values())
     assert not any("teacher" in phase.parts for phase in find_phases(config_of(*words), with_it))
+
+
+@pytest.mark.parametrize("reader", ["algorithm.online_filtering=true", "data.curriculum.by=online"])
+def test_rewards_that_are_only_shown_may_filter_and_draw_rows(reader):
+    assert not config_of(TEACHER, NONE, "worker.reward.reward_function=math", reader).learns_task
+
+
+SHARPER = f"{8 * 28 * 28}"
+
+
+@pytest.mark.parametrize(
+    ("words", "longer"),
+    [
+        ([f"worker.teacher.max_pixels={SHARPER}"], 2 * 6),  # of two pictures: 8 tokens where the policy has 2
+        ([f"worker.teacher.max_pixels={SHARPER}", "worker.teacher.max_prompt_length=90"], 50),
+        (["worker.teacher.image_key=crops"], 0),
+        (["algorithm.distillation.sync=never"], 0),
+    ],
+)
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_the_plan_counts_the_longer_prompts_of_a_teacher(words, longer, dynamic):
+    config = config_of(
+        "worker.actor.model.model_path=examples/quickstart/model", "worker.teacher.model.model_path=policy", NONE,
+        "data.max_response_length=10", "data.max_prompt_length=40", f"data.min_pixels={28 * 28}",
+        f"data.max_pixels={2 * 28 * 28}", "worker.rollout.limit_images=2", "worker.rollout.n=1",
+        "algorithm.distillation.sync=never", f"worker.actor.dynamic_batching={dynamic}", "trainer.n_gpus_per_node=1",
+        "worker.rollout.tensor_parallel_size=1", "worker.actor.micro_batch_size_per_device_for_experience=1", *words,
+    )  # fmt: skip
+    memory = estimate(config)
+    phases = {phase.name: phase.parts for phase in find_phases(config, memory)}
+    assert ("teacher's log-probs" in phases) == (longer > 0)
+    assert teacher_prompt(config, memory.models["actor"].tower) == 40 + longer
+    if longer:
+        mine, teachers = phases["log-probs"]["activations"], phases["teacher's log-probs"]["activations"]
+        assert teachers * 50 == mine * (50 + longer)
+        times = find_times(config, memory, read_cards("1xH100"), Assumptions())
+        assert times["teacher's log-probs"] > times["log-probs"]
+
+
+def test_teachers_in_the_main_process_are_counted_and_never_offloaded():
+    model = "examples/quickstart/model"
+    words = [f"worker.actor.model.model_path={model}", "data.max_response_length=99", NONE]
+    words += ["worker.reward.reward_function=math", f"worker.teacher.sources.geo.model.model_path={model}"]
+    config = config_of(*words, "worker.teacher.sources.math.model.model_path=owner/other")
+    memory = estimate(config)
+    assert memory.other_teachers == 2 * memory.parameters  # bf16, whole on each device; the hub's is as large
+    assert estimate(config_of(*words)).other_teachers == 0
+    assert memory.total - estimate(config_of(*words)).total == memory.other_teachers
+    phases = find_phases(config, memory)
+    assert {phase.parts.get("other teachers") for phase in phases} == {memory.other_teachers}
 
 
 # --- the term in the advantages --------------------------------------------------------------------------------------
@@ -252,6 +317,22 @@ def test_up_to_the_share_of_failures_tokens_learn_nothing_and_are_counted():
     assert teacher.metrics(taught, [])["distillation/without_teacher"] == 0.5
 
 
+def test_a_row_that_can_no_longer_be_shown_is_one_without_an_answer(caplog):
+    def gone(group):
+        raise DataError("rows.parquet:8: its picture does not decode")
+
+    models = {"math": TeacherModel(Canned(-0.5), gone), "geo": TeacherModel(Canned(-0.5))}
+    teacher = AdvantageTeacher(Teachers(Learner(0.0), models.get, failure_share=0.5), Distillation())
+    taught = teacher.teach(samples(), GROUPS)
+    assert [one.advantages.tolist() for one in taught] == [[0] * 4, [0, 0, 0.5, 0.5]]
+    assert caplog.messages == [
+        "the teacher cannot be shown a row, and perhaps more: rows.parquet:8: its picture does not decode"
+    ]
+    teacher.teachers.failure_share = 0.1
+    with pytest.raises(RewardFailure, match="no log-prob of 2 of 4 tokens"):
+        teacher.teach(samples(), GROUPS)
+
+
 def test_a_step_without_samples_has_no_metrics():
     assert teacher_of(math=Canned()).metrics([], []) == {}
     assert TopTeacher(Teachers(Learner(0.0), {}.get, topk=2)).metrics([], []) == {}
@@ -352,7 +433,7 @@ def test_a_context_that_cannot_be_applied_names_the_row():
 def test_a_policy_that_teaches_itself_takes_the_learners_place_and_its_copy_is_counted(sync, syncs, copies):
     model = "examples/quickstart/model"
     words = [f"worker.actor.model.model_path={model}", "worker.teacher.model.model_path=policy", "worker.rollout.n=1"]
-    words += ["worker.teacher.sources.geo.model.model_path=owner/other", "worker.teacher.max_pixels=9999"]
+    words += ["worker.teacher.sources.geo.model.model_path=owner/other", "worker.teacher.max_pixels=9999999"]
     words += ["worker.actor.fsdp.torch_dtype=fp32", "data.max_response_length=99"]
     config = config_of(*words, NONE, f"algorithm.distillation.sync={sync}")
     assert config.worker.teacher.in_learner is None
@@ -384,7 +465,7 @@ def test_teachers_by_source_are_read_from_the_configuration():
 @pytest.mark.slow
 def test_a_run_without_a_teacher_imports_nothing_of_one():
     modules = ("r1_cli.jobs.train", "r1_cli.build.learner", "r1_cli.build.profiling", "r1_cli.train.loop")
-    of_teachers = ("r1_cli.train.teaching", "r1_cli.build.teacher", "r1_cli.build.teacher_model")
+    of_teachers = ("r1_cli.train.teaching", "r1_cli.build.teacher", "r1_cli.build.teacher_prompts")
     code = f"import importlib, sys; [importlib.import_module(m) for m in {modules}]; print([*sys.modules])"
     loaded = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert "'r1_cli.train.loop'" in loaded

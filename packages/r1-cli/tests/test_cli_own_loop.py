@@ -40,7 +40,7 @@ def test_what_needs_a_loop_is_refused_by_name(key: str, value: int) -> None:
     [
         {"urls": "http://127.0.0.1:1/v1"},
         {"sources": {"shapes": {"model": {"model_path": "owner/teacher"}}}},
-        {"model": {"model_path": "owner/teacher"}, "max_pixels": 50176},
+        {"model": {"model_path": "owner/teacher"}, "max_pixels": 5000000},
     ],
 )
 def test_a_teacher_that_the_learner_does_not_hold_is_refused(teacher: dict[str, Any]) -> None:

@@ -17,12 +17,18 @@ from transformers import AutoProcessor, PreTrainedTokenizerFast
 
 from r1_cli.build.rendering import build_renderer
 from r1_cli.build.rewards.served_model import ServedReading
-from r1_cli.build.teacher import build_teacher, require_same_tokens_on_servers, require_top_of_servers
+from r1_cli.build.teacher import (
+    build_teacher,
+    require_length_of_servers,
+    require_logprobs_of_servers,
+    require_same_tokens_on_servers,
+)
 from r1_cli.build.teacher_model import (
     PROBES,
     find_difference,
     require_same_tokenizer,
 )
+from r1_cli.build.teacher_prompts import open_teacher_rows
 from r1_cli.config import load_config
 from r1_cli.models.files import open_model
 from r1_cli.models.load import ModelError
@@ -112,7 +118,7 @@ def lists(most):
     def respond(body, path, headers):
         count = json.loads(body)["prompt_logprobs"]
         if count > most:
-            return 400, {"error": f"{count} is greater than {most}"}
+            return 400, {"error": f"Requested prompt logprobs of {count}, which is greater than max allowed: {most}"}
         listed = {"1": {"logprob": -0.5}, "2": {"logprob": -1.5}, "0": {"logprob": -2.5}}
         rows = [None, *({str(token): {"logprob": -9.0}} | listed for token in json.loads(body)["prompt"][1:])]
         return 200, {"choices": [{"prompt_logprobs": rows}]}
@@ -123,15 +129,68 @@ def lists(most):
 def test_servers_that_do_not_list_as_many_tokens_are_named_at_the_start():
     with answering(lists(4)) as url:
         reading = ServedReading(url, patience=READY)
-        require_top_of_servers(reading, "urls", tokenizer(), 4)
-        with pytest.raises(ModelError, match=r"5 most likely tokens.*HTTP 400.*--max-logprobs 5"):
-            require_top_of_servers(reading, "urls", tokenizer(), 5)
+        require_logprobs_of_servers(reading, "urls", tokenizer(), 4)
+        with pytest.raises(
+            ModelError,
+            match=r"at most 4 likely.*topk is 5.*--max-logprobs 5, or set .*topk=4",
+        ):
+            require_logprobs_of_servers(reading, "urls", tokenizer(), 5)
         (row,) = reading.read_top([prompt_of()], [[7, 2]], 4, 1.0)
     nothing = [-math.inf, -1.0]
     assert row.tolist() == [
         [-9.0, -0.5, -1.5, -2.5, -9.0, 1, 2, 0, 7],
         [-1.5, -0.5, -1.5, -2.5, nothing[0], 1, 2, 0, nothing[1]],
     ]
+
+
+def replies(rows_of, **more):
+    """A server of these prompt_logprobs, which tokenizes as `tokenizer()` and says `more` there."""
+
+    def respond(body, path, headers):
+        body = json.loads(body)
+        if path == "/tokenize":
+            return 200, {"tokens": tokenizer().encode(body["prompt"], add_special_tokens=False), **more}
+        if "echo" in more and body["prompt_logprobs"]:
+            return 404, {}
+        return 200, {"choices": [{"prompt_logprobs": [None, *map(rows_of, body["prompt"][1:])]}]}
+
+    return respond
+
+
+@pytest.mark.parametrize("topk", [0, 2])
+@pytest.mark.parametrize(
+    "listed",
+    [
+        {"1": {"logprob": 3.5}, "2": {"logprob": 1.0}},  # logits
+        {"1": {"logprob": -0.1}, "2": {"logprob": -0.2}},  # logits, all below 0: the probabilities are 1.7
+    ],
+)
+def test_logits_in_place_of_log_probs_are_refused_at_the_start(topk, listed):
+    """As of a vLLM with --logprobs-mode=processed_logits, which r1 itself starts to sample."""
+    rows = replies(lambda token: listed | {str(token): {"logprob": -4.0}})
+    with answering(rows) as url, pytest.raises(ModelError, match=r"gives no log-probs.*logits.*--logprobs-mode"):
+        require_logprobs_of_servers(ServedReading(url, patience=READY), "urls", tokenizer(), topk)
+
+
+def test_a_server_that_only_echoes_is_enough_for_advantages():
+    rows = replies(lambda token: {str(token): {"logprob": -4.0}}, echo=True)
+    with answering(rows) as url:
+        reading = ServedReading(url, patience=READY)
+        require_logprobs_of_servers(reading, "urls", tokenizer(), 0)
+        with pytest.raises(ModelError, match=r"does not list its 2 most likely tokens.*HTTP 404"):
+            require_logprobs_of_servers(reading, "urls", tokenizer(), 2)
+    with answering(lambda *request: (404, {})) as url, pytest.raises(ModelError, match=r"no log-probs of given.*404"):
+        require_logprobs_of_servers(ServedReading(url, patience=READY), "urls", tokenizer(), 0)
+
+
+def test_a_server_that_reads_too_short_texts_is_named_at_the_start():
+    with answering(replies(None, max_model_len=16)) as url:
+        reading = ServedReading(url, patience=READY)
+        require_length_of_servers(reading, "urls", 15)
+        with pytest.raises(ModelError, match=r"at most 16 tokens.*may have 17: .*--max-model-len 17"):
+            require_length_of_servers(reading, "urls", 16)
+    with answering(replies(None)) as url:  # it says nothing
+        require_length_of_servers(ServedReading(url, patience=READY), "urls", 10**6)
 
 
 def test_a_server_that_does_not_tokenize_needs_a_tokenizer_path():
@@ -171,8 +230,10 @@ def prompts_of(*words):
     files = open_model(config)
     reader = RowReader(Columns("problem"), explicit_columns=True, format_prompt="{{ content }} Look.")
     rows = Mixture([PromptDataset([ROW], build_renderer(config, files), max_prompt_length=99, reader=reader)])
-    teacher = build_teacher(config, None, files, None, rows)
+    found = open_teacher_rows(config, files, rows)
+    teacher = build_teacher(config, None, files, None, found)
     find = teacher.teachers.find("rows").prompt_of
+    assert found["worker.teacher"].longest == len(find(Group(rows[0], (), row=0)).token_ids)
     return rows[0], find(Group(rows[0], (), row=0))
 
 
@@ -217,6 +278,52 @@ def test_a_row_without_the_teachers_pictures_is_named():
         prompts_of("worker.teacher.image_key=empty")
 
 
+def rows_with(*sources, **columns):
+    """The rows of two sources, one of which has also these columns, and what opens their teachers' prompts."""
+
+    def opened(*words):
+        model = ["worker.actor.model.model_path=examples/quickstart/model", "data.max_response_length=99"]
+        config = config_of(*model, NONE, *words)
+        files, reader = open_model(config), RowReader(Columns("problem"), explicit_columns=True)
+        rows = [{"problem": "How many?", "answer": "3", "data_source": name} for name in sources]
+        rows[0] |= columns
+        parts = PromptDataset(rows, build_renderer(config, files), max_prompt_length=99, reader=reader)
+        return open_teacher_rows(config, files, Mixture([parts]))
+
+    return opened
+
+
+def test_only_the_rows_of_a_source_are_shown_to_its_teacher(tmp_path):
+    (tmp_path / "hint.jinja").write_text("{{ content }} {{ hint }}")
+    opened = rows_with("geo", "math", hint="So many that a prompt with them is longer than all others.")
+    geo, context = "worker.teacher.sources.geo.", f"context={tmp_path / 'hint.jinja'}"
+    words = ["worker.reward.reward_function=math", f"{geo}model.model_path=policy", f"{geo}{context}"]
+    found = opened(*words)["worker.teacher.sources.geo"]
+    plain = opened("worker.reward.reward_function=math", f"{geo}urls=http://a:1")["worker.teacher.sources.geo"]
+    assert found.longest > plain.longest > 0
+    assert plain.prompts is None
+    with pytest.raises(DataError, match=r":2: the teacher's context fails on this row .*hint"):
+        opened("worker.teacher.model.model_path=policy", f"worker.teacher.{context}")
+    with pytest.raises(DataError, match=rf":1: the prompt of .*geo has {found.longest} tokens, .*_prompt_length is 9:"):
+        opened(*words, "worker.teacher.max_prompt_length=9")
+    opened(*words, f"worker.teacher.max_prompt_length={found.longest}")
+
+
+def test_a_teacher_with_too_few_positions_is_refused(tmp_path):
+    for file in Path("examples/quickstart/model").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    settings = json.loads((tmp_path / "config.json").read_text())
+    opened, words = rows_with("math"), [f"worker.teacher.model.model_path={tmp_path}"]
+    longest = opened(*words)["worker.teacher"].longest + 99
+    for known in (longest, longest - 1):
+        settings["text_config"]["max_position_embeddings"] = known
+        (tmp_path / "config.json").write_text(json.dumps(settings))
+        if known == longest:
+            opened(*words)
+    with pytest.raises(ModelError, match=rf"knows {longest - 1} positions.*may have {longest} tokens"):
+        opened(*words)
+
+
 # --- what a user sees before the run ---------------------------------------------------------------------------------
 
 
@@ -247,3 +354,16 @@ def test_a_check_asks_the_servers():
         (_, (level, message)) = checked(f"worker.teacher.urls={url}")
     assert level == "error"
     assert "set tokenizer_path" in message
+
+
+def test_a_check_reads_rows_as_the_teacher_sees_them(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(json.dumps({"problem": "How many?", "answer": "3", "hint": "few"}) + "\n" for _ in "ab"))
+    (tmp_path / "hint.jinja").write_text("{{ content }} {{ hint }}")
+    words = ["worker.teacher.model.model_path=policy", f"data.train_files={rows}", "data.prompt_key=problem"]
+    words += [f"worker.teacher.context={tmp_path / 'hint.jinja'}"]
+    assert [level for level, _ in checked(*words)] == ["note"]
+    (_, (level, message)) = checked(*words, "worker.teacher.image_key=crops")
+    assert level == "error"
+    assert f"{rows.name}:1: it has no column 'crops'" in message
+    assert "(worker.teacher.image_key)" in message

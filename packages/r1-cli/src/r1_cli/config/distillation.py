@@ -14,6 +14,7 @@ from r1_cli.config.section import Count, NonNegative, Positive, Ratio, Section, 
 TEACHER = "worker.teacher"
 POLICY = "policy"  # in place of a path: the policy itself
 DISTILLATION = "algorithm.distillation"
+Pixels = tuple[int | None, int | None]  # the fewest and the most
 RATE = re.compile(r"[0-9]*\.?[0-9]+(e-?[0-9]+)?")
 PATH = f"{TEACHER}.model.model_path"
 
@@ -55,8 +56,13 @@ class OneTeacherConfig(Section):
         path = self.model.model_path
         return None if path == POLICY else path
 
-    def problems(self, key: str, temperature: float, *, same: bool) -> Iterator[KeyProblem]:
-        """Yield what is wrong; `same`: the policy as a teacher has its weights of the step."""
+    def problems(self, key: str, temperature: float, pixels: Pixels, *, same: bool) -> Iterator[KeyProblem]:
+        """Yield what is wrong.
+
+        Args:
+            pixels: `min_pixels` and `max_pixels` of `data`, which hold unless this teacher has its own.
+            same: the policy as a teacher has its weights of the step.
+        """
         path = self.model.model_path
         if not self.used:
             yield f"{key}.model.model_path", "is missing: name a model, policy, or servers in urls"
@@ -72,9 +78,19 @@ class OneTeacherConfig(Section):
             yield f"{key}.context", f"no such file{where_or_near(self.context)}"
         if self.style != "rewrite" and not self.context:
             yield f"{key}.style", "says where the text of a context stands, and there is none: set context"
+        yield from self._pixel_problems(key, *pixels)
         if self.urls and temperature != 1.0:
             message = f"servers give log-probs at temperature 1, and worker.rollout.temperature is {temperature:g}"
             yield f"{key}.urls", message
+
+    def _pixel_problems(self, key: str, own_least: int | None, own_most: int | None) -> Iterator[KeyProblem]:
+        least, most = self.min_pixels or own_least, self.max_pixels or own_most
+        if not (self.min_pixels or self.max_pixels) or least is None or most is None or least <= most:
+            return
+        if self.min_pixels:
+            yield f"{key}.min_pixels", f"must be at most {key if self.max_pixels else 'data'}.max_pixels ({most})"
+        else:
+            yield f"{key}.max_pixels", f"must be at least data.min_pixels ({least}): set {key}.min_pixels, too"
 
 
 class TeacherConfig(OneTeacherConfig):
@@ -82,6 +98,8 @@ class TeacherConfig(OneTeacherConfig):
 
     # by data source, in place of the teacher above; null: that source trains on the task's reward alone
     sources: dict[str, OneTeacherConfig | None] = Field(default_factory=dict)
+    # tokens of the longest prompt of a teacher that sees more than the policy; null: no limit
+    max_prompt_length: Count | None = None
     offload: bool = True  # weights of a loaded teacher stay in host memory, each layer is copied to the device
     # of a step's tokens that may lack a log-prob because servers failed; above, the run ends
     failure_share: Ratio = 0.1
@@ -117,9 +135,21 @@ class TeacherConfig(OneTeacherConfig):
         """The path of the model that the learner holds: the first that is to be loaded, unless that is the policy."""
         return None if self.is_policy else next((one.loaded for one in self.every.values() if one.loaded), None)
 
-    def all_problems(self, temperature: float, sync: "int | str") -> Iterator[KeyProblem]:
+    @property
+    def in_main_process(self) -> list[str]:
+        """The paths of the models that are loaded beside the learner's, one a teacher."""
+        held = self.in_learner
+        return [one.loaded for one in self.every.values() if one.loaded and one.loaded != held]
+
+    @property
+    def read_by_learner(self) -> list[OneTeacherConfig]:
+        """The teachers whose log-probs the learner computes."""
+        held = POLICY if self.is_policy else self.in_learner
+        return [one for one in self.every.values() if one.model.model_path and one.model.model_path == held]
+
+    def all_problems(self, temperature: float, sync: "int | str", pixels: Pixels) -> Iterator[KeyProblem]:
         for key, one in self.every.items():
-            yield from one.problems(key, temperature, same=sync == 1)
+            yield from one.problems(key, temperature, pixels, same=sync == 1)
 
 
 class DistillationConfig(Section):
@@ -190,6 +220,15 @@ class DistillationConfig(Section):
             yield "algorithm.adv_estimator", f"{message}{DISTILLATION}.task_reward=true"
 
 
+def unscored_problems(filters: bool, draws_online: bool) -> Iterator[KeyProblem]:
+    """Yield what reads rewards in a run that has none."""
+    message = "reads the answers' rewards, and there is no worker.reward.reward_function: name one, or set "
+    if filters:
+        yield "algorithm.online_filtering", f"{message}false"
+    if draws_online:
+        yield "data.curriculum.by", f"{message}pass_rate or null"
+
+
 REMARKS = (
     KeyRemark(DISTILLATION, "there is no worker.teacher", lambda v, c: not c.worker.teacher.used),
     KeyRemark(
@@ -197,6 +236,11 @@ REMARKS = (
     ),
     KeyRemark(
         f"{DISTILLATION}.sync", "only a teacher that is the policy has it", lambda v, c: not c.worker.teacher.is_policy
+    ),
+    KeyRemark(
+        f"{TEACHER}.max_prompt_length",
+        "every teacher sees the policy's prompts",
+        lambda v, c: not any(one.privileged for one in c.worker.teacher.every.values()),
     ),
     KeyRemark("algorithm.adv_estimator", "the teacher's term replaces advantages", lambda v, c: not c.learns_task),
 )

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import Literal
 
 from r1_cli.config.actor import UpdateConfig
+from r1_cli.config.distillation import unscored_problems
 from r1_cli.config.files import function_problems
 from r1_cli.config.fine_tuning import fine_tuning_problems
 from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, range_problems
@@ -70,7 +71,8 @@ def _input_problems(config: RunConfig, command: Command, max_length: int | None)
     yield from config.trainer.file_problems(saves=command in ("train", "sft"))
     yield from model.position_problems("worker.actor.model", data.max_response_length, max_length)
     yield from reward.file_problems()
-    yield from config.worker.teacher.all_problems(rollout.temperature, config.algorithm.distillation.sync)
+    pixels, sync = (data.min_pixels, data.max_pixels), config.algorithm.distillation.sync
+    yield from config.worker.teacher.all_problems(rollout.temperature, sync, pixels)
     yield from function_problems("algorithm.adv_estimator", config.algorithm.adv_estimator)
     yield from function_problems("worker.actor.loss_type", config.worker.actor.loss_type)
 
@@ -105,6 +107,8 @@ def _training_problems(config: RunConfig, provenance: Provenance) -> Iterator[Ke
             kl_in_reward=not (algorithm.use_kl_loss or algorithm.disable_kl),
             critic=config.has_critic,
         )
+        if not (config.learns_task or has_reward(config)):
+            yield from unscored_problems(algorithm.online_filtering, data.curriculum.by == "online")
     yield from algorithm.filter_problems(n)
     yield from algorithm.rollout_correction.problems()
     yield from config.worker.reward.overlong_buffer.problems(data.max_response_length)
@@ -114,6 +118,13 @@ def _training_problems(config: RunConfig, provenance: Provenance) -> Iterator[Ke
     yield from actor.replay_problems(rollout.engine)
     yield from trainer.problems(validates=bool(validation_sources(data)))
     yield from trainer.staleness_problems(rollout, provenance, colocated=config.colocated)
+
+
+def has_reward(config: RunConfig) -> bool:
+    """Whether the answers to every training row are scored."""
+    own = all(source.reward_function for source in training_sources(config.data))
+    environment = config.worker.rollout.multi_turn.has_environment
+    return bool(config.worker.reward.reward_function) or own or environment
 
 
 def _problem(config: RunConfig, provenance: Provenance, key: str, message: str) -> Problem:

@@ -1,8 +1,8 @@
 """Open the prompts of a run, show the plan that follows from them, and order them."""
 
 import logging
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +14,8 @@ from r1_cli.build.rows import OpenSource, open_sources
 from r1_cli.build.sampler import open_player
 from r1_cli.checkpoint.folders import read_state
 from r1_cli.cluster.remote_rendering import RenderPool
+from r1_cli.config import RunConfig
+from r1_cli.config.section import with_value
 from r1_cli.config.sources import Source, training_sources, validation_sources
 from r1_cli.hardware import find_card
 from r1_cli.jobs.context import TrainingContext
@@ -27,6 +29,7 @@ from r1_data.dataset import Mixture, PromptDataset
 from r1_data.render import Renderer
 
 if TYPE_CHECKING:
+    from r1_cli.build.teacher_prompts import TeacherRows
     from r1_cli.train.episodes.agents import Player
 
 log = logging.getLogger("r1")
@@ -74,10 +77,13 @@ class PromptData(Data):
     verifier: DispatchingVerifier
     media: RenderPool | None  # renders rows with media on the nodes of a cluster
     player: "Player | None"  # of a multi-turn run
+    teachers: "Mapping[str, TeacherRows]" = field(default_factory=dict)  # by the keys of their settings
 
 
 def open_data(context: TrainingContext, answers: Path | None = None) -> PromptData:
-    """Open rewards and sources, and check every row. Raises DataError or RewardSpecError if one is unusable.
+    """Open rewards, sources and teachers' servers, and check every row, also as teachers see it.
+
+    Raises DataError or RewardSpecError if one is unusable, and what `open_teachers` does.
 
     `answers` is a run's folder, whose record stands for tools, environments and agents.
     """
@@ -95,7 +101,16 @@ def open_data(context: TrainingContext, answers: Path | None = None) -> PromptDa
         for names, rows in ((sources, opened), (val_sources, val_opened))
     )
     training = replace(training, rates=read_rates(config, opened, training.prompts))
-    return PromptData(training, validation, renderer, verifier, media, player)
+    teachers = read_teachers(context, training.prompts)
+    return PromptData(training, validation, renderer, verifier, media, player, teachers)
+
+
+def read_teachers(context: TrainingContext, prompts: Mixture) -> "dict[str, TeacherRows]":
+    if not context.config.worker.teacher.used:
+        return {}
+    from r1_cli.build.teacher import open_teachers
+
+    return open_teachers(context.config, context.model, prompts, context.reporter.counter)
 
 
 def show_plan(context: TrainingContext, data: PromptData) -> Plan:
@@ -108,13 +123,19 @@ def show_plan(context: TrainingContext, data: PromptData) -> Plan:
     if data.player is not None:
         show_lines(console, describe_player(data.player))
     if hardware.on_gpu:
-        show_phases(console, config, plan, find_card())
+        show_phases(console, with_longest_prompt(config, data.teachers), plan, find_card())
     show_table(console, render_sources(data.sources, data.opened, [part.summary for part in data.parts]))
     for line in find_unusable_ground_truths(GroundTruthReader(config, data.sources), data.opened):
         log.warning("%s", line)
     require_store_for_batch(config, hardware, placement.ranks, training)
     start_media(data.media, training, validation)
     return plan
+
+
+def with_longest_prompt(config: RunConfig, teachers: "Mapping[str, TeacherRows]") -> RunConfig:
+    """Return the configuration with the measured length of the prompts of teachers that see more than the policy."""
+    longest = max((one.longest for one in teachers.values() if one.prompts), default=0)
+    return with_value(config, "worker.teacher.max_prompt_length", longest) if longest else config
 
 
 def open_stream(context: TrainingContext, data: Data) -> PromptStream:

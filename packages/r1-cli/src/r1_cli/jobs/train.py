@@ -10,7 +10,7 @@ from rich.console import Console
 from r1_cli.build.algorithm import build_schedule, try_algorithm
 from r1_cli.config import Provenance, RunConfig
 from r1_cli.jobs.context import RunFolder, TrainingContext, open_folder, open_training
-from r1_cli.jobs.data import Data, open_data, open_stream, show_plan
+from r1_cli.jobs.data import PromptData, open_data, open_stream, show_plan
 from r1_cli.jobs.logs import Logs, open_logs, open_saving
 from r1_cli.jobs.models import Models, check_models, load_models, resume
 from r1_cli.jobs.next_steps import print_next_steps
@@ -96,7 +96,7 @@ def open_training_run(
 
 
 def assemble(
-    context: TrainingContext, data: Data, models: Models, logs: Logs, schedule: Schedule, sampling: Sampling
+    context: TrainingContext, data: PromptData, models: Models, logs: Logs, schedule: Schedule, sampling: Sampling
 ) -> loop.Run:
     saving = open_saving(context)
     return loop.Run(
@@ -119,12 +119,12 @@ def assemble(
     )
 
 
-def open_teacher(context: TrainingContext, learner: Policy, data: Data) -> Teacher | None:
+def open_teacher(context: TrainingContext, learner: Policy, data: PromptData) -> Teacher | None:
     if not context.config.worker.teacher.used:
         return None
     from r1_cli.build.teacher import build_teacher
 
-    return build_teacher(context.config, context.hardware, context.model, learner, data.training.prompts)
+    return build_teacher(context.config, context.hardware, context.model, learner, data.teachers)
 
 
 def validate_only(run: loop.Run, at: Position) -> int:

@@ -38,13 +38,15 @@ class Memory:
     optimizer: int
     reference: int
     engine: int
-    teacher: int = 0
+    teacher: int = 0  # that the learner holds
+    other_teachers: int = 0  # in the main process
     critic: States | None = None
 
     @property
     def total(self) -> int:
         actor = self.weights + self.gradients + self.optimizer
-        return actor + self.reference + self.teacher + self.engine + (self.critic.total if self.critic else 0)
+        teachers = self.teacher + self.other_teachers
+        return actor + self.reference + teachers + self.engine + (self.critic.total if self.critic else 0)
 
     def as_json(self) -> Tree:
         figures = asdict(replace(self, models={}))
@@ -81,17 +83,23 @@ def estimate(config: RunConfig, models: Models | None = None) -> Memory | None:
         reference=parameters * frozen // shards if has_reference else 0,
         engine=sampling if config.colocated else 0,
         teacher=_estimate_teacher(config, parameters, trained, kept) // shards,
+        other_teachers=sum(_bytes_of(config, path, parameters) for path in config.worker.teacher.in_main_process),
         critic=_estimate_critic(config, models),
     )
 
 
 def _estimate_teacher(config: RunConfig, actors: int, trained: int, kept: int) -> int:
-    """Return the bytes of the teacher that the learner holds; a hub model counts as large as the actor."""
+    """Return the bytes of the teacher that the learner holds."""
     if config.worker.teacher.is_policy:
         every, rate = config.algorithm.distillation.syncs
         return 0 if every == 1 else trained * (BYTES["fp32"] if rate else kept)
     path = config.worker.teacher.in_learner
-    weights = sum(prod(shape) for _, shape in read_shapes(Path(path))) or actors if path else 0
+    return _bytes_of(config, path, actors) if path else 0
+
+
+def _bytes_of(config: RunConfig, path: str, actors: int) -> int:
+    """Return the bytes of a teacher's weights; a hub model counts as large as the actor, of `actors` weights."""
+    weights = sum(prod(shape) for _, shape in read_shapes(Path(path))) or actors
     return weights * compute_bytes(config.worker.actor)
 
 

@@ -67,6 +67,8 @@ def find_phases(config: RunConfig, memory: Memory, card: int | None = None, *, o
     resident_ref = {} if ref_offloaded else reference
     if memory.teacher and not (config.worker.teacher.offload and config.worker.teacher.in_learner):
         resident_ref = resident_ref | {"teacher": memory.teacher}
+    if memory.other_teachers:
+        resident_ref = resident_ref | {"other teachers": memory.other_teachers}
     weights_offloaded = config.shares_devices and actor.offload.offload_params and not config.shares_base(on_gpu=True)
     learner_idle = resident_ref | ({} if weights_offloaded else weights)
     learner_idle |= {} if config.shares_devices and actor.offload.offload_optimizer else states
@@ -91,6 +93,7 @@ def find_phases(config: RunConfig, memory: Memory, card: int | None = None, *, o
         *(Phase(name, cuda | learner_idle | engine_idle | parts) for name, parts in _critic_phases(config, memory)),
         *(sampling if config.samples else []),
         Phase("log-probs", learning | reference | forward | gathered),
+        *_teacher_phase(config, sizes, learning | gathered),
         Phase("gradient", learning | gradients | activations | gathered | gathered_gradients),
         Phase("optimizer step", common | states | engine_idle | gradients),
     ]
@@ -159,9 +162,46 @@ def _forward(config: RunConfig, sizes: ModelSizes) -> dict[str, int]:
     if sizes.text is None:
         return {}
     actor = config.worker.actor
-    tokens = count_micro_batch_tokens(config, actor.experience_size) // config.sequence_ranks()
-    layer = tokens * compute_bytes(actor) * sizes.text.token_of_a_layer
+    return _forward_of(config, sizes, count_micro_batch_tokens(config, actor.experience_size))
+
+
+def _forward_of(config: RunConfig, sizes: ModelSizes, tokens: int) -> dict[str, int]:
+    if sizes.text is None:
+        return {}
+    tokens //= config.sequence_ranks()
+    layer = tokens * compute_bytes(config.worker.actor) * sizes.text.token_of_a_layer
     return {"activations": layer, "log-prob chunk": sizes.text.chunk_bytes(tokens)}
+
+
+def _teacher_phase(config: RunConfig, sizes: ModelSizes, parts: dict[str, int]) -> Iterator[Phase]:
+    """Yield the phase in which the learner reads teachers' prompts, if they are longer than the policy's.
+
+    A micro-batch has as many samples; with dynamic batching as many tokens, or one sample that has more.
+    """
+    data, actor, prompt = config.data, config.worker.actor, teacher_prompt(config, sizes.tower)
+    if sizes.text is None or prompt <= data.max_prompt_length:
+        return
+    tokens = count_micro_batch_tokens(with_value(config, "data.max_prompt_length", prompt), actor.experience_size)
+    if actor.dynamic_batching:
+        own = count_micro_batch_tokens(config, actor.experience_size)
+        tokens = max(own, prompt + data.max_response_length)
+    yield Phase("teacher's log-probs", parts | _forward_of(config, sizes, tokens))
+
+
+def teacher_prompt(config: RunConfig, tower: TowerSizes | None) -> int:
+    """Return the most tokens of a prompt that the learner reads as a teacher.
+
+    Without `worker.teacher.max_prompt_length` that is the policy's with sharper pictures; a context's text is unknown.
+    """
+    data, teacher = config.data, config.worker.teacher
+    more = [one for one in teacher.read_by_learner if one.privileged]
+    if not more or teacher.max_prompt_length:
+        return (teacher.max_prompt_length or 0) if more else data.max_prompt_length
+    if tower is None or data.max_pixels is None:
+        return data.max_prompt_length
+    of_token, pictures = tower.patch**2 * tower.merged, config.worker.rollout.limit_images or 1
+    sharper = max((one.max_pixels or data.max_pixels) // of_token - data.max_pixels // of_token for one in more)
+    return data.max_prompt_length + pictures * max(sharper, 0)
 
 
 def _gathered(config: RunConfig, sizes: ModelSizes) -> tuple[dict[str, int], dict[str, int]]:

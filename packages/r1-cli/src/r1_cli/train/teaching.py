@@ -13,6 +13,7 @@ from r1_cli.train.types import Policy, Samples
 from r1_core.advantages.distillation import Distillation, missing_share
 from r1_core.needs import OF_TEACHER
 from r1_core.types import Sample
+from r1_data.types import DataError
 from r1_rewards.types import RewardFailure
 from r1_rollout.types import PromptLike, Reading
 
@@ -81,22 +82,29 @@ class Teachers:
         self, teacher: TeacherModel, reading: Reading, samples: Sequence[Sample], groups: Sequence[Group]
     ) -> list[Sample]:
         """Return the samples with what the reading found; rows without an answer are asked for once more."""
-        prompts: dict[int, PromptLike] = {}
         for sample in samples:
             _require_plain(sample, groups[sample.group_id])
-            if sample.group_id not in prompts:
-                prompts[sample.group_id] = teacher.prompt_of(groups[sample.group_id])
+        wanted = dict.fromkeys(sample.group_id for sample in samples)
+        prompts = {place: prompt for place in wanted if (prompt := self._render(teacher, groups[place])) is not None}
         begins = [len(groups[sample.group_id].prompt.token_ids) for sample in samples]
         answers = [sample.token_ids[begin:].tolist() for sample, begin in zip(samples, begins, strict=True)]
         rows: list[Tensor | None] = [None] * len(samples)
         for _ in range(2):
-            asked = [i for i, row in enumerate(rows) if row is None and answers[i]]
+            asked = [i for i, row in enumerate(rows) if row is None and answers[i] and samples[i].group_id in prompts]
             if asked:
                 of = [prompts[samples[i].group_id] for i in asked]
                 new = self._ask(teacher, reading, of, [answers[i] for i in asked])
                 for i, row in zip(asked, new, strict=True):
                     rows[i] = row if len(row) else None
         return [with_top(sample, row, self.topk) for sample, row in zip(samples, rows, strict=True)]
+
+    def _render(self, teacher: TeacherModel, group: Group) -> PromptLike | None:
+        """Return the teacher's prompt; None with a warning if its row no longer gives one."""
+        try:
+            return teacher.prompt_of(group)
+        except DataError as error:
+            self.tell(f"the teacher cannot be shown a row, and perhaps more: {error}")
+            return None
 
     def _ask(
         self, teacher: TeacherModel, reading: Reading, prompts: Sequence[PromptLike], answers: Sequence[list[int]]

@@ -115,7 +115,9 @@ def open_reward_model(config: RunConfig, hardware: Hardware, model: ModelFiles, 
         ModelError: the model cannot be loaded.
     """
     if not options.served:
-        return open_frozen(options.model, MODEL, config, hardware, model, padded_batching(config))
+        trusted = config.worker.actor.model.trust_remote_code
+        batching = padded_batching(config)
+        return open_frozen(options.model, MODEL, config, hardware, model, batching, trust_remote_code=trusted)
     temperature = config.worker.rollout.temperature
     if temperature != 1.0:
         message = f"a server gives log-probs at temperature 1, and worker.rollout.temperature is {temperature}"

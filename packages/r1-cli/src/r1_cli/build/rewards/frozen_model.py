@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from r1_cli.build.rewards.own_models import to_read
+from r1_cli.build.teacher_model import find_difference
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware
 from r1_cli.models import load as models
@@ -114,15 +115,21 @@ def _by_prompt(
 
 
 def open_frozen(
-    path: str, key: str, config: RunConfig, hardware: Hardware, policy: ModelFiles, batching: Batching
+    path: str,
+    key: str,
+    config: RunConfig,
+    hardware: Hardware,
+    policy: ModelFiles,
+    batching: Batching,
+    *,
+    trust_remote_code: bool,
 ) -> FrozenReading:
     """Load the model of the setting `key`, in the policy's computing precision.
 
     Raises:
         ModelError: it cannot be loaded, or its tokens or media differ from the policy's.
     """
-    actor = config.worker.actor
-    trusted = actor.model.trust_remote_code
+    actor, trusted = config.worker.actor, trust_remote_code
     found = models.load_config(path, trust_remote_code=trusted, key=key)
     vision_language = is_vision_language(found)
     if (vision_language or policy.vision_language) and found.model_type != policy.config.model_type:
@@ -152,10 +159,7 @@ def require_same_tokens(
         tokenizer, _ = models.load_tokenizer(path, vision_language=vision_language, trust_remote_code=trust_remote_code)
     except (OSError, ValueError) as error:
         raise models.ModelError(f"{key}={path}: its tokenizer cannot be read ({str(error).splitlines()[0]})") from error
-    own, other = policy.tokenizer.get_vocab(), tokenizer.get_vocab()
-    different = sorted(token for token, number in own.items() if other.get(token) != number)
-    if different:
+    if problem := find_difference(policy.tokenizer, tokenizer):
         raise models.ModelError(
-            f"{key}={path}: {len(different)} tokens of the policy are others there, {different[0]!r} for one; it is "
-            "given the policy's tokens, so name a model with the same tokenizer"
+            f"{key}={path}: {problem}; it is given the policy's tokens, so name a model with the same tokenizer"
         )

@@ -25,6 +25,8 @@ COMPLETIONS = "/v1/completions"
 TOKENIZE = "/tokenize"
 PLAIN = {"add_special_tokens": False}
 LEAST = -9999.0  # what vLLM writes for a log-prob of minus infinity, which JSON has not
+ROUNDING = 1e-3  # by which a log-prob may be above 0, and a sum of probabilities above 1
+NO_LOGPROBS = "these are logits and no log-probs, so start it without --logprobs-mode, or with raw_logprobs"
 Query = tuple[PromptLike, "Tokens", int]
 
 log = logging.getLogger("r1")
@@ -75,6 +77,19 @@ class ServedReading:
             return await asyncio.gather(*(post({**self._named, "prompt": one, **PLAIN}, read_ids) for one in texts))
 
         return self._endpoint([base], TOKENIZE).run(tokenize_all)
+
+    def max_length(self, base: str) -> int | None:
+        """Return the most tokens that a server of `bases` reads; None if it does not say so at `/tokenize`."""
+
+        async def ask(post: Post) -> object:
+            return await post({**self._named, "prompt": "a", **PLAIN}, lambda reply: reply)
+
+        try:
+            reply = self._endpoint([base], TOKENIZE).run(ask)
+        except RequestFailed:
+            return None
+        found = reply.get("max_model_len") if isinstance(reply, Mapping) else None
+        return found if isinstance(found, int) and found > 0 else None
 
     def try_top(self, base: str, token_ids: Sequence[int], count: int) -> None:
         """Ask a server of `bases` for its most likely tokens. Raises RequestFailed if it gives none."""
@@ -193,6 +208,8 @@ def _of_token(row: object, token: int) -> float:
 def _most_likely(row: Mapping[str, object], count: int) -> list[float]:
     """Return `count` log-probs, the largest first, and as many ids; servers list the token itself as well."""
     found = sorted(((_logprob(value), int(token)) for token, value in row.items()), reverse=True)[:count]
+    if math.fsum(math.exp(value) for value, _ in found) > 1 + ROUNDING:
+        raise Unusable(f"the probabilities of {len(found)} tokens add up to more than 1: {NO_LOGPROBS}")
     found += [(-math.inf, -1)] * (count - len(found))
     return [*(value for value, _ in found), *(float(token) for _, token in found)]
 
@@ -204,4 +221,6 @@ def _logprob(found: object) -> float:
 def _number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or math.isnan(value):
         raise Unusable(f"a log-prob is {str(value)[:40]!r}, no number")
+    if value > ROUNDING:
+        raise Unusable(f"a log-prob is {value:g}, above 0: {NO_LOGPROBS}")
     return -math.inf if value <= LEAST else float(value)

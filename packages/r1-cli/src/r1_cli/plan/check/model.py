@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from r1_cli.checkpoint.folders import find_cut
@@ -123,6 +124,32 @@ def check_teacher(subject: Subject) -> Iterator[Finding]:
                 require_same_tokens(path, key, subject.model, vision_language=vision, trust_remote_code=False)
         except (ConfigError, ModelError) as error:
             yield Finding("model.teacher", "error", str(error), f"correct {TEACHER}, or start its servers")
+    yield from check_teacher_rows(subject)
+
+
+def check_teacher_rows(subject: Subject) -> Iterator[Finding]:
+    """Read some rows of each source as its teacher sees them."""
+    from r1_cli.build.rendering import build_renderer
+    from r1_cli.build.rows import open_local
+    from r1_cli.build.teacher_prompts import open_teacher_rows
+    from r1_cli.config.sources import training_sources
+    from r1_cli.models.load import ModelError
+    from r1_cli.plan.check.data import ROWS
+    from r1_cli.plan.data_check.examine import SpacedRows
+    from r1_data.dataset import Mixture, PromptDataset
+    from r1_data.types import DataError
+
+    renderer, most = build_renderer(subject.config, subject.model), subject.config.data.max_prompt_length
+    parts = []
+    for one in open_local(training_sources(subject.config.data)):
+        with suppress(DataError):  # of the policy's own rows, which `check_rows` reports
+            if one is not None:
+                rows = SpacedRows(one.rows, ROWS)
+                parts.append(PromptDataset(rows, renderer, max_prompt_length=most, reader=one.reader, bad_rows="skip"))
+    try:
+        open_teacher_rows(subject.config, subject.model, Mixture(parts))
+    except (ConfigError, DataError, ModelError) as error:
+        yield Finding("model.teacher.rows", "error", str(error), f"correct {TEACHER}, or the rows")
 
 
 def examine_layouts(path: str, precision: str = "fp32") -> Iterator[tuple[str, str]]:

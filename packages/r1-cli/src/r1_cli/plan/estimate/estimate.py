@@ -165,5 +165,14 @@ def _assumptions(config: RunConfig, assumed: Assumptions) -> list[str]:
         ),
         f"{TO_HOST / 1e9:g} GB a second to and from the processor's memory",
         "rewards, data, and what GPUs tell one another take no time",
+        *describe_teacher_prompts(config),
         *(["servers sample: their time is not counted"] if config.worker.rollout.servers.used else []),
     ]
+
+
+def describe_teacher_prompts(config: RunConfig) -> list[str]:
+    """Return a note if a teacher's prompts are longer by a text that is not known here."""
+    teacher = config.worker.teacher
+    if teacher.max_prompt_length or not any(one.context for one in teacher.read_by_learner):
+        return []
+    return ["the text of worker.teacher.context is not counted: set worker.teacher.max_prompt_length, and it is"]

@@ -2,14 +2,14 @@
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import prod
 
 from r1_cli.config import RunConfig
 from r1_cli.plan.estimate.cards import Cards
 from r1_cli.plan.memory import Memory, compute_bytes
 from r1_cli.plan.model_sizes import BYTES, ModelSizes, in_tower
-from r1_cli.plan.phases import SEQUENCES, most_patches
+from r1_cli.plan.phases import SEQUENCES, most_patches, teacher_prompt
 
 EXPERT = re.compile(r"\.experts\.")
 EMBEDDING = re.compile(r"\.(embed_tokens|wte|embed_in|word_embeddings)\.weight$")
@@ -71,7 +71,10 @@ def find_times(config: RunConfig, memory: Memory, cards: Cards, assumed: Assumpt
     attention = 2 * text.layers * text.hidden * (lengths.prompt + lengths.answer)  # of a token's, going forward
     speed = cards.flops * assumed.learning * cards.nodes * cards.of_node
     forward = _forward_operations(config, work, lengths, attention)
-    passes = dict(_learning(config, memory, work, forward / speed))
+    longer = teacher_prompt(config, tower) - config.data.max_prompt_length
+    teachers = replace(lengths, prompt=max(lengths.prompt + longer, 1))
+    reading = _forward_operations(config, work, teachers, attention) if longer else forward
+    passes = dict(_learning(config, memory, work, forward / speed, reading / speed))
     if not config.samples:
         return passes | {"optimizer step": _optimizer(config, memory, cards)}
     served = config.worker.rollout.servers.used
@@ -91,17 +94,19 @@ def _forward_operations(config: RunConfig, work: Work, lengths: Lengths, attenti
     return float(tokens * (2 * work.of_token + attention) + 2 * prompts * copies * lengths.patches * work.of_patch)
 
 
-def _learning(config: RunConfig, memory: Memory, work: Work, forward: float) -> Iterator[tuple[str, float]]:
+def _learning(
+    config: RunConfig, memory: Memory, work: Work, forward: float, reading: float
+) -> Iterator[tuple[str, float]]:
     actor = config.worker.actor
     if config.worker.actor.loss_type not in ("nll", "dft"):  # whose pass with a gradient gives them
         yield "log-probs", forward
     if not config.algorithm.disable_kl:
         yield "reference's log-probs", forward
     if config.worker.teacher.is_policy:
-        yield "teacher's log-probs", forward
+        yield "teacher's log-probs", reading
     elif memory.teacher:
         weights = memory.teacher * config.shard_ranks / compute_bytes(actor)
-        yield "teacher's log-probs", forward * weights / memory.parameters
+        yield "teacher's log-probs", reading * weights / memory.parameters
 
     def gradient(model_trained: float, checkpointed: bool) -> float:
         return forward * (2 + model_trained + checkpointed)
