@@ -115,6 +115,7 @@ def ask_learner(
         configure_modules(model, torch.float32, torch.device("cpu"))
         axes = 1 if position_ids_of(model.config) is None else 4
         learner = Learner(model, torch.optim.SGD(model.parameters(), lr=0.0), lambda step: 1.0)
+        learner.batching = replace(learner.batching, padding_free=True, share_prompts=True)
         probes = [text_probes(range(250), axes=axes, longest_prompt=60, longest_response=6, variant=v) for v in (0, 1)]
         probes = [text + picture for text, picture in zip(probes, pictures, strict=True)] if pictures else probes
         faults, attention = find_faults(learner, probes[0], probes[1], torch.float32), "r1"

@@ -30,7 +30,7 @@ TEXT_SIZES = by_name(
     {
         VOCAB: "vocab_size vocab_size_per_layer_input",
         64: """
-        hidden_size n_embd d_model conv_dim block_dim index_topk attention_chunk_size word_embed_proj_dim
+        hidden_size n_embd d_model conv_dim block_dim index_topk word_embed_proj_dim
         lru_width attention_window_size dim_model embed_dim embedding_size
         encoder_hash_byte_group_vocab hidden_size_global
     """,
@@ -57,7 +57,7 @@ TEXT_SIZES = by_name(
         2048: "max_position_embeddings",
         4: "num_experts num_local_experts n_routed_experts mamba_num_heads mamba_n_heads num_memory_blocks",
         16: "qk_nope_head_dim qk_rope_head_dim mamba_d_state ssm_state_size hidden_size_per_layer_input state_size",
-        24: "sliding_window",
+        24: "sliding_window attention_chunk_size floor_scale",
         128: "mamba_d_ssm",
         8: "laurel_rank rotary_dim",
     }
@@ -83,10 +83,11 @@ LAYERS = (
 
 
 # Where the rule above does not give a valid configuration: given to the class, or set on the part of that type.
+SHARES = ["sliding_attention", "full_attention"] * 2  # the last two layers use the keys and values of the first two
 GEMMA4 = dict(
-    layer_types=["sliding_attention", "full_attention"], num_hidden_layers=2, hidden_size=64, intermediate_size=96,
+    layer_types=SHARES, num_hidden_layers=4, hidden_size=64, intermediate_size=96,
     num_attention_heads=2, num_key_value_heads=1, head_dim=32, global_head_dim=32, vocab_size=VOCAB, sliding_window=24,
-    hidden_size_per_layer_input=16, vocab_size_per_layer_input=VOCAB, num_kv_shared_layers=0, **SPECIAL,
+    hidden_size_per_layer_input=16, vocab_size_per_layer_input=VOCAB, num_kv_shared_layers=2, **SPECIAL,
 )  # fmt: skip
 SMALL = dict(
     num_hidden_layers=2, hidden_size=64, intermediate_size=96, num_attention_heads=2, num_key_value_heads=1,
@@ -103,9 +104,10 @@ GIVEN: dict[str, dict[str, Any]] = {
         vocab_size=VOCAB, chunk_size=16, **SPECIAL,
     ),
     "nemotron_h": dict(
-        layers_block_type=["linear_attention", "full_attention", "mlp"], hidden_size=64, intermediate_size=96,
-        num_attention_heads=2, num_key_value_heads=1, head_dim=32, vocab_size=VOCAB, mamba_num_heads=4,
-        mamba_head_dim=32, ssm_state_size=16, n_groups=1, expand=2, chunk_size=16, **SPECIAL,
+        layers_block_type=["linear_attention", "full_attention", "mlp", "moe"], n_routed_experts=4,
+        num_experts_per_tok=2, moe_intermediate_size=32, moe_shared_expert_intermediate_size=32, hidden_size=64,
+        intermediate_size=96, num_attention_heads=2, num_key_value_heads=1, head_dim=32, vocab_size=VOCAB,
+        mamba_num_heads=4, mamba_head_dim=32, ssm_state_size=16, n_groups=1, expand=2, chunk_size=16, **SPECIAL,
     ),
     "jamba": {**SMALL, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "num_experts": 2},
     "recurrent_gemma": {**SMALL, "num_hidden_layers": 3, "lru_width": 64, "head_dim": 32},
@@ -129,11 +131,11 @@ BOTH_ROPES = {
 }
 CHANGED: dict[str, dict[str, Any]] = {
     "gemma3n_text": {
-        "num_hidden_layers": 2, "num_kv_shared_layers": 0, "layer_types": ["sliding_attention", "full_attention"],
-        "intermediate_size": [96, 96], "activation_sparsity_pattern": [0.0, 0.0],
+        "num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": SHARES,
+        "intermediate_size": [96] * 4, "activation_sparsity_pattern": [0.0] * 4,
     },
     "lfm2": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2, "block_auto_adjust_ff_dim": False},
-    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2},
+    "lfm2_moe": {"layer_types": ["conv", "full_attention"], "num_hidden_layers": 2, "num_dense_layers": 1},
     "granitemoehybrid": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"]},
     "minimax": {"num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"], "block_size": 16},
     "diffllama": {"num_key_value_heads": 2},

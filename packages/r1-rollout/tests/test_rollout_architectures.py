@@ -8,7 +8,7 @@ import transformers
 from embedded_cases import HandPrompt, assert_exact, engine_for, sample, text_prompt
 from rollout_models import TEXT, sharpen
 
-from r1_rollout.embedded.kv import decode_attention
+from r1_rollout.embedded.attention import decode_attention
 from r1_rollout.embedded.segments import Segment
 from r1_rollout.types import SamplingParams
 from r1_rollout.weights import LocalWeights

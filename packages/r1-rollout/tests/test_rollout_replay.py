@@ -7,8 +7,9 @@ import torch
 from embedded_cases import END, assert_exact, engine_for, mixed_prompts, plain_logprobs, sample, text_prompt
 from torch.nn import functional as F
 
-from r1_rollout.embedded.kv import LOG2_E, decode_attention, merge, partial_attention
+from r1_rollout.embedded.attention import decode_attention
 from r1_rollout.embedded.prefill import prefill_batches
+from r1_rollout.embedded.softmax import LOG2_E, merge, partial_attention
 from r1_rollout.types import Replaying, SamplingParams
 from r1_rollout.weights import LocalWeights
 

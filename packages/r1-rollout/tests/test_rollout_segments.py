@@ -9,9 +9,10 @@ from embedded_cases import END, assert_exact, engine_for, mixed_prompts, sample,
 from torch.nn import functional as F
 
 from r1_rollout.embedded import segments
-from r1_rollout.embedded.kv import LOG2_E, GroupCache, KeysValues
+from r1_rollout.embedded.kv import GroupCache, KeysValues
 from r1_rollout.embedded.prefill import prefill_batches
 from r1_rollout.embedded.segments import close_gaps, cut
+from r1_rollout.embedded.softmax import LOG2_E
 from r1_rollout.types import SamplingParams
 from r1_rollout.weights import LocalWeights
 

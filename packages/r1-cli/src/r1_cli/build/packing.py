@@ -15,7 +15,6 @@ from r1_cli.build.learner import owner_settings
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.root import Owner
 from r1_cli.hardware import Hardware
-from r1_cli.models.families import find_value
 from r1_cli.models.files import ModelFiles
 from r1_cli.models.load import ModelError, find_rope_fault
 from r1_cli.train.groups.group import extend_positions
@@ -225,9 +224,6 @@ def examine_model(
         faults = replace(find_faults(learner, probes, fresh, dtype), packed=own, shared=own)
         if faults.single is not None:
             raise ModelError(f"{model.path}: {explain_refusal(name, faults.single)}")
-    if faults.packed is None and find_value(model.config.get_text_config(), "attention_chunk_size"):
-        chunks = "cuts attention into chunks of a row, wherever a sequence begins"
-        faults = replace(faults, packed=chunks, shared=chunks)
     rope = find_rope_fault(
         model.path, model.config.get_text_config(), config.data.max_prompt_length + config.data.max_response_length
     )

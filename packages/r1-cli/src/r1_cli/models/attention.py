@@ -10,6 +10,7 @@ import inspect
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby, pairwise
 from operator import methodcaller
 from types import SimpleNamespace
@@ -26,7 +27,8 @@ from r1_cli.models.kernels import CAUSAL, EVERYTHING, Kernel, Pieces, find_kerne
 from r1_cli.models.recurrent import pack_recurrent_layers
 from r1_cli.models.shared_prompts import attend_to_prompts
 from r1_core.learner.pack import NO_PROMPT, Pack, cut_shared_rows
-from r1_rollout.embedded.scores import attend, read_score_change
+from r1_rollout.embedded.scores import attend, read_score_change, retune
+from r1_rollout.embedded.windows import Window, window_of
 
 PACKED_ATTENTION = "r1_packed"
 # Hugging Face passes the pictures' bounds to towers if "flash" is in the name, and otherwise loops over pictures.
@@ -79,25 +81,30 @@ def packed_attention(
     Returns:
         [1, T, heads, head size] and None for the attention weights.
     """
+    window = window_of(module, {"sliding_window": sliding_window})
     unpadded = attention_mask is None or isinstance(attention_mask, RowMask)
     if unpadded and pack is None and position_ids is not None and position_ids.numel() == query.shape[2]:
         pack = _find_pack(position_ids, _starts)
     if isinstance(attention_mask, RowMask):
         if pack is None or not _belongs(pack, module, query) or pack.sequence is not None:
             raise ValueError(f"{type(module).__name__} attends in both directions, which ranks that share a row cannot")
-        return _attend_by_segments(module, query, key, value, pack, sliding_window, kwargs, attention_mask), None
+        return _attend_by_segments(module, query, key, value, pack, window, kwargs, attention_mask), None
     if attention_mask is not None or pack is None or not _belongs(pack, module, query):
-        if attention_mask is None and sliding_window is not None and sliding_window < query.shape[2]:
-            attention_mask = _mask(query.shape[2], 0, sliding_window, query.device)
+        if attention_mask is None and window is not None and window.size < query.shape[2]:
+            attention_mask = _mask(query.shape[2], 0, window, query.device)
         return attend(module, query, key, value, attention_mask, kwargs), None
+    places = pack.places if pack.sequence is None else pack.sequence.part(pack.places, 0)
+    query = retune(module, query, places[None])
+    if window is not None and window.chunked:
+        pack, window = _cut_chunks(pack, window.size), None
     if pack.sequence is None:
-        return _attend_within(module, query, key, value, pack, sliding_window, kwargs), None
+        return _attend_within(module, query, key, value, pack, window, kwargs), None
     key, value = (pack.sequence.repeat_heads(tensor) for tensor in (key, value))
     query, key, value = (pack.sequence.gather_tokens(tensor) for tensor in (query, key, value))
     share = SimpleNamespace(is_causal=True, num_key_value_groups=query.shape[1] // key.shape[1])
     if kwargs.get("s_aux") is not None:
         kwargs["s_aux"] = pack.sequence.part(kwargs["s_aux"], 0)
-    found = _attend_within(share, query, key, value, pack, sliding_window, kwargs)
+    found = _attend_within(share, query, key, value, pack, window, kwargs)
     return pack.sequence.gather_heads(found), None
 
 
@@ -150,11 +157,11 @@ def _attend_within(
     key: Tensor,
     value: Tensor,
     pack: Pack,
-    sliding_window: int | None,
+    window: Window | None,
     options: dict[str, Any],
 ) -> Tensor:
     scale = options.get("scaling")
-    window = sliding_window if sliding_window is not None and sliding_window < pack.farthest else None
+    window = window if window is not None and window.size < pack.farthest else None
     plain = not options.get("dropout") and options.get("position_bias") is None and key.shape == value.shape
     plain = plain and read_score_change(module, options) is None
     kernel = _find_kernel(query, windowed=window is not None) if plain else None
@@ -164,7 +171,7 @@ def _attend_within(
             places, ends = pack.keys
             key, value = (each.index_select(2, places) for each in (key, value))
             pieces = Pieces(pack.ends, pack.longest, ends, pack.farthest)
-        return kernel(query, key, value, pieces, scale, CAUSAL if window is None else (window - 1, 0))
+        return kernel(query, key, value, pieces, scale, CAUSAL if window is None else (window.size - 1, 0))
     if window is not None:
         return _attend_by_segments(module, query, key, value, pack, window, options)
     if not pack.shared:
@@ -172,6 +179,12 @@ def _attend_within(
     if plain and query.device.type == "cpu":
         return attend_to_prompts(query, key, value, pack, scale)
     return _attend_by_segments(module, query, key, value, pack, window, options)
+
+
+@lru_cache(maxsize=4)
+def _cut_chunks(pack: Pack, size: int) -> Pack:
+    """Return a pack's chunks, cached for all layers of a pass."""
+    return pack.chunked(size)
 
 
 def _find_kernel(query: Tensor, *, windowed: bool = False) -> Kernel | None:
@@ -198,11 +211,11 @@ def _attend_by_segments(
     key: Tensor,
     value: Tensor,
     pack: Pack,
-    window: int | None,
+    window: Window | None,
     options: dict[str, Any],
     row_mask: "RowMask | None" = None,
 ) -> Tensor:
-    """Attend one segment at a time; each token sees its last `window` keys, None: all up to itself.
+    """Attend one segment at a time; each token sees the keys of its window, None: all up to itself.
 
     Within a segment, `row_mask` takes the place of this rule.
     """
@@ -214,7 +227,7 @@ def _attend_by_segments(
             seen.insert(0, slice(starts[behind], starts[behind + 1]))
             before = starts[behind + 1] - starts[behind]
         keys, values = (torch.cat([each[:, :, part] for part in seen], 2) for each in (key, value))
-        masked = before or row_mask is not None or (window is not None and window < end - start)
+        masked = before or row_mask is not None or (window is not None and window.size < end - start)
         mask = _mask(end - start, before, window, query.device) if masked else None
         if mask is not None and row_mask is not None:
             mask = torch.cat([mask[:, :before], row_mask.within(start, end)], 1)
@@ -222,10 +235,13 @@ def _attend_by_segments(
     return torch.cat(found, 1)
 
 
-def _mask(tokens: int, before: int, window: int | None, device: torch.device) -> Tensor:
+def _mask(tokens: int, before: int, window: Window | None, device: torch.device) -> Tensor:
     """Return which keys each of the last tokens sees: bool [tokens, before + tokens]."""
     seen = torch.ones(tokens, before + tokens, dtype=torch.bool, device=device).tril(before)
-    return seen if window is None else seen.triu(before - window + 1)
+    if window is None:
+        return seen
+    begins = window.begin(torch.arange(before, before + tokens, device=device))
+    return seen & (torch.arange(before + tokens, device=device) >= begins[:, None])
 
 
 # --- where pieces end ------------------------------------------------------------------------------------------------
@@ -312,11 +328,12 @@ def _needs_no_mask(
     dtype: Any,
     **_: Any,
 ) -> bool:
-    if find_value(config, "sliding_window") != window or batch_size != 1 or q_length != kv_length:
+    chunked = find_value(config, "attention_chunk_size") == window
+    if (not chunked and find_value(config, "sliding_window") != window) or batch_size != 1 or q_length != kv_length:
         return False
     head = find_value(config, "head_dim") or config.hidden_size // config.num_attention_heads
     device = torch.device(device)
-    return device.type != "cuda" or find_kernel(device, dtype, head, windowed=True) is not None
+    return chunked or device.type != "cuda" or find_kernel(device, dtype, head, windowed=True) is not None
 
 
 AttentionInterface.register(PACKED_ATTENTION, packed_attention)

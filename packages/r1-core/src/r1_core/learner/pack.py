@@ -250,6 +250,32 @@ class Pack:
         device = self.ends.device
         return Keys(torch.cat(places).to(device), torch.tensor(ends, dtype=torch.int32).to(device))
 
+    @cached_property
+    def places(self) -> Tensor:
+        """Where each token is in its sequence, int64 [T]."""
+        before = [0 if segment == NO_PROMPT else self.lengths[segment] for segment in self.behind]
+        segments = zip(before, self.lengths, strict=True)
+        return torch.cat([torch.arange(first, first + length) for first, length in segments]).to(self.ends.device)
+
+    def chunked(self, size: int) -> "Pack":
+        """Return the pack in which each sequence is cut into chunks of `size` tokens that do not see one another.
+
+        An answer begins in its prompt's last chunk, unless that is full. Example: with chunks of 4, answers of 3 and 6
+        tokens to a prompt of 6 have `lengths` [4, 2, 2, 1, 2, 4] and `behind` [-1, -1, 1, -1, 1, -1].
+        """
+        lengths, behind, lasts = list[int](), list[int](), list[int]()
+        for length, prompt in zip(self.lengths, self.behind, strict=True):
+            room = 0 if prompt == NO_PROMPT else -self.lengths[prompt] % size
+            if room and length:
+                behind.append(lasts[prompt])
+                lengths.append(min(room, length))
+                length -= lengths[-1]
+            pieces = [min(size, length - first) for first in range(0, length, size)]
+            lengths += pieces
+            behind += [NO_PROMPT] * len(pieces)
+            lasts.append(len(lengths) - 1)
+        return Pack.of(lengths, self.ends.device, self.sequence, behind)
+
     def visible(self) -> Tensor:
         """The attention mask, bool [T, T]: which token (row) attends to which (column). For small rows only."""
         segment = torch.arange(len(self.lengths)).repeat_interleave(torch.tensor(self.lengths))

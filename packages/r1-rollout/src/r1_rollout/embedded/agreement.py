@@ -8,12 +8,14 @@ import torch
 from torch import Tensor
 
 from r1_rollout.embedded.architecture import Reach
+from r1_rollout.embedded.attention import ATTENTION
 from r1_rollout.embedded.decoding import Decoding
-from r1_rollout.embedded.kv import ATTENTION
 from r1_rollout.embedded.prefill import rotary_axes, without_lone_axis
 from r1_rollout.embedded.prefix_cache import PrefixCache
 from r1_rollout.embedded.rows import SamplingRequest, forced_strategy
+from r1_rollout.embedded.scores import counts_by_call
 from r1_rollout.embedded.stack import Stack, stack_of
+from r1_rollout.embedded.windows import narrowed
 from r1_rollout.errors import NonFiniteLogits, RolloutError
 from r1_rollout.probes import ProbePrompt, spread_tokens
 from r1_rollout.tokens import setting
@@ -25,7 +27,7 @@ if TYPE_CHECKING:
 
 _LENGTHS = (48, 5)  # tokens of the two prompts; over the long one rotary embeddings that are off add up
 _RESPONSE = 2
-_WIDEST = 256  # tokens of a window beyond which a probe goes; the model's own attention to more costs too much
+_WINDOW = 24  # tokens that layers with a window see meanwhile, so that the long prompt goes beyond it
 
 
 def require_agreement(model: "PreTrainedModel", reach: Reach, allowed: Sequence[int], filler: int) -> Stack | None:
@@ -47,7 +49,8 @@ def require_agreement(model: "PreTrainedModel", reach: Reach, allowed: Sequence[
         return None
     try:
         model.set_attn_implementation("eager")
-        expected = [_own_logprobs(model, *pair) for pair in zip(prompts, responses, strict=True)]
+        with narrowed(model, _WINDOW):
+            expected = [_own_logprobs(model, *pair) for pair in zip(prompts, responses, strict=True)]
         model.set_attn_implementation(ATTENTION)
         if not all(torch.tensor(one).isfinite().all() for one in expected):
             return None
@@ -98,7 +101,8 @@ def agree_behind_prefixes(model: "PreTrainedModel", reach: Reach, allowed: Seque
         if kept < len(prompts) or len(prefixes) > kept:  # the later ones have taken the place of the first
             return False
         model.set_attn_implementation("eager")
-        expected = [_own_logprobs(model, *pair) for pair in zip(later, last, strict=True)]
+        with narrowed(model, _WINDOW):
+            expected = [_own_logprobs(model, *pair) for pair in zip(later, last, strict=True)]
     except NonFiniteLogits:
         return None
     except RolloutError:
@@ -115,13 +119,12 @@ def _prompts(
 ) -> list[ProbePrompt]:
     """Return probes with room for `behind` tokens after each."""
     text = model.config.get_text_config()
-    rope = setting(text, "rope_parameters") or {}
+    rope, counts = setting(text, "rope_parameters") or {}, any(map(counts_by_call, model.modules()))
     known = reach.positions or 2 * (setting(text, "max_position_embeddings") or 1024)
-    beyond = max((window for window in reach.windows if window and window <= _WIDEST), default=0) + _RESPONSE
     prompts = []
-    for number, longest in enumerate((max(_LENGTHS[0], beyond), _LENGTHS[1])):
+    for number, longest in enumerate(_LENGTHS):
         length = max(1, min(longest, known - behind))
-        first = 0 if number == 0 else max(0, known - length - behind)
+        first = 0 if number == 0 or counts else max(0, known - length - behind)
         positions = torch.arange(first, first + length).expand(4 if "mrope_section" in rope else 1, -1)
         prompts.append(ProbePrompt(f"agreement:{number}", spread_tokens(allowed, length, number), positions))
     return prompts
@@ -153,6 +156,18 @@ def _engine_logprobs(
     filler: int,
     stack: Stack | None = None,
     prefixes: PrefixCache | None = None,
+) -> list[list[float]]:
+    with narrowed(model, _WINDOW):
+        return _decode(model, prompts, responses, filler, stack, prefixes)
+
+
+def _decode(
+    model: "PreTrainedModel",
+    prompts: Sequence[ProbePrompt],
+    responses: Sequence[list[int]],
+    filler: int,
+    stack: Stack | None,
+    prefixes: PrefixCache | None,
 ) -> list[list[float]]:
     decoding = Decoding(
         model,

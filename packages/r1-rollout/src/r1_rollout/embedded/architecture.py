@@ -1,28 +1,28 @@
 """Which models the embedded engine can decode with, and how long their sequences may be."""
 
 from dataclasses import dataclass
-from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 from transformers import PreTrainedModel
-from transformers.cache_utils import get_layer_types_and_kwargs
 
-from r1_rollout.embedded.kv import ATTENTION
+from r1_rollout.embedded.attention import ATTENTION
+from r1_rollout.embedded.forward import Forward
 from r1_rollout.embedded.states import count_states
+from r1_rollout.embedded.windows import CHUNKED, Window, layer_windows
 from r1_rollout.tokens import setting
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
 
-_LAYERS = {"full_attention", "sliding_attention"}
-# Those of models whose layers keep states that the cache can hold, and those without attention and state.
-_HYBRID = {"linear_attention", "conv", "hybrid", "mlp", "moe"}
+_LAYERS = {"full_attention", "sliding_attention", CHUNKED}
+# Layers that keep a state which the cache can hold, and those without attention and state.
+_RECURRENT = {"linear_attention", "conv", "mlp", "moe"}
 
 
 @dataclass(frozen=True, slots=True)
 class Reach:
     positions: int | None  # that the model knows; None if its rotary embedding is stretched beyond them
-    windows: tuple[int | None, ...]  # see `layer_windows`
+    windows: tuple[Window | None, ...]  # see `layer_windows`
 
 
 def prepare(model: PreTrainedModel) -> Reach:
@@ -36,13 +36,18 @@ def prepare(model: PreTrainedModel) -> Reach:
         raise ValueError(f"the embedded engine takes a transformers.PreTrainedModel, got a {type(model).__name__}")
     text = model.config.get_text_config()
     model.set_attn_implementation(ATTENTION)
-    states = count_states(model)
-    kinds = set(setting(text, "layer_types") or ()) - (_LAYERS | _HYBRID if states else _LAYERS)
-    if kinds:
-        obstacle = f"{', '.join(sorted(kinds))} layers"
+    kinds = {*(setting(text, "layer_types") or ())}
+    recurrent = bool(count_states(model)) and bool(kinds)
+    unknown, forward = kinds - _LAYERS - ({*_RECURRENT, "hybrid"} if recurrent else set()), Forward(model)
+    if unknown:
+        obstacle = f"{', '.join(sorted(unknown))} layers"
+    elif forward.cache is None:
+        obstacle = "a state or cache of its own, which the engine's cannot replace"
+    elif recurrent and kinds <= _RECURRENT:
+        return Reach(None, ())
     elif text._attn_implementation != ATTENTION or not all(map(_can_replace_attention, _decoders(model, text))):
         obstacle = "attention of its own, which torch's scaled_dot_product_attention cannot replace"
-    elif "position_ids" not in signature(model.forward).parameters:
+    elif not forward.positions:
         obstacle = "positions that cannot be given to it (its forward takes no position_ids)"
     else:
         return Reach(_known_positions(text), layer_windows(model))
@@ -62,9 +67,3 @@ def _known_positions(text: "PreTrainedConfig") -> int | None:
     rope = setting(text, "rope_parameters") or {}
     known: int | None = setting(text, "max_position_embeddings")
     return known if rope.get("rope_type", "default") == "default" else None
-
-
-def layer_windows(model: PreTrainedModel) -> tuple[int | None, ...]:
-    """Return how many tokens back each layer sees, the token itself included, as transformers reads it; None: all."""
-    text = model.config.get_text_config()
-    return tuple(options.get("sliding_window") for options in get_layer_types_and_kwargs(text)[1])

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal, cast
 import torch
 from torch import Tensor
 
-from r1_rollout.embedded.architecture import layer_windows
+from r1_rollout.embedded.forward import Forward
 from r1_rollout.embedded.graphs import Graphs
 from r1_rollout.embedded.kv import GroupCache
 from r1_rollout.embedded.prefill import (
@@ -23,6 +23,7 @@ from r1_rollout.embedded.prefix_cache import Prefix, PrefixCache
 from r1_rollout.embedded.rows import DecodingRows, DecodingStrategy, SamplingRequest
 from r1_rollout.embedded.stack import Stack
 from r1_rollout.embedded.states import count_states
+from r1_rollout.embedded.windows import layer_windows
 from r1_rollout.errors import EngineMemoryError, NonFiniteLogits
 from r1_rollout.routing import Routing
 from r1_rollout.session import Finished, SampleKey
@@ -61,7 +62,7 @@ class Decoding:
         self._model, self._strategy, self._version = model, strategy, version
         stack = None if stack is None or stack.is_watched() else stack
         self._stack = Graphs(stack) if stack is not None and graphs else stack
-        self._states = count_states(model) or 0
+        self._states, self._forward = count_states(model), Forward(model)
         self._filler, self.capacity, self.longest = filler, max_sequences, longest
         self._waiting: deque[SamplingRequest] = deque()
         self._entered: dict[Hashable, SamplingRequest] = {}  # those that are unfinished, by their keys
@@ -219,14 +220,7 @@ class Decoding:
         if (stack := self._stack) is not None:
             return stack.step(tokens, position_ids, cache)
         with cache.decoding():
-            logits: Tensor = self._model(
-                input_ids=tokens[:, None],
-                position_ids=position_ids,
-                attention_mask=cache.mask,
-                past_key_values=cache,
-                use_cache=True,
-            ).logits
-        return logits[:, -1]
+            return self._forward(tokens[:, None], position_ids, cache, mask=cache.mask)[:, -1]
 
     def _retire(self, rows: DecodingRows, cache: GroupCache) -> bool:
         stopped = self._strategy.stopped(rows)

@@ -1,11 +1,10 @@
-"""The KV cache of running samples, and the attention that reads it.
+"""The KV cache of running samples.
 
-Prompts are stored once for all their samples; samples' own tokens are stored apart; both in segments. The parts'
-softmaxes are merged exactly by their maxima and sums (FlashAttention, arXiv 2205.14135).
+Prompts are stored once for all their samples; samples' own tokens are stored apart; both in segments, whose softmaxes
+are merged.
 """
 
-import math
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from itertools import takewhile
@@ -13,31 +12,22 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
-from transformers.cache_utils import Cache
-from transformers.masking_utils import sdpa_mask
+from torch import Tensor
 
-from r1_rollout.embedded.scores import ScoreChange, attend, read_score_change
+from r1_rollout.embedded.scores import ScoreChange
 from r1_rollout.embedded.segments import HIDDEN, Layer, Numbers, Readers, Segment, Sight, cut, put
-from r1_rollout.embedded.states import RecurrentState
+from r1_rollout.embedded.softmax import LOG2_E, Partial, merge, partial_attention
+from r1_rollout.embedded.states import RecurrentState, StateHolder
+from r1_rollout.embedded.windows import Window
 
-ATTENTION = "r1_rollout_decode"
-LOG2_E = math.log2(math.e)
 GRAIN = 64  # columns by which answers grow where kernels are replayed
 
 _decoding: ContextVar["GroupCache | None"] = ContextVar("decoding", default=None)
-# Returns the mask of layers with a window, where that of the model is the same for all its layers.
-_seeing: ContextVar[Callable[[int], Tensor] | None] = ContextVar("seeing", default=None)
 
 
-@contextmanager
-def masked_by(see: Callable[[int], Tensor]) -> Iterator[None]:
-    token = _seeing.set(see)
-    try:
-        yield
-    finally:
-        _seeing.reset(token)
+def decoding_cache() -> "GroupCache | None":
+    """Return the cache of the step that the model computes, None outside of steps."""
+    return _decoding.get()
 
 
 class Target(NamedTuple):
@@ -62,20 +52,20 @@ class KeysValues(NamedTuple):
     values: Tensor
 
 
-class GroupCache(Cache):
+class GroupCache(StateHolder):
     """A slot per prompt and a row per running sample.
 
     Rows have their own lengths and are replaced independently. Columns past a row's length are masked. `layers` are the
     states of recurrent layers, if the model has any, a row per sample.
     """
 
-    layers: list[RecurrentState]
-
-    def __init__(self, rows: int, columns: int, *, windows: Sequence[int | None] = (), in_place: bool = False) -> None:
+    def __init__(
+        self, rows: int, columns: int, *, windows: Sequence[Window | None] = (), in_place: bool = False
+    ) -> None:
         """Prepare the cache.
 
         Args:
-            windows: how many tokens back each layer sees, the token itself included; None, or no entry: all.
+            windows: what each layer sees; None, or no entry: all tokens.
             in_place: a step's tensors keep their addresses as long as possible.
         """
         super().__init__(layers=[])
@@ -89,8 +79,11 @@ class GroupCache(Cache):
         self._answer_readers: list[tuple[Segment, Readers]] = []
         self._targets: list[Target] = []
         self._length = 0  # of the longest answer before the next token
-        self.served: Tensor | None = None  # the keys that the last `update` gave out
-        self.layer = 0  # and their layer
+        self._columns = np.empty(0, np.int64)  # of each row's next token in its answer
+        self.layer = 0  # the one whose keys are attended to
+        # The keys and values that each layer's `update` gave out in this step, and those that attention has stored.
+        self._served: dict[int, tuple[Tensor, Tensor]] = {}
+        self._stored: dict[int, tuple[Tensor, Tensor]] = {}
 
     def insert(self, prefilled: Sequence[KeysValues], lengths: Sequence[int], first_slot: int) -> None:
         """Copy the layers of prefilled prompts, padded on the right, to consecutive slots."""
@@ -164,6 +157,7 @@ class GroupCache(Cache):
     def aim(self, ages: Tensor) -> None:
         """Set where the next forward writes: row i at column `ages[i]` of its answer, int64 [rows]."""
         columns, device = ages.cpu().numpy(), ages.device
+        self._columns = columns
         self.mask = torch.zeros(len(columns), 1, 1, 1, device=device)  # for the model: it hides nothing
         readers_before = {id(segment): readers for segment, readers in self._answer_readers}
         targets_before = {id(target.segment): target for target in self._targets}
@@ -188,12 +182,13 @@ class GroupCache(Cache):
         for window in self._windows:
             self._aim_within(window, columns, device)
 
-    def _aim_within(self, window: int, columns: Numbers, device: torch.device) -> None:
+    def _aim_within(self, window: Window, columns: Numbers, device: torch.device) -> None:
         """Set what layers with a window see of prompts and answers. Samples of one prompt have equally long answers."""
-        begins = columns + 1 - window  # in the rows' answers; below 0 in the columns of their prompts
+        before = self._lengths[self._slot_of]
+        begins = window.begin(before + columns) - before  # in the rows' answers; below 0 in columns of their prompts
         in_prompts = self._lengths.copy()
         in_prompts[self._slot_of] += begins
-        if (in_prompts[self._slot_of] - self._lengths[self._slot_of] != begins).any():
+        if (in_prompts[self._slot_of] - before != begins).any():
             raise RuntimeError("samples of one prompt have answers of different lengths, so one window does not fit")
         for segment, _ in self._prompt_readers:
             segment.see_within(window, in_prompts, self._lengths, device, self._grain)
@@ -217,13 +212,34 @@ class GroupCache(Cache):
             yield
         finally:
             _decoding.reset(token)
-            self.served = None
+            self._served.clear()
+            self._stored.clear()
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        self.layer, self.served = layer_idx, key_states  # attention writes them, expanded if they are latent
+        # Attention stores them, expanded if they are latent.
+        self.layer, self._served[layer_idx] = layer_idx, (key_states, value_states)
         return key_states, value_states
+
+    def enter(self, key: Tensor, value: Tensor, *, latent: bool) -> bool:
+        """Attend with a token's keys and values [rows, heads, 1, size]; store them, unless an earlier layer has.
+
+        Args:
+            latent: they are expanded from those of the last `update`.
+
+        Returns:
+            False if they are not those of a layer.
+        """
+        found = [layer for layer, (served, _) in self._served.items() if served is key]
+        if not found and not latent:
+            return False
+        self.layer = self.layer if latent else found[-1]
+        if self.layer in self._stored:
+            return any(value is known[self.layer][1] for known in (self._served, self._stored))
+        self._stored[self.layer] = key, value
+        self.write(key[:, :, 0], value[:, :, 0], self.layer)
+        return True
 
     def write(self, key: Tensor, value: Tensor, layer: int) -> None:
         """Store one token's keys and values [rows, heads, size] in a layer, for `attend`."""
@@ -283,9 +299,14 @@ class GroupCache(Cache):
         return Partial(*map(of_rows, part))
 
     @property
-    def window(self) -> int | None:
-        """How many tokens back the layer sees whose keys came last."""
+    def window(self) -> Window | None:
+        """What the layer sees whose keys are attended to."""
         return self._window_of.get(self.layer)
+
+    @property
+    def places(self) -> Tensor:
+        """Where the rows' tokens are in their sequences, int64 [rows, 1]."""
+        return torch.from_numpy(self._lengths[self._slot_of] + self._columns).to(self.mask.device)[:, None]
 
     def knows(self, mask: Tensor | None) -> bool:
         """Whether a mask hides no more than `mask`; `attend` would ignore it."""
@@ -321,93 +342,3 @@ def _in_use(segments: Sequence[Segment]) -> Iterator[Segment]:
 
 def _without_columns(tensor: Tensor) -> Tensor:
     return tensor.new_empty(0, tensor.shape[1], 0, tensor.shape[3])
-
-
-class Partial(NamedTuple):
-    """An unnormalised softmax over some of the columns, in float32 or higher precision."""
-
-    output: Tensor  # [batch, heads, queries, size], the values weighted by 2^(score - peak)
-    peak: Tensor  # [batch, heads, queries, 1], the largest score
-    total: Tensor  # [batch, heads, queries, 1], the sum of the weights
-
-
-def partial_attention(
-    query: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None, change: ScoreChange | None = None
-) -> Partial:
-    """Attend to some of the columns.
-
-    Args:
-        query: [batch, heads, queries, size], scaled for a softmax to the base of 2: exp is 20 to 100 times as slow as
-            exp2 on a CPU where columns are masked.
-        keys: [batch, heads, size, columns].
-        values: [batch, heads, columns, size].
-        bias: [batch, 1, 1, columns], 0 or -inf or `HIDDEN`, if some columns are masked.
-    """
-    fine = torch.promote_types(query.dtype, torch.float32)
-    scores = (query @ keys).to(fine)
-    if change is not None:
-        scores = change.bound(scores, LOG2_E)
-    if bias is not None:
-        scores.add_(bias)
-    peak = scores.amax(dim=-1, keepdim=True)
-    weights = scores.sub_(peak).exp2_()
-    output = weights.to(values.dtype) @ values
-    return Partial(output.to(fine), peak, weights.sum(dim=-1, keepdim=True))
-
-
-def merge(first: Partial, second: Partial) -> Partial:
-    peak = torch.maximum(first.peak, second.peak)
-    first_scale, second_scale = (first.peak - peak).exp2(), (second.peak - peak).exp2()
-    output = first.output * first_scale + second.output * second_scale
-    return Partial(output, peak, first.total * first_scale + second.total * second_scale)
-
-
-def is_latent(module: nn.Module) -> bool:
-    """Whether an attention caches latent keys and values (arXiv 2405.04434), which its `expand_kv` expands."""
-    return hasattr(module, "expand_kv")
-
-
-def decode_attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-) -> tuple[Tensor, None]:
-    """Attend with one query token per row to the row's prompt and answer; outside of decoding, use torch's attention.
-
-    Query heads that share a key head (arXiv 2305.13245) are queries of it, so no key is copied.
-
-    Args:
-        query: [rows, heads, 1, size].
-        key, value: [rows, key heads, 1, size], as `GroupCache.update` returned them, or expanded from these.
-
-    Returns:
-        [rows, 1, heads, size of a value], and no weights.
-
-    Raises:
-        RuntimeError: the model uses other keys, or a mask of its own.
-        ValueError: it changes its scores in a way that is not known, see `read_score_change`.
-    """
-    cache = _decoding.get()
-    if cache is None:
-        see, window = _seeing.get(), kwargs.get("sliding_window")
-        attention_mask = attention_mask if see is None or window is None else see(window)
-        return attend(module, query, key, value, attention_mask, kwargs), None
-    served = key is cache.served or is_latent(module)
-    if not served or not cache.knows(attention_mask):
-        raise RuntimeError(
-            f"{type(module).__name__} does not attend to the keys as its cache gave them, or hides some of them by "
-            "itself: the embedded engine cannot decode with this model"
-        )
-    if (given := kwargs.get("sliding_window")) != cache.window:
-        raise RuntimeError(
-            f"{type(module).__name__} attends within a window of {given}, its configuration has {cache.window} for it"
-        )
-    cache.write(key[:, :, 0], value[:, :, 0], cache.layer)
-    rows, heads, _, size = query.shape
-    scaling = kwargs.get("scaling")
-    scale = LOG2_E * (size**-0.5 if scaling is None else scaling)
-    grouped = query.reshape(rows, key.shape[1], -1, size) * scale
-    found = cache.attend(grouped, read_score_change(module, kwargs))
-    return found.to(query.dtype).reshape(rows, 1, heads, -1), None
-
-
-AttentionInterface.register(ATTENTION, decode_attention)
-AttentionMaskInterface.register(ATTENTION, sdpa_mask)

@@ -10,9 +10,12 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import Cache, DynamicCache
 
-from r1_rollout.embedded.kv import KeysValues, is_latent, masked_by
+from r1_rollout.embedded.attention import continuing, is_latent
+from r1_rollout.embedded.forward import Forward
+from r1_rollout.embedded.kv import KeysValues
 from r1_rollout.embedded.prefix_cache import Prefix
-from r1_rollout.embedded.states import RecurrentState
+from r1_rollout.embedded.states import RecurrentState, StateHolder
+from r1_rollout.embedded.windows import Window
 from r1_rollout.routing import Routing
 from r1_rollout.types import PromptLike
 
@@ -144,18 +147,17 @@ def prefill(
     if prefixes:
         cache = ContinuedCache(prefixes, max(lengths))
     if isinstance(cache, ContinuedCache):
-        media["attention_mask"] = cache.mask
+        media["mask"] = cache.mask
     ends = sorted({*lengths})
-    masked = masked_by(cache.see) if isinstance(cache, ContinuedCache) else nullcontext()
+    masked = continuing(cache) if isinstance(cache, ContinuedCache) else nullcontext()
     with masked, nullcontext() if routing is None else routing.recording() as record:
-        logits = model(
-            input_ids=token_ids.to(device),
-            position_ids=without_lone_axis(position_ids).to(device),
-            past_key_values=cache,
-            use_cache=True,
+        logits = Forward(model)(
+            token_ids.to(device),
+            without_lone_axis(position_ids).to(device),
+            cache,
             logits_to_keep=torch.tensor(ends, device=device) - 1,
             **media,
-        ).logits
+        )
         routed = [] if record is None else _routed_prompts(parts, record().unflatten(0, token_ids.shape))
     if isinstance(cache, ContinuedCache | StateCache):
         layers = cache.filled
@@ -179,10 +181,8 @@ def _routed_prompts(parts: Sequence[PrefillPart], routed: Tensor) -> list[Tensor
     return found
 
 
-class StateCache(Cache):
+class StateCache(StateHolder):
     """The states of recurrent layers, and the keys and values of the others: none of a layer without attention."""
-
-    layers: list[RecurrentState]
 
     def __init__(self, states: int) -> None:
         super().__init__(layers=[RecurrentState() for _ in range(states)])
@@ -217,27 +217,27 @@ class ContinuedCache(Cache):
         self.filled = [KeysValues(*layer) for layer in states]
         self._longest = max(lengths)
         self._rows = torch.arange(len(prefixes), device=first.device)[:, None]
-        self._columns = torch.tensor(lengths, device=first.device)[:, None] + torch.arange(columns, device=first.device)
-        self._masks: dict[int | None, Tensor] = {}
+        self.places = torch.tensor(lengths, device=first.device)[:, None] + torch.arange(columns, device=first.device)
+        self._masks: dict[Window | None, Tensor] = {}
         self.mask = self.see(None)
 
-    def see(self, window: int | None) -> Tensor:
+    def see(self, window: Window | None) -> Tensor:
         """Return which keys a token sees: those of its prefix and what follows it up to itself, within the window.
 
         Returns:
             bool [prompts, 1, columns, all columns].
         """
         if window not in self._masks:
-            own = self._columns[:, None, :, None]
+            own = self.places[:, None, :, None]
             keys = torch.arange(self.filled[0].keys.shape[2], device=own.device)
-            self._masks[window] = keys <= own if window is None else (keys <= own) & (keys > own - window)
+            self._masks[window] = keys <= own if window is None else (keys <= own) & (keys >= window.begin(own))
         return self._masks[window]
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         for own, new in zip(self.filled[layer_idx], (key_states, value_states), strict=True):
-            own[self._rows, :, self._columns] = new.transpose(1, 2)
+            own[self._rows, :, self.places] = new.transpose(1, 2)
         return self.filled[layer_idx]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:

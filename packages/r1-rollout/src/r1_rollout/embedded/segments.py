@@ -13,6 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from r1_rollout.embedded.windows import Window
+
 FIRST = 128  # columns of the first segment
 # Columns that keys have over and above, never in use. A new token's keys go to every size-th row of a column, and at
 # strides of a power of two these fall into few sets of a processor's cache: they are written 1.5 times as fast so.
@@ -45,7 +47,7 @@ class Segment:
         self.first, self.last = first, last
         self.owners: Numbers = np.empty(0, np.int64)  # the sequence at each place
         self.width = 0  # columns in use
-        self.sights: dict[int | None, Sight | None] = {}  # by the layers' window; None: they see no column
+        self.sights: dict[Window | None, Sight | None] = {}  # by the layers' window; None: they see no column
         self.layers: list[Layer] = []
         self._most = places
 
@@ -89,7 +91,9 @@ class Segment:
         seen = np.arange(self.width) < here[:, None] if grain > 1 or here.min() < self.width else None
         self._show(None, 0, seen, -torch.inf, device, grain)
 
-    def see_within(self, window: int, begins: Numbers, lengths: Numbers, device: torch.device, grain: int = 1) -> None:
+    def see_within(
+        self, window: Window, begins: Numbers, lengths: Numbers, device: torch.device, grain: int = 1
+    ) -> None:
         """Set what layers with a window see, after `see`: of each sequence the columns from `begins` to its length.
 
         Both are counted from the first column of all, int64 [sequences]. With a `grain` the columns begin at a multiple
@@ -108,7 +112,7 @@ class Segment:
 
     def _show(
         self,
-        window: int | None,
+        window: Window | None,
         first: int,
         seen: NDArray[np.bool_] | None,
         hidden: float,

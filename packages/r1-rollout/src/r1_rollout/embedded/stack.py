@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import PreTrainedModel
 
-from r1_rollout.embedded.kv import LOG2_E, GroupCache
+from r1_rollout.embedded.kv import GroupCache
+from r1_rollout.embedded.softmax import LOG2_E
 
 # Norms by the root mean square, rotations of whole heads by halves, two residuals a layer, no factors between them.
 _FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "Qwen2VL", "Qwen2_5_VL", "Qwen3VLText", "Qwen3VLMoeText")

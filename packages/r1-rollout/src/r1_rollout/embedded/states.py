@@ -8,10 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers.cache_utils import LinearAttentionCacheLayerMixin
+from transformers.cache_utils import Cache, LinearAttentionCacheLayerMixin
 
 CACHES = ("cache_params", "past_key_values")  # what families call a layer's cache
 ASKED = {"has_previous_state"}
+_LINEAR = "get_linear_cache"  # what MiniMax's lightning attention asks instead
+_FROM_ZERO = {"mamba_selective_scan"}  # scans of several tokens that go on from no state (Mamba 1)
 
 
 class RecurrentState(LinearAttentionCacheLayerMixin):
@@ -75,25 +77,44 @@ def _over(
     return made
 
 
+class StateHolder(Cache):
+    """A cache with the states of recurrent layers."""
+
+    layers: list[RecurrentState]
+
+    def get_linear_cache(self, layer: int) -> Tensor | None:
+        """Return the state of a layer of lightning attention (arXiv 2501.08313); None before its first tokens."""
+        return self.layers[layer].recurrent_states.get(0)
+
+    def set_linear_cache(self, layer: int, state: Tensor) -> None:
+        self.layers[layer].update_recurrent_state(state)
+
+
 def keeps_state(module: nn.Module) -> bool:
     """Whether a module mixes tokens by a state, for which it asks its cache."""
     forwards = _forwards(type(module))
-    return any(
-        "hidden_states" in signature(one).parameters and _names(one) & {*ASKED, "get_linear_cache"} for one in forwards
-    )
+    return any("hidden_states" in signature(one).parameters and _names(one) & {*ASKED, _LINEAR} for one in forwards)
+
+
+def asks_linear_cache(module: nn.Module) -> bool:
+    """Whether a module keeps the state of lightning attention."""
+    return any(_LINEAR in _names(one) for one in _forwards(type(module)))
 
 
 def cache_argument(kind: type[nn.Module]) -> str | None:
-    """Return how modules of a class call the cache of their `RecurrentState`; None if they have another (MiniMax)."""
-    asking = [signature(one).parameters for one in _forwards(kind) if _names(one) >= ASKED]
-    return next(filter(CACHES.__contains__, asking[0]), None) if asking else None
+    """Return how modules of a class call the cache from whose state several tokens go on; None if they cannot.
 
-
-def count_states(model: nn.Module) -> int | None:
-    """Return the layers up to the last one with a `RecurrentState`, 0 without; None if a layer keeps another state."""
-    mixers: list[Any] = [module for module in model.modules() if keeps_state(module)]
-    if not all(cache_argument(type(mixer)) for mixer in mixers):
+    Lightning attention can, one token after another, which takes longer than to compute the tokens before again.
+    """
+    asking = [one for one in _forwards(kind) if _names(one) >= ASKED]
+    if not asking or any(_names(one) & _FROM_ZERO for one in asking):
         return None
+    return next(filter(CACHES.__contains__, signature(asking[0]).parameters), None)
+
+
+def count_states(model: nn.Module) -> int:
+    """Return the layers up to the last one with a state, 0 without any."""
+    mixers: list[Any] = [module for module in model.modules() if keeps_state(module)]
     return 1 + max((mixer.layer_idx for mixer in mixers), default=-1)
 
 
