@@ -43,8 +43,15 @@ MORE: dict[str, dict[str, Any]] = {
         "index_topk": 128, "mlp_layer_types": ["dense", "sparse"],
     },
     "nemotron": {},
-    "llama4_text": {**EXPERTS, "intermediate_size_mlp": 96, "attention_chunk_size": 64, "moe_layers": [1],
-                    "no_rope_layers": [1, 0], "layer_types": ["chunked_attention", "full_attention"]},
+    "llama4_text": {
+        **EXPERTS, "intermediate_size_mlp": 96, "attention_chunk_size": 64, "moe_layers": [1], "no_rope_layers": [1, 0],
+        "floor_scale": 20, "layer_types": ["chunked_attention", "full_attention"],
+    },
+    "gemma3n_text": {
+        "num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2,
+        "intermediate_size": [96] * 4, "activation_sparsity_pattern": [0.0] * 4, "sliding_window": 24,
+        "vocab_size_per_layer_input": families.VOCAB, "hidden_size_per_layer_input": 16,
+    },
     "ministral3": {},
     "llama": {},
     "jetmoe": {**EXPERTS, "kv_channels": 32},
@@ -140,7 +147,7 @@ class SumOfLogprobs(Objective):
 
 
 @pytest.mark.parametrize("dtype", BOTH, ids=str)
-@pytest.mark.parametrize("family", ["llama", "ministral3", "gemma2", "gpt_oss"])
+@pytest.mark.parametrize("family", ["llama", "ministral3", "gemma2", "gpt_oss", "llama4_text", "gemma3n_text"])
 def test_a_healthy_model_is_right_in_all_four_in_any_precision(family: str, dtype: torch.dtype) -> None:
     assert faults_of(make_learner(family, dtype), dtype) == Faults(None, None, None, None)
 
@@ -160,8 +167,10 @@ def test_a_model_whose_scores_r1_does_not_know_attends_by_itself(dtype: torch.dt
 
 
 @pytest.mark.parametrize("layout", ["padded", "packed", "shared"])
-@pytest.mark.parametrize("family", ["gemma2", "gpt_oss"])
-def test_bounded_scores_and_sinks_learn_as_the_models_own_attention(family: str, layout: str) -> None:
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "llama4_text", "gemma3n_text"])
+def test_bounded_scores_sinks_chunks_and_shared_keys_learn_as_the_models_own_attention(
+    family: str, layout: str
+) -> None:
     learner, plain = make_learner(family), make_plain(family)
     plain.set_attn_implementation("eager")
     learner.batching = Batching(layout != "padded", MicroLimit(8), MicroLimit(8))
@@ -199,14 +208,6 @@ def test_layers_that_drop_the_pack_share_no_prompts_in_any_precision(dtype: torc
     faults = faults_of(make_learner("nemotron", dtype), dtype)
     assert (faults.single, faults.padded) == (None, None)
     assert "mixes up the answers to a shared prompt" in str(faults.shared)
-
-
-def test_attention_in_chunks_of_a_row_is_padded_however_long_the_chunks_are() -> None:
-    assert "in a packed row" in str(faults_of(make_learner("llama4_text"), torch.float32).packed)
-    learner = make_learner("llama4_text")
-    learner.model.config.attention_chunk_size = 4096
-    [line] = settle(learner)
-    assert "micro-batches are padded" in line
 
 
 def leak_over_rows(model: Any) -> None:

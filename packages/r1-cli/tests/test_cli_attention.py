@@ -16,6 +16,7 @@ from r1_cli.models.attention import PACKED_ATTENTION, VISION_ATTENTION, attend_p
 from r1_cli.models.kernels import Pieces, find_kernel
 from r1_core.learner.pack import Pack
 from r1_rollout.embedded import scores
+from r1_rollout.embedded.windows import AttentionWindow
 
 TEXT: dict[str, Any] = {
     "vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
@@ -204,10 +205,12 @@ def test_one_call_of_the_kernel_gives_what_the_pieces_give(
 RUNS, BEHIND = [7, 200, 6, 1, 150, 4, 9, 3, 3, 5], [-1, -1, -1, 2, 2, 2, -1, 6, 6, -1]
 
 
-@pytest.mark.parametrize("window", [None, 200, 30], ids=str)
+@pytest.mark.parametrize(
+    "window", [None, AttentionWindow(200), AttentionWindow(30), AttentionWindow(30, chunked=True)], ids=str
+)
 @pytest.mark.parametrize("way", ["on processors", "run by run", "newer", "efficient"])
 def test_answers_attend_to_their_prompt_and_themselves_forwards_and_backwards(
-    way: str, window: int | None, monkeypatch: pytest.MonkeyPatch
+    way: str, window: AttentionWindow | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
     pack, size, options = Pack.of(RUNS, "cpu", behind=BEHIND), 8, dict[str, Any](scaling=0.3)
@@ -215,7 +218,8 @@ def test_answers_attend_to_their_prompt_and_themselves_forwards_and_backwards(
     given = [each.requires_grad_() for each in (query, key, value)]
     weights = torch.randn(1, sum(RUNS), 4, size).double()
     place = torch.cat([torch.arange(n) + (RUNS[run] if run >= 0 else 0) for n, run in zip(RUNS, BEHIND, strict=True)])
-    seen = pack.visible() & (window is None or place[:, None] - place < window)
+    assert torch.equal(pack.places, place)
+    seen = pack.visible() & (window is None or place >= window.begin(place)[:, None])
     expected = torch.nn.functional.scaled_dot_product_attention(
         *given, attn_mask=seen, scale=0.3, enable_gqa=True
     ).transpose(1, 2)
@@ -225,6 +229,8 @@ def test_answers_attend_to_their_prompt_and_themselves_forwards_and_backwards(
         options["position_bias"] = torch.zeros(())
     layer = SimpleNamespace(is_causal=True, num_key_value_groups=2)
     monkeypatch.setattr(scores, "sdpa_attention_forward", without_bias)
+    if window is not None and window.chunked:
+        pack, window = pack.chunked(window.size), None
     found = attention._attend_within(layer, *given, pack, window, options)
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
     grads = (torch.autograd.grad((each * weights).sum(), given) for each in (found, expected))

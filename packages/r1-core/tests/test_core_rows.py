@@ -9,6 +9,7 @@ import torch
 
 from r1_core.advantages.inputs import ESTIMATOR_FIELDS
 from r1_core.learner.microbatch import collate
+from r1_core.learner.pack import Pack
 from r1_core.needs import all_needs
 from r1_core.types import (
     LOSS_FIELDS,
@@ -106,3 +107,16 @@ def test_a_per_token_field_is_declared_once_and_where_it_is_read():
         "routed_experts",
     }  # of which `advantages.distillation` reads the third
     assert {*PER_TOKEN} == {*LOSS_FIELDS, *ESTIMATOR_FIELDS} | others | of_turns
+
+
+def test_chunks_of_a_row_begin_where_its_sequences_do() -> None:
+    """Tokens see those of their chunk, before them in their own sequence."""
+    pack = Pack.of([6, 3, 6, 9, 4, 2], "cpu", behind=[-1, 0, 0, -1, -1, 4])
+    cut = pack.chunked(4)
+    assert cut.lengths == [4, 2, 2, 1, 2, 4, 4, 4, 1, 4, 2]
+    assert cut.behind == [-1, -1, 1, -1, 1, -1, -1, -1, -1, -1, -1]
+    chunk = pack.places // 4
+    assert torch.equal(cut.visible(), pack.visible() & (chunk[:, None] == chunk))
+    assert pack.places.tolist()[:15] == [*range(6), *range(6, 9), *range(6, 12)]
+    assert pack.grouped
+    assert not cut.grouped

@@ -57,6 +57,7 @@ def test_log_probs_are_those_of_a_plain_forward(name: str, settings: dict[str, A
     assert_exact(plain, asked, sample(one, asked, PARAMS, banned_token_ids=()), 1.0)
 
 
+LAYERS = ["sliding_attention", "full_attention"]
 WINDOWED: dict[str, dict[str, Any]] = {
     "Mistral": {},  # its configuration has a window and no list of layers
     "Qwen2": {"use_sliding_window": True, "max_window_layers": 1},
@@ -64,7 +65,16 @@ WINDOWED: dict[str, dict[str, Any]] = {
     "Gemma3Text": {"head_dim": 12},
     "GptOss": {"head_dim": 12, "num_local_experts": 2, "num_experts_per_tok": 1},  # sinks
     "Cohere2": {},
-}
+    # The last two layers attend with the keys and values of the first two.
+    "Gemma3nText": {"head_dim": 12, "num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": LAYERS * 2,
+                    "intermediate_size": [64] * 4, "activation_sparsity_pattern": [0.0] * 4,
+                    "vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 8},
+    "Gemma4Text": {"head_dim": 12, "global_head_dim": 20, "num_hidden_layers": 4, "num_kv_shared_layers": 2,
+                   "layer_types": LAYERS * 2, "vocab_size_per_layer_input": 64, "hidden_size_per_layer_input": 8},
+    # Chunks in place of a window, and queries that grow with their places, 5 tokens at a time.
+    "Llama4Text": {"head_dim": 12, "layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0],
+                   "intermediate_size_mlp": 64, "moe_layers": [], "floor_scale": 5, "attn_scale": 0.5},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("window", [1, 6, 20, 300])
@@ -72,7 +82,8 @@ WINDOWED: dict[str, dict[str, Any]] = {
 def test_sliding_layers_are_exact_beyond_their_window(name: str, window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Over segments of 4, 4, 8, … columns, of which layers see none, a part or all, and rows of several ages."""
     monkeypatch.setattr("r1_rollout.embedded.segments.FIRST", 4)
-    settings = {**TEXT, **WINDOWED[name], "sliding_window": window}
+    size = "attention_chunk_size" if name.startswith("Llama4") else "sliding_window"
+    settings = {**TEXT, **WINDOWED[name], size: window}
     one, plain = model(name, **settings), model(name, **settings)
     plain.set_attn_implementation("eager")
     asked = prompts(3, 1, 33, 6)
@@ -113,15 +124,23 @@ def test_latent_keys_that_are_expanded_otherwise_are_found_at_the_start(monkeypa
         engine_for(one, banned_token_ids=())
 
 
-def test_a_window_that_slides_wrongly_is_found_at_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("window", [100, 4096])
+def test_a_window_that_slides_wrongly_is_found_at_the_start(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     see = Segment.see_within
 
-    def see_less(self: Segment, window: int, begins: Any, *others: Any) -> None:
+    def see_less(self: Segment, window: Any, begins: Any, *others: Any) -> None:
         see(self, window, begins + 1, *others)
 
     monkeypatch.setattr(Segment, "see_within", see_less)
     with pytest.raises(ValueError, match="would sample wrongly from MistralForCausalLM"):
-        engine_for(model("Mistral", **TEXT, sliding_window=100), banned_token_ids=())
+        engine_for(model("Mistral", **TEXT, sliding_window=window), banned_token_ids=())
+
+
+def test_the_check_of_wide_windows_leaves_them_as_they_were() -> None:
+    one = model("GptOss", **TEXT, **WINDOWED["GptOss"], sliding_window=4096)
+    engine = engine_for(one, banned_token_ids=())
+    sizes = [layer.self_attn.sliding_window for layer in engine._model.model.layers]
+    assert (engine._model.config.sliding_window, sizes) == (4096, [4096, None])
 
 
 def test_a_layer_whose_window_is_not_that_of_its_configuration_is_refused() -> None:
@@ -137,7 +156,7 @@ def test_a_layer_whose_window_is_not_that_of_its_configuration_is_refused() -> N
         ("GPTJ", {**GPT, "rotary_dim": 4}, "attention of its own"),
         ("Falcon", {**TABLE, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}, "attention of its"),
         ("Bart", {**TABLE, "d_model": 48, "decoder_layers": 1, "decoder_attention_heads": 4}, "positions that cannot"),
-        ("Mamba", {**TABLE, "hidden_size": 48, "num_hidden_layers": 1, "state_size": 4}, "attention of its"),
+        ("Rwkv", {**TABLE, "hidden_size": 48, "num_hidden_layers": 2}, "a state or cache of its own"),
     ],
 )
 def test_models_that_it_would_sample_from_wrongly_are_refused(
@@ -155,7 +174,7 @@ LONG = {"max_position_embeddings": 256, "original_max_position_embeddings": 64, 
 @pytest.mark.parametrize(
     ("name", "settings", "said"),
     [
-        ("DiffLlama", TEXT, "would sample wrongly from DiffLlamaForCausalLM"),
+        ("DiffLlama", TEXT, "DiffLlamaAttention does not attend to the keys as its cache gave them"),
         # A neighbour far along changes the rotary embedding of the whole batch.
         ("Llama", {**TEXT, "max_position_embeddings": 64, "rope_parameters": DYNAMIC}, "wrongly"),
         ("Phi3", {**TEXT, "pad_token_id": 0, **LONG}, "wrongly"),

@@ -9,7 +9,7 @@ import pytest
 import torch
 from embedded_cases import HandPrompt, engine_for, mixed_prompts, picture_prompt, plain_logprobs, text_prompt
 from rollout_models import TEXT, sharpen
-from transformers import AutoModelForCausalLM, Qwen2Config
+from transformers import AutoModelForCausalLM, Llama4TextConfig, Qwen2Config
 
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.embedded.prefill import ContinuedCache
@@ -84,7 +84,18 @@ def windowed_model() -> Any:
     return sharpen(AutoModelForCausalLM.from_config(config, attn_implementation="eager"))
 
 
-@pytest.mark.parametrize("kind", ["text_model", "vision_model", "windowed_model"])
+@pytest.fixture(scope="module")
+def chunked_model() -> Any:
+    """A model whose first layer sees chunks of seven tokens, and whose second scales queries by their places."""
+    torch.manual_seed(0)
+    config = Llama4TextConfig(
+        **TEXT, head_dim=12, attention_chunk_size=7, layer_types=["chunked_attention", "full_attention"],
+        no_rope_layers=[1, 0], floor_scale=5, attn_scale=0.5, moe_layers=[], intermediate_size_mlp=64,
+    )  # fmt: skip
+    return sharpen(AutoModelForCausalLM.from_config(config, attn_implementation="eager"))
+
+
+@pytest.mark.parametrize("kind", ["text_model", "vision_model", "windowed_model", "chunked_model"])
 def test_a_later_turn_computes_what_is_new_and_gets_the_logprobs_of_a_plain_forward(
     kind: str, request: pytest.FixtureRequest
 ) -> None:

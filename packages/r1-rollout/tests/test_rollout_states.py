@@ -9,7 +9,7 @@ from embedded_cases import assert_exact, engine_for, sample, text_prompt
 from rollout_models import TEXT, sharpen
 
 from r1_rollout.embedded.prefill import prefill_batches
-from r1_rollout.embedded.states import RecurrentState, count_states
+from r1_rollout.embedded.states import RecurrentState
 from r1_rollout.types import SamplingParams
 from r1_rollout.weights import LocalWeights
 
@@ -18,11 +18,15 @@ DELTA = {
     "linear_num_key_heads": 2, "linear_num_value_heads": 2, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
 }  # fmt: skip
 MAMBA = {"mamba_n_heads": 4, "mamba_d_head": 24, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 16}
+RECURRENT = {key: TEXT[key] for key in ("vocab_size", "hidden_size", "num_hidden_layers", "eos_token_id")}
 MODELS: dict[str, dict[str, Any]] = {
     "Qwen3_5Text": {**TEXT, **MIXED, **DELTA},
     "Lfm2": {**TEXT, "layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
+    "MiniMax": {**TEXT, **MIXED, "block_size": 8, "num_local_experts": 2},  # lightning attention
     "FalconH1": {**TEXT, **MAMBA, "head_dim": 12, "mamba_d_ssm": 96},  # attention and state in every layer
     "Bamba": {**TEXT, **MAMBA, "attn_layer_indices": [1]},
+    "Mamba": {**RECURRENT, "state_size": 4},  # no attention and no positions
+    "Mamba2": {**RECURRENT, "num_heads": 4, "head_dim": 24, "state_size": 8, "n_groups": 1, "chunk_size": 16},
     "OlmoHybrid": {**TEXT, **MIXED, **DELTA},  # convolutions of its queries, keys and values apart
 }
 # Samples end at different times, so rows move; four of them run at once, so prompts wait.
@@ -33,11 +37,16 @@ LENGTHS = (9, 9, 1, 17, 2, 4)
 def build(name: str) -> Any:
     torch.manual_seed(0)
     config = getattr(transformers, f"{name}Config")(**MODELS[name])
-    return sharpen(transformers.AutoModelForCausalLM.from_config(config))
+    model = sharpen(transformers.AutoModelForCausalLM.from_config(config))
+    if name == "Mamba":  # which makes rounding errors of large weights grow from token to token
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.mul_(0.5)
+    return model
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=() if place < 3 else pytest.mark.slow) for place, name in enumerate(MODELS)]
+    "name", [pytest.param(name, marks=() if place < 4 else pytest.mark.slow) for place, name in enumerate(MODELS)]
 )
 def test_log_probs_are_those_of_a_plain_forward_while_samples_come_and_go(name: str) -> None:
     plain, prompts = build(name), [text_prompt(f"p{i}", length, seed=100 * i) for i, length in enumerate(LENGTHS)]
@@ -74,12 +83,3 @@ def test_states_are_copied_for_samples_and_close_the_gaps_that_leaving_ones_make
 
 def test_prompts_of_recurrent_models_are_computed_with_those_of_their_length() -> None:
     assert prefill_batches([5, 9, 5, 9, 9], equal=True) == [[1, 3, 4], [0, 2]]
-
-
-def test_a_state_that_the_cache_cannot_hold_is_refused_by_name() -> None:
-    assert count_states(build("Qwen3_5Text")) == 1
-    config = transformers.MiniMaxConfig(**TEXT, **MIXED, block_size=8, num_local_experts=2)
-    model = transformers.AutoModelForCausalLM.from_config(config)
-    assert count_states(model) is None
-    with pytest.raises(ValueError, match="MiniMaxForCausalLM has linear_attention layers"):
-        engine_for(model)

@@ -28,7 +28,7 @@ from r1_cli.models.recurrent import pack_recurrent_layers
 from r1_cli.models.shared_prompts import attend_to_prompts
 from r1_core.learner.pack import NO_PROMPT, Pack, cut_shared_rows
 from r1_rollout.embedded.scores import attend, read_score_change, retune
-from r1_rollout.embedded.windows import Window, window_of
+from r1_rollout.embedded.windows import AttentionWindow, window_of
 
 PACKED_ATTENTION = "r1_packed"
 # Hugging Face passes the pictures' bounds to towers if "flash" is in the name, and otherwise loops over pictures.
@@ -157,7 +157,7 @@ def _attend_within(
     key: Tensor,
     value: Tensor,
     pack: Pack,
-    window: Window | None,
+    window: AttentionWindow | None,
     options: dict[str, Any],
 ) -> Tensor:
     scale = options.get("scaling")
@@ -176,7 +176,7 @@ def _attend_within(
         return _attend_by_segments(module, query, key, value, pack, window, options)
     if not pack.shared:
         return _attend_by_pieces(module, query, key, value, pack.lengths, options)
-    if plain and query.device.type == "cpu":
+    if plain and query.device.type == "cpu" and pack.grouped:
         return attend_to_prompts(query, key, value, pack, scale)
     return _attend_by_segments(module, query, key, value, pack, window, options)
 
@@ -211,7 +211,7 @@ def _attend_by_segments(
     key: Tensor,
     value: Tensor,
     pack: Pack,
-    window: Window | None,
+    window: AttentionWindow | None,
     options: dict[str, Any],
     row_mask: "RowMask | None" = None,
 ) -> Tensor:
@@ -235,7 +235,7 @@ def _attend_by_segments(
     return torch.cat(found, 1)
 
 
-def _mask(tokens: int, before: int, window: Window | None, device: torch.device) -> Tensor:
+def _mask(tokens: int, before: int, window: AttentionWindow | None, device: torch.device) -> Tensor:
     """Return which keys each of the last tokens sees: bool [tokens, before + tokens]."""
     seen = torch.ones(tokens, before + tokens, dtype=torch.bool, device=device).tril(before)
     if window is None:

@@ -234,6 +234,12 @@ class Pack:
         return self.behind.count(NO_PROMPT) < len(self.behind)
 
     @cached_property
+    def grouped(self) -> bool:
+        """Whether all answers follow their prompt, and nothing else stands between them."""
+        pairs = zip(range(len(self.behind)), self.behind, [NO_PROMPT, *self.behind], strict=False)
+        return all(prompt in (NO_PROMPT, place - 1, before) for place, prompt, before in pairs)
+
+    @cached_property
     def starts(self) -> list[int]:
         return [0, *accumulate(self.lengths[:-1])]
 

@@ -246,7 +246,8 @@ class TokenModel:
 
     def _logits(self, batch: MicroBatch) -> Tensor:
         if batch.pack is not None:
-            return self._call(batch, logits_to_keep=batch.predictors)[0]
+            logits = self._call(batch, logits_to_keep=batch.predictors)[0]
+            return logits if len(logits) == len(batch.predictors) else logits[batch.predictors]  # some return all
         # Rows need different positions, which `logits_to_keep` cannot express.
         return self._call(batch).flatten(0, 1)[batch.predictors]
 

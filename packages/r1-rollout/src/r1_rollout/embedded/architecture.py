@@ -8,7 +8,7 @@ from transformers import PreTrainedModel
 from r1_rollout.embedded.attention import ATTENTION
 from r1_rollout.embedded.forward import Forward
 from r1_rollout.embedded.states import count_states
-from r1_rollout.embedded.windows import CHUNKED, Window, layer_windows
+from r1_rollout.embedded.windows import CHUNKED, AttentionWindow, layer_windows
 from r1_rollout.tokens import setting
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ _RECURRENT = {"linear_attention", "conv", "mlp", "moe"}
 @dataclass(frozen=True, slots=True)
 class Reach:
     positions: int | None  # that the model knows; None if its rotary embedding is stretched beyond them
-    windows: tuple[Window | None, ...]  # see `layer_windows`
+    windows: tuple[AttentionWindow | None, ...]  # see `layer_windows`
 
 
 def prepare(model: PreTrainedModel) -> Reach:

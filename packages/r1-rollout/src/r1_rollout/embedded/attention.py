@@ -12,7 +12,7 @@ from transformers.masking_utils import sdpa_mask
 from r1_rollout.embedded.kv import decoding_cache
 from r1_rollout.embedded.scores import attend, read_score_change, retune
 from r1_rollout.embedded.softmax import LOG2_E
-from r1_rollout.embedded.windows import Window, window_of
+from r1_rollout.embedded.windows import AttentionWindow, window_of
 
 ATTENTION = "r1_rollout_decode"
 
@@ -22,7 +22,7 @@ class Continued(Protocol):
 
     places: Tensor  # int64 [prompts, tokens], of the tokens in their sequences
 
-    def see(self, window: Window | None) -> Tensor:
+    def see(self, window: AttentionWindow | None) -> Tensor:
         """Return the mask of layers with a window, bool [prompts, 1, tokens, columns]."""
 
     def get_seq_length(self) -> int:

@@ -18,7 +18,7 @@ from r1_rollout.embedded.scores import ScoreChange
 from r1_rollout.embedded.segments import HIDDEN, Layer, Numbers, Readers, Segment, Sight, cut, put
 from r1_rollout.embedded.softmax import LOG2_E, Partial, merge, partial_attention
 from r1_rollout.embedded.states import RecurrentState, StateHolder
-from r1_rollout.embedded.windows import Window
+from r1_rollout.embedded.windows import AttentionWindow
 
 GRAIN = 64  # columns by which answers grow where kernels are replayed
 
@@ -60,7 +60,7 @@ class GroupCache(StateHolder):
     """
 
     def __init__(
-        self, rows: int, columns: int, *, windows: Sequence[Window | None] = (), in_place: bool = False
+        self, rows: int, columns: int, *, windows: Sequence[AttentionWindow | None] = (), in_place: bool = False
     ) -> None:
         """Prepare the cache.
 
@@ -182,7 +182,7 @@ class GroupCache(StateHolder):
         for window in self._windows:
             self._aim_within(window, columns, device)
 
-    def _aim_within(self, window: Window, columns: Numbers, device: torch.device) -> None:
+    def _aim_within(self, window: AttentionWindow, columns: Numbers, device: torch.device) -> None:
         """Set what layers with a window see of prompts and answers. Samples of one prompt have equally long answers."""
         before = self._lengths[self._slot_of]
         begins = window.begin(before + columns) - before  # in the rows' answers; below 0 in columns of their prompts
@@ -299,7 +299,7 @@ class GroupCache(StateHolder):
         return Partial(*map(of_rows, part))
 
     @property
-    def window(self) -> Window | None:
+    def window(self) -> AttentionWindow | None:
         """What the layer sees whose keys are attended to."""
         return self._window_of.get(self.layer)
 

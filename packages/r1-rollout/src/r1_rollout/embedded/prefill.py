@@ -15,7 +15,7 @@ from r1_rollout.embedded.forward import Forward
 from r1_rollout.embedded.kv import KeysValues
 from r1_rollout.embedded.prefix_cache import Prefix
 from r1_rollout.embedded.states import RecurrentState, StateHolder
-from r1_rollout.embedded.windows import Window
+from r1_rollout.embedded.windows import AttentionWindow
 from r1_rollout.routing import Routing
 from r1_rollout.types import PromptLike
 
@@ -163,11 +163,13 @@ def prefill(
         layers = cache.filled
     else:
         layers = [KeysValues(x.keys, x.values) for x in cache.layers]
+    # Some families take no `logits_to_keep` and return all.
+    kept = ends if logits.shape[1] == len(ends) else [*range(1, 1 + logits.shape[1])]
     latent: dict[int, Any] = {one.layer_idx: one for one in model.modules() if is_latent(one)}
     return Prefilled(
         [KeysValues(*latent[i].expand_kv(*layer)) if i in latent else layer for i, layer in enumerate(layers)],
         cache.layers if isinstance(cache, StateCache) else [],
-        logits[range(len(parts)), [*map(ends.index, lengths)]],
+        logits[range(len(parts)), [*map(kept.index, lengths)]],
         routed,
     )
 
@@ -218,10 +220,10 @@ class ContinuedCache(Cache):
         self._longest = max(lengths)
         self._rows = torch.arange(len(prefixes), device=first.device)[:, None]
         self.places = torch.tensor(lengths, device=first.device)[:, None] + torch.arange(columns, device=first.device)
-        self._masks: dict[Window | None, Tensor] = {}
+        self._masks: dict[AttentionWindow | None, Tensor] = {}
         self.mask = self.see(None)
 
-    def see(self, window: Window | None) -> Tensor:
+    def see(self, window: AttentionWindow | None) -> Tensor:
         """Return which keys a token sees: those of its prefix and what follows it up to itself, within the window.
 
         Returns:

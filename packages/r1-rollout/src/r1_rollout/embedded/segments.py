@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from r1_rollout.embedded.windows import Window
+from r1_rollout.embedded.windows import AttentionWindow
 
 FIRST = 128  # columns of the first segment
 # Columns that keys have over and above, never in use. A new token's keys go to every size-th row of a column, and at
@@ -47,7 +47,7 @@ class Segment:
         self.first, self.last = first, last
         self.owners: Numbers = np.empty(0, np.int64)  # the sequence at each place
         self.width = 0  # columns in use
-        self.sights: dict[Window | None, Sight | None] = {}  # by the layers' window; None: they see no column
+        self.sights: dict[AttentionWindow | None, Sight | None] = {}  # by the layers' window; None: they see no column
         self.layers: list[Layer] = []
         self._most = places
 
@@ -92,7 +92,7 @@ class Segment:
         self._show(None, 0, seen, -torch.inf, device, grain)
 
     def see_within(
-        self, window: Window, begins: Numbers, lengths: Numbers, device: torch.device, grain: int = 1
+        self, window: AttentionWindow, begins: Numbers, lengths: Numbers, device: torch.device, grain: int = 1
     ) -> None:
         """Set what layers with a window see, after `see`: of each sequence the columns from `begins` to its length.
 
@@ -112,7 +112,7 @@ class Segment:
 
     def _show(
         self,
-        window: Window | None,
+        window: AttentionWindow | None,
         first: int,
         seen: NDArray[np.bool_] | None,
         hidden: float,

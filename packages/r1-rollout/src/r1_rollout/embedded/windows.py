@@ -15,7 +15,7 @@ _SIZES = ("sliding_window", "attention_chunk_size")
 Positions = TypeVar("Positions", Tensor, Any)
 
 
-class Window(NamedTuple):
+class AttentionWindow(NamedTuple):
     size: int  # tokens
     chunked: bool = False  # sequences are cut into chunks of `size`; else a token sees the last `size`, itself included
 
@@ -24,21 +24,21 @@ class Window(NamedTuple):
         return positions // self.size * self.size if self.chunked else positions + 1 - self.size
 
 
-def layer_windows(model: PreTrainedModel) -> tuple[Window | None, ...]:
+def layer_windows(model: PreTrainedModel) -> tuple[AttentionWindow | None, ...]:
     """Return the window of each layer that has keys of its own, as transformers reads it; None: all tokens."""
     kinds, options = get_layer_types_and_kwargs(model.config.get_text_config())
     sizes = [each.get("sliding_window") for each in options]
-    return tuple(size and Window(size, kind == CHUNKED) for kind, size in zip(kinds, sizes, strict=True))
+    return tuple(size and AttentionWindow(size, kind == CHUNKED) for kind, size in zip(kinds, sizes, strict=True))
 
 
-def window_of(module: nn.Module, options: Mapping[str, Any]) -> Window | None:
+def window_of(module: nn.Module, options: Mapping[str, Any]) -> AttentionWindow | None:
     """Return the window of an attention, given the keywords of its call, which name sliding windows but not chunks."""
     if (size := options.get("sliding_window")) is not None:
-        return Window(size)
+        return AttentionWindow(size)
     kinds, layer = setting(setting(module, "config"), "layer_types"), setting(module, "layer_idx")
     if not kinds or layer is None or layer >= len(kinds) or kinds[layer] != CHUNKED:
         return None
-    return Window(module.config.attention_chunk_size, chunked=True)  # type: ignore[union-attr,arg-type]
+    return AttentionWindow(module.config.attention_chunk_size, chunked=True)  # type: ignore[union-attr,arg-type]
 
 
 @contextmanager
