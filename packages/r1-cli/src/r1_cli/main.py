@@ -3,6 +3,7 @@
 import click
 from click.shell_completion import get_completion_class
 
+from r1_cli.commands.chat import chat
 from r1_cli.commands.check import check
 from r1_cli.commands.convert import convert
 from r1_cli.commands.data import data
@@ -51,6 +52,7 @@ main.add_command(run)
 main.add_command(check)
 main.add_command(estimate)
 main.add_command(merge)
+main.add_command(chat)
 main.add_command(reward)
 main.add_command(env)
 main.add_command(data)

@@ -12,9 +12,10 @@ from r1_cli.commands.common import ANY_WORDS, Existing, UserError, share_process
 @click.argument("settings", nargs=-1, type=click.UNPROCESSED, metavar="[CONFIG.yaml] [KEY=VALUE]...")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the result here too.")
 def evaluate(model: str, settings: tuple[str, ...], json_path: Path | None) -> None:
-    """Score a MODEL on the validation rows of a configuration. It is a checkpoint, a Hugging Face folder or a hub name.
+    """Score a MODEL on the validation rows of a configuration.
 
-    A checkpoint is scored with its run's own configuration, unless you name another.
+    It is a checkpoint, a run's folder (its best checkpoint), a Hugging Face folder or a hub name. A checkpoint is
+    scored with its run's own configuration, unless you name another.
 
     Reports accuracy, avg@n, pass@k and maj@n, where n is worker.rollout.val_override_config.n:
 
@@ -27,7 +28,7 @@ def evaluate(model: str, settings: tuple[str, ...], json_path: Path | None) -> N
     from r1_data.types import DataError
     from r1_rewards.types import RewardSpecError
 
-    path = model_path(model)
+    path = model_path(model := chosen_checkpoint(model))
     with user_errors(ConfigError, DataError, RewardSpecError):
         settings = (*own_configuration(model, settings), *settings)
         config, _ = load_config([*settings, f"worker.actor.model.model_path={path}"], command="eval")
@@ -51,14 +52,24 @@ def model_path(model: str) -> str:
     return find_model_folder(model)
 
 
+def chosen_checkpoint(model: str) -> str:
+    """Return the best checkpoint in validation, or else the last, of a run's folder; or `model` itself."""
+    from r1_cli.checkpoint.folders import CheckpointStore
+
+    store = CheckpointStore(Path(model))
+    if not store.steps() or (store.root / "config.json").is_file():
+        return model
+    best = store.best()
+    return str(store.latest() if best is None else store.path(best))
+
+
 def own_configuration(model: str, settings: tuple[str, ...]) -> list[str]:
     """Return the word that names the configuration of a checkpoint's run, if no configuration is named."""
     from r1_cli.config.load import split_words
-    from r1_cli.runs.reader import CONFIG_FILE
+    from r1_cli.runs.reader import CONFIG_FILE, run_of
 
-    file = Path(model).parent / CONFIG_FILE
-    named, _ = split_words(settings)
-    return [f"config={file}"] if named is None and (Path(model) / "actor").is_dir() and file.is_file() else []
+    run, (named, _) = run_of(Path(model)), split_words(settings)
+    return [f"config={run / CONFIG_FILE}"] if named is None and run is not None else []
 
 
 @click.command(short_help="Write a checkpoint as a Hugging Face folder.")

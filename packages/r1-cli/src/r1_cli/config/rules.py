@@ -24,12 +24,14 @@ from r1_cli.config.sources import (
     validation_sources,
 )
 
-Command = Literal["train", "sft", "eval", "data", "sample", "rows"]
-READ_ONLY = ("data", "rows")  # commands that neither sample nor score
+Command = Literal["train", "sft", "eval", "data", "sample", "rows", "chat"]
+READ_ONLY = ("data", "rows", "chat")  # commands that score nothing
 
 
 def find_problems(config: RunConfig, provenance: Provenance, command: Command) -> list[Problem]:
     """Return all problems that would stop the run, without loading anything."""
+    if command == "chat":
+        return [_problem(config, provenance, key, message) for key, message in _prompt_problems(config)]
     tuned = command == "sft" or (command == "data" and provenance.is_set("sft"))  # rows are conversations
     found = [*_input_problems(config, command, config.data.max_length if tuned else None)]
     if command == "train":
@@ -38,6 +40,17 @@ def find_problems(config: RunConfig, provenance: Provenance, command: Command) -
         found += fine_tuning_problems(config)
     secrets = _secrets(config) if command not in READ_ONLY else []
     return [_problem(config, provenance, key, message) for key, message in found] + [*secrets]
+
+
+def _prompt_problems(config: RunConfig) -> Iterator[KeyProblem]:
+    """Yield the problems of a model and of its prompts, for a command that reads no rows and scores nothing."""
+    data, model = config.data, config.worker.actor.model
+    if not model.model_path:
+        yield "worker.actor.model.model_path", "is missing: name a Hugging Face folder or hub model"
+    yield from config.worker.rollout.sampling_problems(data.max_response_length)
+    yield from data.pixel_problems()
+    yield from data.file_problems()
+    yield from model.file_problems("worker.actor.model")
 
 
 def _input_problems(config: RunConfig, command: Command, max_length: int | None) -> Iterator[KeyProblem]:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 from rich.console import Console
 
@@ -17,10 +17,10 @@ from r1_cli.build.sampler import build_engine, build_sampler, load_engine_weight
 from r1_cli.config import RunConfig
 from r1_cli.config.model import LoraConfig
 from r1_cli.config.sources import Source
-from r1_cli.hardware import find_hardware
+from r1_cli.hardware import Hardware, find_hardware
 from r1_cli.jobs.context import Context
 from r1_cli.jobs.data import DataSplit
-from r1_cli.models.files import open_model
+from r1_cli.models.files import ModelFiles, open_model
 from r1_cli.models.load import ModelError
 from r1_cli.runs.track.console import ConsoleReporter, configure_logging
 from r1_cli.runs.track.timing import Timeline
@@ -45,15 +45,14 @@ class Inference:
     renderer: Renderer
     player: "Player | None"
 
-    def open_sampler(self) -> tuple[Sampler, Any]:
+    def open_sampler(self) -> tuple[Sampler, LocalWeights]:
         """Load the weights, and return the sampler with its engine, and the weights to activate it with."""
         config, hardware, model = self.context.config, self.context.hardware, self.context.model
-        weights = load_engine_weights(config, hardware, model)
         verifier = self.open_verifier()
-        engine = build_engine(config, hardware, model, lambda: weights, self.context.stack)
+        engine, weights = open_engine(config, hardware, model, self.context.stack)
         connect_models(config, model, verifier.asking, in_evaluation(config, hardware, model, engine))
         sampler = build_sampler(config, model, verifier, engine, self.player)
-        return sampler, LocalWeights(weights.state_dict, 0)
+        return sampler, weights
 
     def open_endpoint(self, endpoint: HttpEndpoint, served_name: str) -> Sampler:
         """Return a sampler that asks a server. Raises ModelError: the server cannot do what the configuration needs."""
@@ -94,6 +93,14 @@ def open_inference(config: RunConfig, sources: Sequence[Source], console: Consol
     data = DataSplit(sources, opened, build_prompts(config, opened, rendering, reporter.counter))
     context = Context(config, model, find_hardware(), reporter, Timeline(), stack)
     return Inference(context, data, renderer, player)
+
+
+def open_engine(
+    config: RunConfig, hardware: Hardware, model: ModelFiles, stack: ExitStack
+) -> tuple[Generator, LocalWeights]:
+    """Load the weights of a model; return its engine, and the weights to activate it with. Raises ModelError."""
+    weights = load_engine_weights(config, hardware, model)
+    return build_engine(config, hardware, model, lambda: weights, stack), LocalWeights(weights.state_dict, 0)
 
 
 def with_all_weights(config: RunConfig) -> RunConfig:

@@ -24,6 +24,7 @@ __all__ = [
     "SAMPLES",
     "Phase",
     "RunReader",
+    "run_of",
     "sample_file",
 ]
 
@@ -40,6 +41,14 @@ MEDIA_KINDS = {".png": "image/png", ".webp": "image/webp"}
 def sample_file(step: int, phase: Phase) -> str:
     """Return the file name of a step's answers; names sort by step."""
     return f"{step:09}-{phase}.parquet"
+
+
+def run_of(checkpoint: Path) -> Path | None:
+    """Return the folder of the run that wrote a checkpoint, or a folder inside one; None if it has no configuration."""
+    folder = checkpoint.absolute()
+    inside = [one for one in (folder, *folder.parents[:2]) if (one / "actor").is_dir()]
+    run = inside[-1].parent if inside else folder
+    return run if inside and (run / CONFIG_FILE).is_file() else None
 
 
 class RunReader:

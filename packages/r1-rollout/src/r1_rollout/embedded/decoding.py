@@ -26,9 +26,9 @@ from r1_rollout.embedded.states import count_states
 from r1_rollout.embedded.windows import layer_windows
 from r1_rollout.errors import EngineMemoryError, NonFiniteLogits
 from r1_rollout.routing import Routing
-from r1_rollout.session import Finished, SampleKey
+from r1_rollout.session import Finished, SampleKey, SteppedSession
 from r1_rollout.tokens import setting
-from r1_rollout.types import Completion, PromptLike
+from r1_rollout.types import Completion, PromptLike, SamplingParams
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -124,6 +124,14 @@ class Decoding:
         self._remove_rows([row for row, (owner, _) in enumerate(rows.owners) if owner is request], rows, cache)
         self._vacate(self._slots.index(request), rows, cache)
         self._arrange(rows, cache)
+
+    def decoded(self, key: Hashable) -> list[int]:
+        """Return the tokens so far of an unfinished request's first sample; [] before its prompt is computed."""
+        if self._running is None:
+            return []
+        rows, _ = self._running
+        found = (row for row, (request, sample) in enumerate(rows.owners) if request.key == key and sample == 0)
+        return [token for row in found for token in rows.tail(row, int(rows.ages[row]))]
 
     def drain(self) -> None:
         """Begin no further request."""
@@ -331,3 +339,20 @@ class GenerateCall:
         if self._finished or self._decoding.pending:
             self._over = f"this generate() call is over: {reason}"
         self.close()
+
+
+class StreamingSession(SteppedSession):
+    """A session whose unfinished answers can be read while they grow."""
+
+    def __init__(
+        self,
+        decoding: Decoding,
+        params: SamplingParams,
+        submit: Callable[[str, PromptLike, SamplingParams, bool], None],
+    ) -> None:
+        super().__init__(decoding, params, submit)
+        self._decoding = decoding
+
+    def decoded(self, key: str) -> list[int]:
+        """Return the tokens so far of an unfinished request's first sample; [] before its prompt is computed."""
+        return self._decoding.decoded(key)

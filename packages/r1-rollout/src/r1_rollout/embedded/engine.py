@@ -11,7 +11,7 @@ import torch
 
 from r1_rollout.embedded.agreement import agree_behind_prefixes, require_agreement
 from r1_rollout.embedded.architecture import Reach, prepare
-from r1_rollout.embedded.decoding import Decoding, GenerateCall
+from r1_rollout.embedded.decoding import Decoding, GenerateCall, StreamingSession
 from r1_rollout.embedded.prefill import rotary_axes
 from r1_rollout.embedded.prefix_cache import PrefixCache
 from r1_rollout.embedded.rows import (
@@ -139,7 +139,7 @@ class EmbeddedEngine(OldEngineNames):
         self._begin(generation, "a later generate() began before it finished")
         return generation
 
-    def open_session(self, params: SamplingParams) -> SteppedSession:
+    def open_session(self, params: SamplingParams) -> StreamingSession:
         decoding = self._decode(
             "open_session", self._sampling(params), params.max_tokens, self._prefix_cache(), self._routing
         )
@@ -150,7 +150,7 @@ class EmbeddedEngine(OldEngineNames):
             request.split = split
             decoding.submit(request)
 
-        session = SteppedSession(decoding, params, submit)
+        session = StreamingSession(decoding, params, submit)
         self._begin(session, "a later session began")
         return session
 
