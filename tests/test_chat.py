@@ -310,10 +310,10 @@ def test_control_characters_of_an_answer_are_not_sent_to_the_terminal() -> None:
 
         def ask(self, *_: object) -> Iterator[str]:
             yield "<think>\x1b[2J"
-            yield "never ends"
+            yield "never\n\tends"
 
     found = Typing(Hostile(), "x", "/thoughts")
     assert "\x1b" not in found.written
-    assert "never ends" in found.written
+    assert "never\n    ends" in found.written
     assert any("unfinished thoughts" in note for note in found.notes)
     assert any("cut at the limit" in note and "inside its thoughts" in note for note in found.notes)

@@ -9,6 +9,7 @@ from r1_cli.commands.convert import convert
 from r1_cli.commands.data import data
 from r1_cli.commands.env import env
 from r1_cli.commands.estimate import estimate
+from r1_cli.commands.init import init
 from r1_cli.commands.models import evaluate, merge
 from r1_cli.commands.replay import replay
 from r1_cli.commands.rewards import reward, score_a
@@ -43,6 +44,7 @@ def completion(context: click.Context, shell: str) -> None:
     click.echo(found(context.find_root().command, {}, "r1", "_R1_COMPLETE").source())
 
 
+main.add_command(init)
 main.add_command(train)
 main.add_command(sft)
 main.add_command(evaluate)

@@ -53,6 +53,7 @@ def chat(
         share_processors()
         from r1_cli.jobs.chat import Sampling, open_chat
         from r1_cli.jobs.chat_terminal import Terminal, note, read_terminal
+        from r1_cli.jobs.next_steps import next_commands
         from r1_cli.models.load import ModelError
         from r1_rollout.errors import RolloutError
 
@@ -71,7 +72,7 @@ def chat(
             note("/help lists the commands; Ctrl-C ends an answer, Ctrl-D the chat")
             terminal.talk(read_terminal)
             if (Path(chosen) / "actor").is_dir():
-                note(f"next: r1 merge {shlex.quote(chosen)} --output my-model")
+                note(next_commands([f"merge {shlex.quote(chosen)} --output my-model"])[0])
 
 
 def _question() -> str:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import click
 
-from r1_cli.commands.common import UserError, visible
 from r1_cli.config.files import where_or_near
 from r1_cli.jobs.chat import Chat, ThoughtSplitter
-from r1_data.types import DataError
+from r1_cli.runs.track.view import visible
+from r1_data.types import DataError, MediaError
 from r1_rollout.errors import PromptError
 
 HELP = """/image PATH…   show pictures with the next question, at <image> or before it
@@ -63,14 +63,14 @@ class Terminal:
                     self._command(word, rest)
                 elif line.strip():
                     self.answer(line)
-            except (UserError, DataError, PromptError) as error:
-                self._note(visible(str(error)))
+            except (DataError, PromptError) as error:
+                self._note(shown(str(error)))
 
     def show(self, paths: Sequence[str]) -> None:
-        """Show pictures with the next question. Raises UserError, or DataError if the model reads text only."""
+        """Show pictures with the next question. Raises DataError if one cannot be used."""
         for path in paths:
             if not path.startswith(ADDRESS) and not Path(path).expanduser().is_file():
-                raise UserError(f"{path}: no such picture{where_or_near(path)}")
+                raise MediaError(f"{path}: no such picture{where_or_near(path)}")
         self.chat.renderer.check_media([Path(path) for path in paths])
         self._pictures += [path if path.startswith(ADDRESS) else str(Path(path).expanduser()) for path in paths]
 
@@ -96,7 +96,7 @@ class Terminal:
             if thought:
                 self._thoughts += text
                 if self._show_thoughts:
-                    self._write(visible(text))
+                    self._write(shown(text))
                 elif self._live:
                     self._write(f"\rthinking: {len(self._thoughts.split())} words")
                 continue
@@ -104,7 +104,7 @@ class Terminal:
             if text and not begun:
                 self._fold(ended=True)
                 begun = True
-            self._write(visible(text))
+            self._write(shown(text))
         return begun
 
     def _fold(self, *, ended: bool) -> None:
@@ -126,15 +126,15 @@ class Terminal:
             try:
                 paths = shlex.split(rest)
             except ValueError as error:
-                raise UserError(f"/image {rest}: {error}; quote a path that has a quote in it") from error
+                raise DataError(f"/image {rest}: {error}; quote a path that has a quote in it") from error
             if not paths:
-                raise UserError("/image takes the path of a picture")
+                raise DataError("/image takes the path of a picture")
             self.show(paths)
             self._note(f"with the next question: {', '.join(self._pictures)}")
         elif word == "/thoughts":
-            self._write(visible(self._thoughts.strip() or "the last answer has no thoughts") + "\n")
+            self._write(shown(self._thoughts.strip() or "the last answer has no thoughts") + "\n")
         elif word == "/prompt":
-            self._write(visible(answers[-1].prompt.text if answers else "nothing was asked yet") + "\n")
+            self._write(shown(answers[-1].prompt.text if answers else "nothing was asked yet") + "\n")
         elif word == "/clear":
             self.chat.clear()
             self._pictures = []
@@ -142,7 +142,7 @@ class Terminal:
         elif word == "/help":
             self._note(HELP)
         else:
-            raise UserError(f"{word} is no command; /help lists them, and a space before the / sends it as a question")
+            raise DataError(f"{word} is no command; /help lists them, and a space before the / sends it as a question")
 
 
 def _read_lines(read: Callable[[str], str]) -> str:
@@ -170,6 +170,11 @@ def interruptions() -> Iterator[threading.Event]:
         yield stop
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def shown(text: str) -> str:
+    """Return text as a terminal may have it: lines are kept, other control characters are escaped."""
+    return "\n".join(visible(line.expandtabs(4)) for line in text.split("\n"))
 
 
 def read_terminal(prompt: str) -> str:

@@ -4,7 +4,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -64,7 +64,13 @@ def closing_lines(
         reason = "the rewards of each group were equal" if has_task else "the loss was not finite"
         lines.append(f"no step learned anything: {reason}, so the weights have not changed")
         after = [f"diagnose {run}", f"view {run}"]
-    return [*lines, f"next: {command} {after[0]}", *(f"      {command} {words}" for words in after[1:])]
+    return [*lines, *next_commands(after, command)]
+
+
+def next_commands(words: Sequence[str], command: str | None = None) -> list[str]:
+    """Return the lines that name commands of r1; `command` is how the user calls it, None: as this time."""
+    command = typed_command(sys.argv[0], os.environ) if command is None else command
+    return [f"{'      ' if number else 'next: '}{command} {one}" for number, one in enumerate(words)]
 
 
 def typed_command(program: str, environment: Mapping[str, str]) -> str:
