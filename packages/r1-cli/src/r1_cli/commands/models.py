@@ -1,5 +1,6 @@
 """`r1 eval` and `r1 merge`: evaluate a model, or write a checkpoint as a Hugging Face folder."""
 
+import shlex
 from pathlib import Path
 
 import click
@@ -79,19 +80,45 @@ def own_configuration(model: str, settings: tuple[str, ...]) -> list[str]:
     type=click.Path(file_okay=False, path_type=Path),
     help="The folder to write; by default actor/huggingface inside the checkpoint.",
 )
-def merge(checkpoint: Path, output: Path | None) -> None:
-    """Write a checkpoint as a Hugging Face folder: weights, tokenizer, processor and generation settings.
+@click.option("--push", metavar="NAME/MODEL", help="Upload the folder to the Hugging Face hub, too, as private.")
+@click.option("--public", is_flag=True, help="With --push: as public.")
+def merge(checkpoint: Path, output: Path | None, push: str | None, public: bool) -> None:
+    """Write a checkpoint as a Hugging Face folder: weights, tokenizer, processor, generation settings, model card.
 
     Reads checkpoints of r1, and of EasyR1 and veRL with FSDP shards (model_world_size_*_rank_*.pt), without executing
-    anything in them.
+    anything in them. Of a run's folder, it takes the best checkpoint in validation, or else the last. The card says
+    data, rewards, algorithm, validation and versions, from the run's record; a card that you have edited stays.
+
+    --push takes the token of HF_TOKEN or of `hf auth login`, and writes it nowhere:
 
     \b
       r1 merge checkpoints/easy_r1/demo/global_step_60 --output my-model
+      r1 merge checkpoints/easy_r1/demo --output my-model --push me/my-model
     """
+    from r1_cli.jobs.hub import HubError, push_folder
     from r1_cli.jobs.merge import merge as write_folder
+    from r1_cli.jobs.next_steps import next_commands
     from r1_cli.models.adapters import AdapterError
     from r1_cli.models.load import ModelError
     from r1_cli.models.verl_shards import ShardError
 
-    with user_errors(ModelError, ShardError, AdapterError, FileExistsError), writing(output or checkpoint):
-        click.echo(write_folder(checkpoint, output))
+    if public and not push:
+        raise click.UsageError("--public takes --push NAME/MODEL")
+    chosen = Path(chosen_checkpoint(str(checkpoint)))
+    if chosen != checkpoint:
+        click.echo(f"merging {chosen}", err=True)
+    with user_errors(ModelError, ShardError, AdapterError, FileExistsError), writing(output or chosen):
+        folder = write_folder(chosen, output)
+    click.echo(folder)
+    if push:
+        size = sum(file.stat().st_size for file in folder.iterdir())
+        click.echo(
+            f"uploading {size / 1e6:,.1f} MB to {push}, {'public' if public else 'private'} if it is new", err=True
+        )
+        with user_errors(HubError):
+            address, notes = push_folder(folder, push, public=public)
+        for note in notes:
+            click.echo(f"note: {note}", err=True)
+        click.echo(address)
+    for line in next_commands([f"chat {shlex.quote(str(folder))}"]):
+        click.echo(line, err=True)

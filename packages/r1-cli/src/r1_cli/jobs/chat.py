@@ -1,5 +1,6 @@
 """`r1 chat`: a conversation with a model, whose prompts are rendered as in training."""
 
+import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,6 +16,7 @@ from r1_cli.config import RunConfig
 from r1_cli.config.sources import training_sources
 from r1_cli.hardware import find_hardware
 from r1_cli.jobs.inference import open_engine, with_all_weights
+from r1_cli.jobs.model_card import PROMPTS
 from r1_cli.models.families import find_value
 from r1_cli.models.files import ModelFiles, open_model
 from r1_data.formats import Columns
@@ -224,7 +226,10 @@ def open_chat(config: RunConfig, sampling: Sampling, *, plain: bool = False) -> 
 
 
 def build_reader(config: RunConfig, *, plain: bool = False) -> tuple[RowReader, list[str]]:
-    """Return what makes a question a row of the run's first training source, and lines about its prompts."""
+    """Return what makes a question a row of the run's first training source, and lines about its prompts.
+
+    If the configuration has no prompts, those that `r1 merge` wrote beside the model are used.
+    """
     data, sources = config.data, training_sources(config.data)
     format_prompt, system_prompt = data.format_prompt, data.system_prompt
     columns = data.prompt_key, data.answer_key, data.image_key, data.video_key
@@ -236,6 +241,10 @@ def build_reader(config: RunConfig, *, plain: bool = False) -> tuple[RowReader, 
         text = Path(format_prompt).read_text(encoding="utf-8") if format_prompt else None
     except OSError as error:
         raise DataError(f"the run's format prompt {format_prompt} cannot be read ({error.strerror})") from error
+    beside = Path(config.worker.actor.model.model_path or "") / PROMPTS
+    if not (plain or sources or format_prompt or system_prompt) and beside.is_file():
+        found = json.loads(beside.read_text(encoding="utf-8"))
+        format_prompt, text, system_prompt = str(beside), found.get("format_prompt"), found.get("system_prompt")
     reader = RowReader(
         Columns(*columns),
         explicit_columns=True,
@@ -244,7 +253,7 @@ def build_reader(config: RunConfig, *, plain: bool = False) -> tuple[RowReader, 
         system_prompt=system_prompt,
         downloads=Downloads(),
     )
-    lines = [f"prompts: format prompt {format_prompt or 'none'}, system prompt {system_prompt or 'none'}"]
+    lines = [f"prompts: format prompt {format_prompt if text else 'none'}, system prompt {system_prompt or 'none'}"]
     if len({(one.format_prompt, one.system_prompt) for one in sources}) > 1:
         lines.append(f"note: the run has several sources; the prompts are those of {sources[0].name}")
     if config.worker.rollout.multi_turn.enable:

@@ -1,8 +1,10 @@
 """`r1 merge`: turn a checkpoint of r1, EasyR1 or veRL into a Hugging Face folder."""
 
 import errno
+import json
+import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,9 +19,15 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import PrefixChange, Transpose, WeightConverter
 from transformers.utils.logging import disable_progress_bar
 
+from r1_cli.config.section import flatten
+from r1_cli.jobs.model_card import CARD, PROMPTS, is_unedited, read_prompts, write_card
 from r1_cli.models.adapters import CONFIG_FILE, merge_adapter
+from r1_cli.models.families import is_vision_language
 from r1_cli.models.load import ModelError, load_config, load_model
 from r1_cli.models.verl_shards import find_shards, read_shards
+from r1_cli.runs.reader import RunReader, run_of
+
+log = logging.getLogger("r1")
 
 STATE = ("optimizer", "learner.json", "model", "adapter_")  # what a merged folder does not take over as it is
 
@@ -36,7 +44,8 @@ def merge(checkpoint: Path, output: Path | None = None) -> Path:
         output: by default `actor/huggingface` inside the checkpoint.
 
     Returns:
-        The folder, complete or absent.
+        The folder, complete or absent. It has a model card, README.md, unless there was one that somebody edited; and
+        the run's prompts, for `r1 chat`.
 
     Raises:
         ModelError: there is no checkpoint, weights do not fit the configuration, or an adapter's base is missing.
@@ -71,8 +80,20 @@ def merge(checkpoint: Path, output: Path | None = None) -> Path:
             merge_adapter(model.float(), actor / "lora_adapter", dtype)
         if not (actor / CONFIG_FILE).is_file():  # an adapter's base was read from its published files
             name_as_published(model)
-        _write(model, folder, output)
+        _write(model, folder, output, describe(checkpoint, output, vision=is_vision_language(model.config)))
     return output
+
+
+def describe(checkpoint: Path, output: Path, *, vision: bool) -> dict[str, str]:
+    """Return the card and the prompts of a merged checkpoint, by file name."""
+    card, run = output / CARD, run_of(checkpoint)
+    files = {CARD: write_card(checkpoint, output.name, vision=vision)}
+    if card.is_file() and not is_unedited(kept := card.read_text(encoding="utf-8")):
+        log.warning("%s stays as it is; remove it to get a card of this checkpoint", card)
+        files[CARD] = kept
+    if run is not None and (prompts := read_prompts(dict(flatten(RunReader(run).settings())))):
+        files[PROMPTS] = json.dumps(prompts, indent=2, ensure_ascii=False) + "\n"
+    return files
 
 
 def _join_shards(actor: Path, shards: list[Path], folder: Path) -> torch.dtype:
@@ -117,13 +138,15 @@ def name_as_published(model: Any) -> None:
     ]
 
 
-def _write(model: PreTrainedModel, assets: Path, output: Path) -> None:
+def _write(model: PreTrainedModel, assets: Path, output: Path, texts: Mapping[str, str]) -> None:
     draft = output.with_name(f".draft_{output.name}")
     shutil.rmtree(draft, ignore_errors=True)
     try:
         _copy_assets(assets, draft)
         with _saving():
             model.save_pretrained(draft)
+        for name, text in texts.items():
+            (draft / name).write_text(text, encoding="utf-8")
         shutil.rmtree(output, ignore_errors=True)
         draft.rename(output)
     finally:
