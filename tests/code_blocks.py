@@ -25,6 +25,7 @@ from r1_cli.main import main
 FENCE = re.compile(r"^```([\w-]*)(.*)$")
 TITLE = re.compile(r'title="([^"]+)"')
 TINY = [*SMALL, "trainer.max_steps=2", "trainer.save_freq=2", "trainer.val_freq=2", "trainer.val_before_train=false"]
+TINY_TASK = ["trainer.max_steps=2", "data.max_response_length=8", "worker.rollout.n=2"]
 NEED_FILES = ("docs/fine-tuning.md", "docs/sampling.md")  # pages whose commands read files that are the reader's
 
 
@@ -137,8 +138,10 @@ def run_command(words: list[str], block: Block) -> None:
     assert words[0] == "r1", f"{block}: {words[0]} is no command of r1"
     words = [word.replace("global_step_N", "global_step_2") for word in words]
     words = [re.sub(r"RUN/global_step_\d+", last_checkpoint, word) for word in words]
-    words += TINY if words[1] == "train" and not {"--dry-run", "config.yaml", "task.yaml"} & {*words} else []
-    result = CliRunner(env={"COLUMNS": "200"}).invoke(main, words[1:])
+    if words[1] == "train" and not {"--dry-run", "config.yaml", "task.yaml"} & {*words}:
+        words += TINY_TASK if "my-task/config.yaml" in words else TINY
+    asked = "How many shapes?" if words[1] == "chat" else None
+    result = CliRunner(env={"COLUMNS": "200"}).invoke(main, words[1:], input=asked)
     assert result.exit_code == 0, f"{block}: {shlex.join(words)}\n{result.output}\n{result.exception!r}"
     if target is not None:
         Path(target).write_text(result.stdout, encoding="utf-8")

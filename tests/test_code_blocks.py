@@ -32,6 +32,11 @@ NODES = "tests/test_clusters.py::test_two_started_nodes_reach_one_process_accura
 SERVED = "test_the_page_asks_a_real_server_about_text_and_a_picture"
 SHIM = "tests/test_easyr1_shim.py::test_a_command_of_easyr1_starts_r1_with_the_same_words"
 POOL = "packages/r1-rollout/tests/test_rollout_vllm_servers.py"
+HOUR = "tests/test_first_hour.py::test_a_stranger_reaches_a_model_of_their_own"
+ALIKE = "test_a_runs_folder_its_best_checkpoint_an_adapter_and_the_merged_folder_answer_alike"
+CHAT, PUSH = "tests/test_chat.py", "tests/test_merge_push.py"
+PIPED = "test_piped_input_is_one_question_whose_answer_alone_is_printed"
+PRIVATE = "test_a_folder_is_uploaded_as_private_with_its_card_and_the_token_is_written_nowhere"
 # Who runs the blocks of a page and language, in their order.
 BY: Mapping[str, Mapping[str, list[str]]] = {
     "docs/check.md": {
@@ -54,7 +59,11 @@ BY: Mapping[str, Mapping[str, list[str]]] = {
     "docs/report.md": {"indented": [f"{CLI}report.py::test_the_command_writes_beside_the_run_or_where_it_is_told"]},
     "docs/replay.md": {"indented": ["tests/test_replay.py", "tests/test_replay.py", "tests/test_episodes.py"]},
     "docs/compare.md": {"indented": [f"{CLI}after_diff.py::test_each_kind_of_change_is_told_with_both_values"]},
-    "docs/first-run.md": {"sh": [INSTALLS]},
+    "docs/after-training.md": {
+        "console": [f"{CHAT}::{ALIKE}", HOUR],
+        "bash": [f"{CHAT}::{PIPED}", f"{PUSH}::{PRIVATE}", SERVER, "not run: llama.cpp is on no package index"],
+    },
+    "docs/first-run.md": {"sh": [INSTALLS, HOUR]},
     "docs/many-devices.md": {"sh": [NODES]},
     "docs/one-step.md": {"text": [f"{DOCS}::test_the_numbers_of_one_step_are_those_of_the_page"]},
     "docs/own-loss-or-estimator.md": {
@@ -79,7 +88,7 @@ BY: Mapping[str, Mapping[str, list[str]]] = {
             f"{QUICK}the_model_learns_to_look",
             SERVER,
             f"{QUICK}eval_reports_accuracy_and_what_k_answers_give",
-            "not run: rows and a reward of the reader's; docs/first-run.md has the same with some",
+            "not run: asks questions; docs/first-run.md has the same with flags",
             "not run: the tests themselves",
         ]
     },
