@@ -20,7 +20,7 @@ from PIL import Image
 from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from r1_cli.config import load_config
-from r1_cli.jobs.chat import Chat, Sampling, TextStream, ThoughtSplitter, open_chat
+from r1_cli.jobs.chat import Chat, ChatSampling, TextStream, ThoughtSplitter, open_chat
 from r1_cli.jobs.chat_terminal import Terminal
 from r1_cli.main import main
 
@@ -56,7 +56,7 @@ def run(r1: R1, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture
 def chat(r1: R1) -> Iterator[Chat]:
     config, _ = load_config([QUICKSTART, f"worker.actor.model.model_path={MODEL}"], command="chat")
-    with open_chat(config, Sampling(temperature=0.0)) as (found, _):
+    with open_chat(config, ChatSampling(temperature=0.0)) as (found, _):
         yield found
 
 
@@ -91,7 +91,7 @@ def test_greedy_answers_of_a_text_model_are_those_of_transformers(r1: R1, tmp_pa
     path = families.save_model("qwen3", tmp_path)
     model, tokenizer, messages = families.make_model("qwen3"), families.make_tokenizer(), list[dict[str, str]]()
     config, _ = load_config([f"worker.actor.model.model_path={path}", "data.system_prompt=Hm."], command="chat")
-    with open_chat(config, Sampling(temperature=0.0, max_tokens=40)) as (chat, _):
+    with open_chat(config, ChatSampling(temperature=0.0, max_tokens=40)) as (chat, _):
         for question in ("How many?", "And red? \U0001f534", "Why?"):
             answer = "".join(chat.ask(question))
             messages += [{"role": "system", "content": "Hm."}] * (not messages) + [
@@ -125,7 +125,7 @@ def test_the_prompts_of_a_run_are_those_that_it_trained_with(run: Path, tmp_path
     row = rows.iloc[int(trained.prompt_id.rpartition(":")[2]) - 1]
     (tmp_path / "shown.png").write_bytes(row.images[0]["bytes"])
     words = [f"config={run}/experiment_config.json", f"worker.actor.model.model_path={MODEL}"]
-    with open_chat(load_config(words, command="chat")[0], Sampling(max_tokens=1)) as (chat, lines):
+    with open_chat(load_config(words, command="chat")[0], ChatSampling(max_tokens=1)) as (chat, lines):
         list(chat.ask(row.problem, [str(tmp_path / "shown.png")]))
         list(chat.ask("And now?"))
     first, second = (answer.prompt for answer in chat.answers)

@@ -51,7 +51,7 @@ def chat(
         config, _ = load_config(words, command="chat")
 
         share_processors()
-        from r1_cli.jobs.chat import Sampling, open_chat
+        from r1_cli.jobs.chat import ChatSampling, open_chat
         from r1_cli.jobs.chat_terminal import Terminal, note, read_terminal
         from r1_cli.jobs.typed_commands import next_commands
         from r1_cli.models.load import ModelError
@@ -60,7 +60,7 @@ def chat(
         typed = sys.stdin.isatty()
         with (
             user_errors(ModelError, RolloutError, ValueError),
-            open_chat(config, Sampling(temperature, max_tokens, seed), plain=plain) as (conversation, lines),
+            open_chat(config, ChatSampling(temperature, max_tokens, seed), plain=plain) as (conversation, lines),
         ):
             for line in (chosen, *lines):
                 note(line)

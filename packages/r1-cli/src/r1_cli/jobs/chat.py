@@ -39,7 +39,7 @@ UNFINISHED = "\ufffd"  # what a tokenizer makes of the first bytes of a characte
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class ChatAnswer:
     """What the model was given, and what it answered."""
 
     prompt: Prompt
@@ -61,7 +61,7 @@ class Chat:
         self.session, self.model, self.renderer, self.reader, self.limit = session, model, renderer, reader, limit
         self._content_parts = needs_parts(renderer)
         self._reach: int | None = find_value(model.config.get_text_config(), "max_position_embeddings")
-        self.answers: list[Answer] = []
+        self.answers: list[ChatAnswer] = []
         self.clear()
 
     def clear(self) -> None:
@@ -106,7 +106,7 @@ class Chat:
             self.session.cancel(key)
         if ended == "user" and (piece := stream.feed(tokens, last=True)):
             text += piece
-        self.answers.append(Answer(prompt, tokens, text, ended))
+        self.answers.append(ChatAnswer(prompt, tokens, text, ended))
         if tokens:
             self._messages, self._media = [*messages, {"role": "assistant", "content": text}], media
 
@@ -187,7 +187,7 @@ class ThoughtSplitter:
 
 
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class ChatSampling:
     """What the user sets of the sampling; None: as the run validates."""
 
     temperature: float | None = None
@@ -196,7 +196,7 @@ class Sampling:
 
 
 @contextmanager
-def open_chat(config: RunConfig, sampling: Sampling, *, plain: bool = False) -> Iterator[tuple[Chat, list[str]]]:
+def open_chat(config: RunConfig, sampling: ChatSampling, *, plain: bool = False) -> Iterator[tuple[Chat, list[str]]]:
     """Load the configuration's model into the embedded engine; yield a chat, and lines that say what it uses.
 
     Args:

@@ -79,7 +79,7 @@ FIELDS = '''"""Return the share of the fields that are right in the JSON object 
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class NewTask:
     """A kind of task: its three rows, and how their answers are graded."""
 
     title: str
@@ -95,7 +95,7 @@ class Task:
 
 
 TASKS = {
-    "number": Task(
+    "number": NewTask(
         "a number, such as the result of a problem",
         "math\nimport re",
         NUMBER,
@@ -106,7 +106,7 @@ TASKS = {
             ("How many minutes are 2.5 hours?", "150"),
         ),
     ),
-    "choice": Task(
+    "choice": NewTask(
         "a letter: one of several choices",
         "re",
         CHOICE,
@@ -117,7 +117,7 @@ TASKS = {
             ("What boils at 100 degrees Celsius?\nA. iron\nB. oxygen\nC. water", "C"),
         ),
     ),
-    "text": Task(
+    "text": NewTask(
         "a word or a short text",
         "re",
         TEXT,
@@ -128,7 +128,7 @@ TASKS = {
             ("Which animal says meow?", "cat"),
         ),
     ),
-    "json": Task(
+    "json": NewTask(
         "a JSON object: fields of a text",
         "json",
         FIELDS,
@@ -139,7 +139,7 @@ TASKS = {
             ("The year 1906 saw the birth of Grace Hopper.", '{"name": "Grace Hopper", "year": 1906}'),
         ),
     ),
-    "picture": Task(
+    "picture": NewTask(
         "a word or a short text about a picture",
         "re",
         TEXT,
@@ -177,7 +177,7 @@ def task_files(folder: Path, kind: str, model: str, *, lora: bool) -> dict[Path,
     return {folder / name: content for name, content in {**_encoded(texts), **drawn}.items()}
 
 
-def _rows(task: Task) -> list[dict[str, object]]:
+def _rows(task: NewTask) -> list[dict[str, object]]:
     rows: list[dict[str, object]] = [{"question": question, "answer": answer} for question, answer in task.rows]
     return [{**row, "images": [f"{PICTURES}/{n}.png"]} if task.pictures else row for n, row in enumerate(rows, 1)]
 
