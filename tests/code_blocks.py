@@ -52,7 +52,8 @@ def blocks_of(page: Path) -> Iterator[Block]:
             index = next(i for i in range(start + 1, len(lines)) if lines[i].strip() == "```")
             title = TITLE.search(fence[2])
             text = "\n".join(lines[start + 1 : index])
-            yield Block(name, start + 1, fence[1], title and title[1], text + "\n")
+            if fence[1] != "math":  # a formula, no code
+                yield Block(name, start + 1, fence[1], title and title[1], text + "\n")
         elif lines[index].startswith("    ") and (start == 0 or not lines[start - 1].strip()):
             while index + 1 < len(lines) and (lines[index + 1].startswith("    ") or not lines[index + 1].strip()):
                 index += 1
