@@ -39,7 +39,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def test_a_run_of_python_that_is_stopped_and_opened_again_is_the_commands_byte_for_byte(
-    tmp_path: Path, r1: R1, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, r1: R1, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its reward is a closure, and an event loop runs, as in a notebook."""
     command, python = tmp_path / "command", tmp_path / "python"
@@ -53,11 +53,14 @@ def test_a_run_of_python_that_is_stopped_and_opened_again_is_the_commands_byte_f
             for step in run:
                 means.append(sum(one.reward for group in step.groups for one in group.responses) / 16)
                 assert step.metrics["reward/overall"] == pytest.approx(means[-1])
+                print("the program's own line")
                 if step.number == last:
                     run.stop()
 
-    asyncio.run(train(close_over("first"), 1, quiet=True))
-    assert capfd.readouterr() == ("", "")
+    with monkeypatch.context() as terminal:
+        terminal.setenv("FORCE_COLOR", "1")  # which rich takes for a terminal
+        asyncio.run(train(close_over("first"), 1, quiet=True))
+    assert capfd.readouterr() == ("the program's own line\n", "")
     asyncio.run(train(close_over("second"), 3, quiet=False))
     told = capfd.readouterr().out
     assert f"resuming from {python}/global_step_1" in told

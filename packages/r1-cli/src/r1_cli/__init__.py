@@ -1,5 +1,6 @@
 """r1 train, r1 merge, r1 eval: one run, from a config to a checkpoint. `open_run` is `r1 train` from Python."""
 
+import warnings
 from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
@@ -36,10 +37,12 @@ def __getattr__(name: str) -> Any:
         return version("r1-cli")
     if name in ("open", "open_run"):
         import_module("r1_cli.commands.common").share_processors()  # before they load torch
-    if name == "open":
-        return import_module("r1_cli.jobs.own_loop").open_parts
-    if name in PUBLIC:
-        return getattr(import_module(f"r1_cli.{PUBLIC[name]}"), name)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "IProgress not found")  # by tqdm, in a notebook; r1 has bars of its own
+        if name == "open":
+            return import_module("r1_cli.jobs.own_loop").open_parts
+        if name in PUBLIC:
+            return getattr(import_module(f"r1_cli.{PUBLIC[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 

@@ -209,7 +209,9 @@ def open_run(
 
     Example: `for step in open_run("config.yaml"): print(step.number, step.metrics["reward/overall"])`
     """
-    console = Console(quiet=quiet, force_jupyter=False)
+    console = Console()
+    if quiet or console.is_jupyter:  # lines only: the view of a terminal would take what the program prints
+        console = Console(quiet=quiet, force_jupyter=False, force_terminal=False)
     with ExitStack() as stack:
         stack.enter_context(logging_to(console))
         own = OwnFunctions(Path(stack.enter_context(TemporaryDirectory(prefix="r1-code-"))))
