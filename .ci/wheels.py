@@ -15,7 +15,11 @@ PINNED = ["torch==2.13.0", "torchvision==0.28.0", "transformers==5.19.*"]
 IMPORT_ALL = """
 import sys, {module}
 from importlib import import_module
+from importlib.metadata import version
+from importlib.resources import files
 from pkgutil import walk_packages
+assert files({module}).joinpath("py.typed").is_file(), "type checkers are not told"
+assert {module}.__version__ == version("{package}"), {module}.__version__
 needing = {{"vllm": "r1_rollout.vllm.", "ray": "r1_cli.cluster.actors"}}
 for found in walk_packages({module}.__path__, "{module}."):
     try:

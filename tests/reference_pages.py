@@ -37,6 +37,7 @@ ALGORITHMS = {
     "Policy losses": ("worker.actor.loss_type", registry.losses, LOSS_OPTIONS),
 }
 OPTIONS = {option.key: option for option in (*ESTIMATOR_OPTIONS, *LOSS_OPTIONS)}
+VERIFIERS = "packages/r1-rewards/src/r1_rewards/__init__.py"
 LIST = re.compile(r"- |\d+\. ")
 BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<", "least": "≥", "above": ">", "most": "≤", "below": "<"}
 
@@ -46,10 +47,19 @@ def pages() -> dict[str, str]:
     found = {"docs/configuration.md": configuration(), "docs/rewards.md": rewards()}
     found["docs/models.md"] = architectures.page()
     found["docs/algorithms/index.md"] = algorithms()
+    found[VERIFIERS] = verifier_names()
     for key, entries, options in ALGORITHMS.values():
         for entry in dict.fromkeys(entries().values()):
             found[f"docs/algorithms/{page_name(key, entry)}.md"] = algorithm(key, entry, options)
     return found
+
+
+def verifier_names() -> str:
+    """The root of r1_rewards with an import of every verifier, which editors and type checkers read."""
+    line = "    from r1_rewards.verifiers import {0} as {0}\n"
+    text = re.sub(line.format(r"\w+"), "", (ROOT / VERIFIERS).read_text(encoding="utf-8"))
+    last = "    from r1_rewards.reference import reference_probability as reference_probability\n"
+    return text.replace(last, last + "".join(map(line.format, BUILTINS)))
 
 
 # Configuration

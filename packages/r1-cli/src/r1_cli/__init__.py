@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from r1_cli.train.groups.group import Group as Group
     from r1_cli.train.groups.group import Response as Response
 
+    __version__: str
+
 # Public names, and the module that has each, imported at first use.
 PUBLIC = {
     "ConfigError": "config.problems",
@@ -32,18 +34,20 @@ PUBLIC = {
 __all__ = [*PUBLIC]  # without `open`: `from r1_cli import *` would hide Python's own
 
 
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        return version("r1-cli")
-    if name in ("open", "open_run"):
-        import_module("r1_cli.commands.common").share_processors()  # before they load torch
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "IProgress not found")  # by tqdm, in a notebook; r1 has bars of its own
-        if name == "open":
-            return import_module("r1_cli.jobs.own_loop").open_parts
-        if name in PUBLIC:
-            return getattr(import_module(f"r1_cli.{PUBLIC[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # which would accept any name
+
+    def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            return version("r1-cli")
+        if name in ("open", "open_run"):
+            import_module("r1_cli.commands.common").share_processors()  # before they load torch
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "IProgress not found")  # by tqdm, in a notebook; r1 has bars of its own
+            if name == "open":
+                return import_module("r1_cli.jobs.own_loop").open_parts
+            if name in PUBLIC:
+                return getattr(import_module(f"r1_cli.{PUBLIC[name]}"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

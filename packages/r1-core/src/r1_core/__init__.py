@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from r1_core.types import LossInputs as LossInputs
     from r1_core.types import Sample as Sample
 
+    __version__: str
+
 # What is imported from the package itself, and the module that has it, loaded when first asked for.
 PUBLIC = {
     "AdvantageInputs": "advantages",
@@ -39,12 +41,14 @@ PUBLIC = {
 __all__ = [*PUBLIC]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        return import_module("importlib.metadata").version("r1-core")
-    if name in PUBLIC:
-        return getattr(import_module(f"r1_core.{PUBLIC[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # which would accept any name
+
+    def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            return import_module("importlib.metadata").version("r1-core")
+        if name in PUBLIC:
+            return getattr(import_module(f"r1_core.{PUBLIC[name]}"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -1,6 +1,7 @@
 """Prompts and conversations for language and vision-language models from any dataset."""
 
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from r1_data.conversations import ConversationReader
 from r1_data.dataset import Mixture, PromptDataset, Summary
@@ -50,11 +51,14 @@ __all__ = [
     "to_example",
 ]
 
+if TYPE_CHECKING:
+    __version__: str
+else:
 
-def __getattr__(name: str) -> str:
-    if name == "__version__":
-        return version("r1-data")
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    def __getattr__(name: str) -> str:
+        if name == "__version__":
+            return version("r1-data")
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from r1_rollout.weight_checks import Canary as Canary
     from r1_rollout.weights import LocalWeights as LocalWeights
 
+    __version__: str
+
 # Public names, and the module that has each, imported at first use.
 PUBLIC = {
     "Canary": "weight_checks",
@@ -43,12 +45,14 @@ PUBLIC = {
 __all__ = [*PUBLIC]
 
 
-def __getattr__(name: str) -> Any:
-    if name == "__version__":
-        return import_module("importlib.metadata").version("r1-rollout")
-    if name in PUBLIC:
-        return getattr(import_module(f"r1_rollout.{PUBLIC[name]}"), name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # which would accept any name
+
+    def __getattr__(name: str) -> Any:
+        if name == "__version__":
+            return import_module("importlib.metadata").version("r1-rollout")
+        if name in PUBLIC:
+            return getattr(import_module(f"r1_rollout.{PUBLIC[name]}"), name)
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:
