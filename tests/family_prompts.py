@@ -12,6 +12,7 @@ from r1_cli.train.groups.group import extend_positions
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.optim import build_optimizer
+from r1_core.learner.parallel import Parallel
 from r1_core.types import Sample
 from r1_data.formats import Columns, detect_columns
 from r1_data.messages import to_example
@@ -65,9 +66,17 @@ def make_samples(prompts: list[Prompt]) -> list[Sample]:
     return samples
 
 
-def make_learner(model: Any, *, rows: int = 8, padding_free: bool = True, temperature: float = 1.0) -> Learner:
+def make_learner(
+    model: Any,
+    *,
+    rows: int = 8,
+    padding_free: bool = True,
+    temperature: float = 1.0,
+    parallel: Parallel | None = None,
+) -> Learner:
     """A learner of `model`, with up to `rows` samples in a micro-batch."""
     attend_packed(model)
     optimizer = build_optimizer(model.named_parameters(), lr=1e-3)
     batching = Batching(padding_free, MicroLimit(rows), MicroLimit(rows))
-    return Learner(model, optimizer, lambda step: 1.0, batching=batching, temperature=temperature)
+    more = {"batching": batching, "temperature": temperature, "parallel": parallel}
+    return Learner(model, optimizer, lambda step: 1.0, **more)

@@ -5,32 +5,20 @@ from typing import Any
 
 import families
 import pytest
+import ranks
 import torch
-import transformers as hf
 from family_prompts import make_learner, make_prompts, make_samples
+from family_ranks import LAYOUTS, PICTURES, build, fine_tune, make_demonstrations
 from golden import prompt_cases
 from torch import Tensor
 from torch.nn.functional import logsigmoid
 
-from r1_core.losses import NLL
-from r1_core.objective import Objective
 from r1_core.preference import OBJECTIVE, PreferenceLoss, weigh
 from r1_core.types import Sample
 from r1_data.types import Prompt
 
 TEXT = (*families.TEXT_FAMILIES, *families.FURTHER_TEXT)
 FAMILIES = (*TEXT, *families.VISION_FAMILIES, *families.FURTHER_VISION, "mistral")
-PICTURES = ("pictures around a video", "picture last")
-
-
-def build(family: str) -> Any:
-    if family != "mistral":
-        return families.make_model(family, 1.0)
-    own = families.make_config("llama")
-    sizes = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-             "num_key_value_heads", "head_dim", "eos_token_id", "pad_token_id", "tie_word_embeddings")  # fmt: skip
-    config = hf.AutoConfig.for_model("mistral", **{name: getattr(own, name) for name in sizes})
-    return families.make_model("llama", 1.0, config)
 
 
 def loss_of_hugging_face(model: Any, prompt: Prompt, sample: Sample) -> Tensor:
@@ -49,29 +37,24 @@ def loss_of_hugging_face(model: Any, prompt: Prompt, sample: Sample) -> Tensor:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_loss_is_that_of_hugging_face_in_every_layout(family: str) -> None:
-    prompts = make_prompts("llama" if family == "mistral" else family, PICTURES)
+def test_the_loss_is_that_of_hugging_face_in_every_layout_on_one_two_and_four_ranks(family: str) -> None:
     assert set(PICTURES) <= set(prompt_cases.CASES)
-    prompts = [*prompts, *prompts]  # another answer to each
-    samples = [
-        replace(sample, prompt_length=len(prompt.token_ids), advantages=torch.ones(len(sample.token_ids)))
-        for prompt, sample in zip(prompts, make_samples(prompts), strict=True)
-    ]
-    plain, lengths = build(family), torch.tensor([sample.response_length for sample in samples])
-    alone = torch.stack([loss_of_hugging_face(plain, *pair) for pair in zip(prompts, samples, strict=True)])
-    expected = (alone * lengths).sum() / lengths.sum()
+    plain, pairs = build(family), list(zip(*make_demonstrations(family), strict=True))
+    lengths = torch.tensor([sample.response_length for _, sample in pairs])
+    alone = torch.stack([loss_of_hugging_face(plain, *pair) for pair in pairs])
+    expected = (alone.double() * lengths).sum() / lengths.sum()  # a sum in float32 is 1e-6 off
     expected.backward()
-    for layout in ("padded", "packed", "packed, cut", "shared"):
-        learner = make_learner(build(family), rows=3 if "cut" in layout else 99, padding_free=layout != "padded")
-        learner.batching = replace(learner.batching, share_prompts=layout == "shared")
-        found, metrics = learner.forward_backward_on_policy(samples, Objective(NLL()))
-        assert metrics["pg_loss"] == pytest.approx(expected.item(), abs=1e-6), layout
-        for sample, own in zip(found, alone.tolist(), strict=True):
-            assert sample.old_logprobs is not None
-            assert -sample.old_logprobs.sum().item() / sample.response_length == pytest.approx(own, abs=2e-6), layout
-        for (name, here), there in zip(learner.model.named_parameters(), plain.parameters(), strict=True):
-            if there.grad is not None:
-                torch.testing.assert_close(here.grad, there.grad, atol=2e-6, rtol=1e-4, msg=f"{layout}: {name}")
+    gradients = {name: param.grad for name, param in plain.named_parameters() if param.grad is not None}
+    process = [fine_tune(family, False)]
+    for found in [*process, *ranks.run(fine_tune, family, world=2), *ranks.run(fine_tune, family, world=4)]:
+        assert found.keys() == set(LAYOUTS)
+        for layout, own in found.items():
+            assert own.loss == pytest.approx(expected.item(), abs=1e-6), layout
+            assert own.rows == pytest.approx(alone.tolist(), abs=2e-6), layout
+            assert gradients.keys() <= own.gradients.keys()
+            for name, there in gradients.items():
+                here = own.gradients[name]
+                torch.testing.assert_close(here, there, atol=2e-6, rtol=1e-4, msg=f"{layout}: {name}")
 
 
 @pytest.mark.slow
@@ -94,7 +77,7 @@ def test_the_gradient_of_a_preference_is_that_of_hugging_face_in_every_layout(fa
     rewards = 0.1 * lengths * (-alone + 0.5 * (1 + torch.arange(len(samples)) % 2))
     expected = -logsigmoid(rewards[::2] - rewards[1::2]).mean()
     expected.backward()
-    for layout in ("padded", "packed", "packed, cut", "shared"):
+    for layout in LAYOUTS:
         learner = make_learner(build(family), rows=3 if "cut" in layout else 99, padding_free=layout != "padded")
         learner.batching = replace(learner.batching, share_prompts=layout == "shared")
         weighed, metrics = weigh(learner.add_logprobs(samples, ("old_logprobs",)), PreferenceLoss("dpo", 0.1))
