@@ -16,7 +16,7 @@ LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s]+)((?:#[^)]*)?\))")
 ITEM = re.compile(r"^- \[([^\]]+)\]\(([^)]+)\)", re.MULTILINE)
 ASSETS = ("site.css", "iframe-worker.js")  # beside this file
 BOOST = {"configuration.md": 8.0, "my-run-does-not-learn.md": 3.0, "troubleshooting.md": 2.0}  # of these in the search
-FURTHER = 0.3  # of what lies outside docs/, which says the same at more length, and of variants of algorithms
+FURTHER = 0.3  # of what lies outside docs/ or in the API reference, which say the same at more length, and of variants
 FORMULA = re.compile(r"^```math\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"(?<=<code>)[\w.\[\]]+(?=</code>)")
 TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
@@ -101,7 +101,8 @@ def listing(folder: Path) -> str:
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
     """Turn links to files of the repository into links to where those lie in the site."""
     source = page.file.src_uri
-    further = source.startswith(BESIDE) or "_" in Path(source).name  # of algorithms: variants, such as gspo_token
+    # Of algorithms: variants, such as gspo_token.
+    further = source.startswith((BESIDE, "api/")) or "_" in Path(source).name
     page.meta["search"] = {
         "boost": BOOST.get(source, FURTHER if further else 1.0),
         "exclude": source.startswith(f"{BESIDE}/benchmarks/"),  # measurements, not explanations

@@ -1,9 +1,13 @@
 """The generated pages are up to date and complete, and explain every entry."""
 
+import inspect
 import re
+from dataclasses import is_dataclass
+from importlib import import_module
 
 import pytest
 from reference_pages import ALGORITHMS, ROOT, follows_actor, page_name
+from test_layering import PUBLIC
 from write_tables import stale_pages
 
 from r1_cli.config.root import RunConfig
@@ -47,3 +51,24 @@ def test_an_algorithms_page_says_what_it_is_when_to_use_it_and_its_settings(key:
 def test_every_built_in_reward_has_a_section() -> None:
     page = (ROOT / "docs/rewards.md").read_text()
     assert re.findall(r"^## (.+)$", page, re.MULTILINE) == [*BUILTINS, *SERVICES]
+
+
+@pytest.mark.parametrize("package", PUBLIC)
+def test_the_api_reference_explains_every_public_name_with_its_parameters(package: str) -> None:
+    module = import_module(package)
+    page = (ROOT / f"docs/api/{package.replace('_', '-')}.md").read_text()
+    sections = {part.partition("\n")[0]: part for part in page.split("\n## ")[1:]}
+    for name in PUBLIC[package].split():
+        value = getattr(module, name)
+        if inspect.ismodule(value):
+            continue
+        words = re.sub(r"^(A class of|A function of|`).*$", "", sections[name], flags=re.MULTILINE).split()
+        assert len(words) > 5, f"{package}.{name} has no docstring or comment"
+        if inspect.isfunction(value):
+            call = re.search(r"^`(.+)`$", sections[name], re.MULTILINE)
+            assert call
+            for parameter in inspect.signature(value).parameters:
+                assert re.search(rf"[(, *]{parameter}[:,=)]", call[1]), (name, parameter)
+        elif is_dataclass(value):
+            fields = {one for one in value.__dataclass_fields__ if not one.startswith("_")}
+            assert fields <= {*re.findall(r"^\| `(\w+)` \|", sections[name], re.MULTILINE)}, name

@@ -45,6 +45,8 @@ class Step:
 class OpenRun:
     """A run of `r1 train` whose steps a Python program takes, by iterating it.
 
+    `config` is its checked configuration, `folder` the path of its folder, and `total_steps` the number of its steps.
+
     It is closed after its last step and after an error in a step. `close`, or the end of a `with` block, saves the last
     whole step and closes it earlier; a program that does neither leaves the run as if it had been killed.
     """

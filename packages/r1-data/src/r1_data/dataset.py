@@ -32,6 +32,8 @@ _SHOWN = 10  # maximum number of rows in an error message
 
 @dataclass(frozen=True, slots=True)
 class Summary:
+    """How many rows of a source were read, kept and skipped, and why."""
+
     read: int  # rows
     kept: int  # rows
     overlong: int  # rows skipped because they exceed the limit

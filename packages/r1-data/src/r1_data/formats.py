@@ -78,6 +78,7 @@ NAMES = tuple(form.name for form in FORMATS)
 
 
 def detect_columns(row_keys: Iterable[str], configured: Columns, explicit: bool) -> Columns:
+    """Return the columns of the format that rows with these keys have. Arguments as of `detect`."""
     return detect_once(tuple(row_keys), configured, explicit).columns
 
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import Literal, Protocol, Self, SupportsFloat, get_args
 
+# Why a sample could not be scored.
 Cause = Literal["timeout", "exception", "crash", "out_of_memory", "non_finite", "wrong_shape", "too_long", "remote"]
-FailurePolicy = Literal["score", "drop", "stop"]
+FailurePolicy = Literal["score", "drop", "stop"]  # give a failed sample a score, leave it out, or raise RewardFailure
 EXPECTED = 'RewardInput(response="…", ground_truth="…")'
 
 

@@ -24,6 +24,8 @@ class Problem:
 
 
 class ConfigError(ValueError):
+    """A configuration that cannot be used; the message and `problems` list everything that is wrong with it."""
+
     def __init__(self, problems: list[Problem]) -> None:
         self.problems = tuple(problems)
         count = "a problem" if len(problems) == 1 else f"{len(problems)} problems"

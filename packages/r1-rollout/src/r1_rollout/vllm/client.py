@@ -41,6 +41,8 @@ class NotThere(RequestRefused):
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
+    """The address of a vLLM server, and the token that it asks for."""
+
     url: str  # http://host:port, https://host:port, or unix:/path/of/a/socket
     token: str | None = field(default=None, repr=False)
 

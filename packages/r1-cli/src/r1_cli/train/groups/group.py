@@ -35,6 +35,8 @@ class Response:
 
 @dataclass(frozen=True, slots=True)
 class Group:
+    """A prompt with its scored responses."""
+
     prompt: Prompt
     responses: Sequence[Response]
     baseline: float | None = None  # reward of the prompt's greedy response, if one was sampled
