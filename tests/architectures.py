@@ -1,6 +1,6 @@
 """Ask of every architecture of the installed transformers what r1 can do with it, from tiny random weights.
 
-uv run python tests/architectures.py [NAME …]     # prints a line each; --write (of all) writes architectures.json
+uv run python tests/architectures.py [NAME …]     # prints a line each; --write puts them into architectures.json
 """
 
 import copy
@@ -48,6 +48,7 @@ class Answer:
     attention: str = "r1"  # or its own
     engine: bool = False  # whether the embedded engine samples from it
     why: str = ""  # the first thing that it cannot do, and why
+    refusal: str = ""  # by which the embedded engine refuses it
     wrong: str = ""  # what differs from its own eager forward without a word; never in the record
     replay: str = ""  # of a model with layers of experts: whether its routers can be replayed, yes or no
 
@@ -95,12 +96,12 @@ def ask(name: str) -> Answer:
     answer = replace(ask_learner(model, plain), engine=engine == "right", replay=replay)
     if engine and engine != "right":
         answer = replace(answer, wrong=answer.wrong or engine)
-    return replace(answer, why=without_figures(answer.why or refusal))
+    return replace(answer, why=without_figures(answer.why), refusal=without_figures(refusal if answer.layout else ""))
 
 
 def without_figures(why: str) -> str:
     """Leave out what differs between machines."""
-    return re.sub(r" \((log-probs )?off by [^)]*\)", "", why)
+    return re.sub(r" \((log-probs )?off by [^)]*\)| by [\d.e-]+ of their size, [\d.e-]+ allowed", "", why)
 
 
 def ask_learner(
@@ -298,7 +299,7 @@ def page() -> str:
     classes = {**MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, **MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
     lines, rest, learn = [], [], [answer for answer in record.values() if answer.layout]
     for name, answer in record.items():
-        why = answer.why.replace("|", "\\|")
+        why = "; ".join(filter(None, [answer.why, answer.refusal if answer.layout else ""])).replace("|", "\\|")
         if answer.layout:
             way = WAYS[answer.layout] + (", own attention" if answer.attention == "own" else "")
             vllm = "yes" if classes[name] in served else "no"
@@ -341,7 +342,7 @@ def describe_pictures(name: str, shown: Mapping[str, Any]) -> str:
 
 
 def first_line(error: Exception) -> str:
-    line = (str(error).strip() or " ").splitlines()[0][:160]
+    line = (str(error).strip() or " ").splitlines()[0][:400]
     return line if type(error) is ValueError else f"{type(error).__name__}: {line}"
 
 
@@ -364,6 +365,8 @@ def main(words: list[str]) -> None:
             found[name] = ask(name)
             print(f"{name} {time.process_time() - start:.1f} s {asdict(found[name])}", flush=True)
     if "--write" in words:
+        known = json.loads(RECORD.read_text(encoding="utf-8"))
+        found = {name: found.get(name) or Answer(**known[name]) for name in NAMES}
         lines = [f"  {json.dumps(name)}: {json.dumps(asdict(answer))}" for name, answer in found.items()]
         RECORD.write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
 

@@ -1,6 +1,7 @@
 """Every architecture of the installed transformers does what the page of models says, and none is wrong in silence."""
 
 import json
+import re
 from importlib.util import find_spec
 from typing import Any
 
@@ -8,6 +9,8 @@ import architectures
 import pytest
 from architectures import RECORD, Answer
 from tiny_models import NAMES
+
+from r1_cli.build.packing import explain_refusal
 
 KNOWN: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
 
@@ -24,7 +27,49 @@ def ask_again(names: list[str]) -> dict[str, tuple[Answer, Answer]]:
 
 
 def test_the_most_used_families_do_what_the_page_says() -> None:
-    assert ask_again(["qwen3", "llama", "gemma2", "gpt_oss", "qwen2_5_vl", "qwen3_5_text", "bert"]) == {}
+    assert (
+        ask_again(
+            [
+                "qwen3",
+                "llama",
+                "gemma2",
+                "gpt_oss",
+                "qwen2_5_vl",
+                "qwen3_5_text",
+                "gemma3n_text",
+                "llama4_text",
+                "mamba2",
+                "bert",
+            ]
+        )
+        == {}
+    )
+
+
+def test_every_refusal_is_a_sentence_that_names_family_and_reason_and_what_works_instead() -> None:
+    refused = {name: Answer(**one) for name, one in KNOWN.items()}
+    for name, one in refused.items():
+        assert "\n" not in one.why + one.refusal, name
+        assert not one.layout or one.engine == (one.refusal == ""), name
+        if not one.layout and not one.why.startswith("not tried: "):
+            sentence = f"r1 cannot train {re.escape(name)}: .+; train .+ \\(docs/models.md lists all\\)"
+            assert re.fullmatch(sentence, explain_refusal(name, one.why)), name
+        if one.layout and not one.engine:
+            sentence = r"the embedded engine (cannot sample|would sample wrongly) from \w+ \(.+\), vLLM may( know it)?"
+            assert re.fullmatch(sentence, one.refusal), one.refusal
+
+
+def test_a_model_that_needs_a_picture_with_every_row_is_told_from_one_that_fails() -> None:
+    blip = (
+        "cannot be computed and differentiated (Blip.forward() missing 1 required positional argument: 'pixel_values')"
+    )
+    assert explain_refusal("blip", blip).startswith(
+        "r1 cannot train blip: its forward needs more than the tokens of a row (Blip.forward() missing 1 required"
+    )
+    fails = "cannot be computed (KeyError: 1)"
+    assert "its own forward fails on a row of text (KeyError: 1); train" in explain_refusal("one", fails)
+    other = "with its own eager attention, too, it has other log-probs in a padded batch; train another"
+    assert other in explain_refusal("one", "has other log-probs in a padded batch")
 
 
 @pytest.mark.slow

@@ -115,6 +115,10 @@ GIVEN: dict[str, dict[str, Any]] = {
     "dbrx": {"d_model": 64, "n_heads": 2, "n_layers": 2, "max_seq_len": 512, "vocab_size": VOCAB,
              "attn_config": {"rope_theta": 1e4, "kv_n_heads": 1, "clip_qkv": 8.0},
              "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 96, "moe_num_experts": 4, "moe_top_k": 2}},
+    "zamba2": {**SMALL, "num_hidden_layers": 3, "layers_block_type": ["linear_attention", "hybrid", "hybrid"],
+               "num_key_value_heads": 2, "mamba_d_state": 16, "mamba_headdim": 32, "n_mamba_heads": 4,
+               "adapter_rank": 8, "chunk_size": 16, "attention_hidden_size": 128, "attention_head_dim": 64},
+    "xlstm": dict(hidden_size=64, num_hidden_layers=2, num_heads=2, vocab_size=VOCAB, chunk_size=16, **SPECIAL),
     "zamba": {**SMALL, "num_hidden_layers": 6, "attn_layer_period": 2, "attn_layer_offset": 1, "n_mamba_heads": 2,
               "mamba_d_state": 16, "mamba_dt_rank": 4, "attention_hidden_size": 128, "attention_head_dim": 64},
 }  # fmt: skip
@@ -129,6 +133,7 @@ BOTH_ROPES = {
     kind: {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [5, 5, 6]}
     for kind in ("full_attention", "sliding_attention")
 }
+BOTH = {kind: {"rope_type": "default", "rope_theta": 1e4} for kind in ("full_attention", "sliding_attention")}
 CHANGED: dict[str, dict[str, Any]] = {
     "gemma3n_text": {
         "num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": SHARES,
@@ -155,6 +160,10 @@ CHANGED: dict[str, dict[str, Any]] = {
     "codegen": {"n_head": 4},
     "chameleon": {"vocabulary_map": {"<image>": 260, "IMGIMGAZ": 261, "IMGIMGBZ": 262}},
     "emu3": {"vocabulary_map": {"<image>": 260, "<|extra_200|>": 261, "<|visual token 000000|>": 262}},
+    "step3p5": {"sliding_window": 24, "layer_types": ["sliding_attention", "full_attention"], "rope_parameters": BOTH},
+    "hunyuan_vl_text": {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [4, 4, 4, 4]}
+    },
     "cohere_compass_text": {"rope_parameters": BOTH_ROPES},
     "deepseek_v2": {"num_experts_per_tok": 2, "n_group": 1, "topk_group": 1},
     "deepseek_ocr2_text": {"mlp_layer_types": ["dense", "sparse"], "num_hidden_layers": 2, "num_experts_per_tok": 2},
@@ -164,7 +173,10 @@ CHANGED: dict[str, dict[str, Any]] = {
     "granite4_vision": {"downsample_rate": "1/4", "deepstack_layer_map": [[0, 0]], "spatial_target_layers": [0]},
     "qwen4_exp_text": {"indexer_n_heads": 2, "indexer_kv_heads": 1, "indexer_head_dim": 32, "indexer_budget": 64,
                        "indexer_compress_ratio": 4},
-    "zamba2": {"mamba_headdim": 16, "attention_hidden_size": 128, "attention_head_dim": 64, "num_query_groups": 1},
+    # The wide model reads groups of two states of the narrow ones.
+    "blt_local_encoder": {"hidden_size_global": 128, "cross_attn_k": 2},
+    "blt_local_decoder": {"hidden_size_global": 128, "cross_attn_k": 2},
+    "blt_global_transformer": {"hidden_size": 128, "num_attention_heads": 4, "num_key_value_heads": 4},
 }  # fmt: skip
 ALWAYS = ("head_dim", "num_key_value_heads")  # set where a configuration has None
 

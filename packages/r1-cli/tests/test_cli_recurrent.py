@@ -43,8 +43,17 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "qwen3_5_text": TEXT | MIXED | DELTA,
     "lfm2": TEXT | {"layer_types": ["conv", "full_attention"], "block_auto_adjust_ff_dim": False},
     "mamba2": {
-        "vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 4, "head_dim": 16, "expand": 2,
-        "state_size": 8, "n_groups": 1, "chunk_size": 16, "pad_token_id": None, "eos_token_id": None,
+        "vocab_size": VOCAB,
+        "hidden_size": 32,
+        "num_hidden_layers": 2,
+        "num_heads": 4,
+        "head_dim": 16,
+        "expand": 2,
+        "state_size": 8,
+        "n_groups": 1,
+        "chunk_size": 16,
+        "pad_token_id": None,
+        "eos_token_id": None,
     },
     "minimax": TEXT | MIXED | {"block_size": 16, "num_local_experts": 2},
     "qwen3_5_moe_text": TEXT | MIXED | DELTA | EXPERTS,
@@ -53,10 +62,21 @@ FAMILIES: dict[str, dict[str, Any]] = {
     "bamba": TEXT | MAMBA | {"attn_layer_indices": [1]},
     "granitemoehybrid": TEXT | MIXED | MAMBA | {"shared_intermediate_size": 24, "num_local_experts": 2},
     "nemotron_h": {
-        **TEXT, "layers_block_type": ["linear_attention", "full_attention", "mlp"], "mamba_num_heads": 4,
-        "mamba_head_dim": 16, "ssm_state_size": 8, "n_groups": 1, "expand": 2, "chunk_size": 16,
+        **TEXT,
+        "layers_block_type": ["linear_attention", "full_attention", "mlp"],
+        "mamba_num_heads": 4,
+        "mamba_head_dim": 16,
+        "ssm_state_size": 8,
+        "n_groups": 1,
+        "expand": 2,
+        "chunk_size": 16,
     },
     "olmo_hybrid": TEXT | MIXED | DELTA,
+}  # fmt: skip
+SHARES = {
+    "num_hidden_layers": 4, "num_kv_shared_layers": 2, "layer_types": ["sliding_attention", "full_attention"] * 2,
+    "intermediate_size": [48] * 4, "activation_sparsity_pattern": [0.0] * 4, "vocab_size_per_layer_input": VOCAB,
+    "hidden_size_per_layer_input": 8,
 }  # fmt: skip
 FAST = ("qwen3_5_text", "lfm2", "mamba2", "minimax")
 CASES = [pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in FAMILIES]
@@ -64,7 +84,7 @@ GROUPS = ((37, (1, 9, 33)), (21, (5,)), (80, (70, 2, 13)), (2, (3, 4)), (37, (6,
 
 
 def build(name: str) -> Any:
-    sizes = FAMILIES[name]
+    sizes = {**FAMILIES, "gemma3n_text": TEXT | SHARES}[name]
     if name == "nemotron_h":  # counts its layers by itself
         sizes = {key: value for key, value in sizes.items() if key != "num_hidden_layers"}
     torch.manual_seed(0)
@@ -186,17 +206,18 @@ def test_segments_of_like_length_share_a_call_and_answers_go_on_from_their_promp
     assert longest == [0, 1, 2, 3, 4, 8, 9, 10, 11]
 
 
-@pytest.mark.parametrize("name", ["qwen3_5_text", "lfm2", "granitemoehybrid"])
-def test_the_estimate_counts_a_samples_keys_values_and_states(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "recurrent"),
+    [("qwen3_5_text", 1), ("lfm2", 1), ("granitemoehybrid", 1), ("minimax", 1), ("gemma3n_text", 2)],
+)
+def test_the_estimate_counts_a_samples_keys_values_and_states(name: str, recurrent: int) -> None:
     model = build(name)
-    found = prefill(
-        model, [PrefillPart(ProbePrompt("p", [1] * 7, torch.arange(7)[None]), {})], 0, count_states(model) or 0
-    )
+    found = prefill(model, [PrefillPart(ProbePrompt("p", [1] * 7, torch.arange(7)[None]), {})], 0, count_states(model))
     tensors = [
         *chain.from_iterable((*one.conv_states.values(), *one.recurrent_states.values()) for one in found.states)
     ]
     kept = sum(tensor.nbytes for tensor in (*tensors, *chain.from_iterable(found.layers)))
     sizes = read_text(model.config.to_dict())
     assert sizes is not None
-    assert sizes.recurrent == 1
+    assert sizes.recurrent == recurrent
     assert sizes.cache_bytes(7, 4) == kept

@@ -25,6 +25,7 @@ TWO = [
 def test_a_batch_is_its_prompts_pictures_once_and_its_samples_tokens() -> None:
     assert StoredBatch(512, 4096, 2048, input_bytes=6.4e6).size == 512 * 6_400_000 + 4096 * 2048 * 12
     assert StoredBatch(1, 1, 0, input_bytes=0.0).size == 0
+    assert StoredBatch(512, 4096, 2048, input_bytes=0.0, routed_bytes=48 * 8).size == 4096 * 2048 * (12 + 384)
 
 
 @pytest.mark.parametrize("nodes", [[LARGE], [LARGE, UNKNOWN], [UNKNOWN]])

@@ -12,6 +12,7 @@ from torch import nn
 
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
+from r1_core.learner.logprobs import compute_eager_logprobs
 from r1_core.learner.optim import build_optimizer
 from r1_core.learner.parallel import Parallel, Shard, find_blocks, shard_model
 from r1_core.objective import Objective
@@ -103,6 +104,43 @@ def memory_ending(layer: nn.Module) -> Iterator[None]:
     handle = layer.register_forward_hook(lambda *call: call[-1].register_hook(end) and None)
     yield
     handle.remove()
+
+
+class NoWayBack(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden.clone()
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("this layer has no gradient")
+
+
+def alone() -> list[list[float]]:
+    """The log-probs that one process computes of each sample."""
+    return compute_eager_logprobs(Toy().double(), samples())
+
+
+def probe_gradient(shard: str) -> tuple[list[list[float]], bool, str]:
+    """Eager log-probs of a sharded model, whether its gradients stayed as they were, and the fault of another."""
+    model, parallel = Toy().double(), Parallel.join("cpu", shard_size=-1)
+    assert parallel.mesh is not None
+    shard_model(model, find_blocks(model), parallel.mesh, SHARDS[shard])
+    learner = Learner(
+        model, build_optimizer(model.named_parameters(), lr=1e-2), lambda step: 1.0, parallel=parallel,
+        batching=Batching(True, MicroLimit(1)),
+    )  # fmt: skip
+    found = learner.compute_eager_logprobs(samples())
+    unset = all(parameter.grad is None for parameter in model.parameters())
+    learner.forward_backward(samples(), Objective())
+    before = [parameter.grad for parameter in model.parameters()]
+    learner.compute_eager_logprobs(samples())
+    kept = unset and all(parameter.grad is own for parameter, own in zip(model.parameters(), before, strict=True))
+    handle = model.layers[0].register_forward_hook(lambda *call: NoWayBack.apply(call[-1]))
+    with pytest.raises(RuntimeError) as error:
+        learner.compute_eager_logprobs(samples())
+    handle.remove()
+    return found, kept, str(error.value)
 
 
 def describe(shard_size: int, seconds: float) -> dict[str, Any]:

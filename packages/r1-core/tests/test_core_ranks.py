@@ -41,6 +41,15 @@ def test_two_ranks_critic_predicts_and_learns_what_one_process_does(shard_size, 
         core_critics.assert_same_course(found, expected)
 
 
+@pytest.mark.parametrize("shard", ["sharded", "offloaded"])
+def test_a_sharded_model_without_a_gradient_is_found_and_gradients_stay_as_they_were(shard):
+    expected = core_toy.alone()
+    for found, kept, fault in ranks.run(core_toy.probe_gradient, shard):
+        assert found == [pytest.approx(own, abs=1e-12) for own in expected]
+        assert kept
+        assert fault == "this layer has no gradient"
+
+
 def test_a_mesh_has_the_dimensions_and_the_timeout_that_were_asked_for():
     full, copies = (ranks.run(core_toy.describe, size, 77.0) for size in (-1, 1))
     assert [rank["data"] for rank in full] == [rank["data"] for rank in copies] == [(0, 2), (1, 2)]

@@ -5,6 +5,7 @@ batch, a packed row, and shared prompts in a row. Each has a fallback.
 """
 
 import logging
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -32,6 +33,13 @@ log = logging.getLogger("r1")
 NEIGHBOUR = TOLERANCE[torch.float32]
 
 SEES_LATER = "lets a token see later ones"
+_FAILED = re.compile(r"cannot be computed(?: and differentiated)? \((.*)\)")
+# How models ask for inputs that a row of text has not.
+_NEEDED = re.compile(
+    r"required positional argument|(must|have to) (specify|be (provided|passed|set))|(is|are) required|cannot be None"
+    r"|has to be not-None|Exactly 1 of",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,15 +156,18 @@ def find_faults(learner: Policy, probes: Probes, fresh: Probes, dtype: torch.dty
 
 def explain_refusal(name: str, fault: str) -> str:
     """Return the sentence that refuses an architecture which no layout computes correctly."""
+    instead = "train another"
     if fault.startswith(SEES_LATER):
-        instead = "train a causal language model"
-    elif fault.startswith("cannot"):
-        instead = "train a model that computes rows of text alone"
+        fault, instead = f"with its own eager attention, too, it {fault}", "train a causal language model"
+    elif (failed := _FAILED.fullmatch(fault)) is not None:
+        needs = _NEEDED.search(failed[1])
+        reason = (
+            "its forward needs more than the tokens of a row" if needs else "its own forward fails on a row of text"
+        )
+        fault, instead = f"{reason} ({failed[1]})", "train a model that computes rows of text alone"
     else:
-        instead = "train another"
-    return (
-        f"r1 cannot train {name}: with its own eager attention, too, it {fault}; {instead} (docs/models.md lists all)"
-    )
+        fault = f"with its own eager attention, too, it {fault}"
+    return f"r1 cannot train {name}: {fault}; {instead} (docs/models.md lists all)"
 
 
 def find_packing_fault(learner: Policy, probes: Probes, fresh: Probes, tolerance: float) -> str | None:

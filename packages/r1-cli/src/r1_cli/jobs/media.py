@@ -14,6 +14,7 @@ from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware
 from r1_cli.placement import Node, RankPlacement
 from r1_cli.plan.disk import StoredBatch, require_store
+from r1_cli.plan.model_sizes import read_sizes
 from r1_data.dataset import Mixture
 from r1_data.render import Renderer
 
@@ -68,7 +69,9 @@ def require_store_for_batch(
     values = sum(part.mean_values() * len(part) for part in prompts.parts) / len(prompts)
     longest = max(part.summary.longest for part in prompts.parts) + data.max_response_length
     count = data.rollout_batch_size
-    batch = StoredBatch(count, count * config.worker.rollout.n, longest, input_bytes=values * width)
+    sizes = read_sizes(config.worker.actor.model) if config.worker.actor.router_replay else None
+    routed = 0 if sizes is None or sizes.text is None else sizes.text.routed_bytes
+    batch = StoredBatch(count, count * config.worker.rollout.n, longest, values * width, routed)
     require_store(list({placement.node.id: placement.node for placement in placements}.values()), batch)
 
 

@@ -52,8 +52,14 @@ def attend_packed(model: PreTrainedModel) -> None:
     if vision and cuts and tower is not model:
         chosen["vision_config"] = VISION_ATTENTION
     model.set_attn_implementation(chosen)
-    model.reads_pack = recurrent or bool(model._supports_attention_backend)  # read by `r1_core.learner.token_model`
+    model.reads_pack = recurrent or _takes_any(model)  # read by `r1_core.learner.token_model`
     cut_shared_rows(model)
+
+
+def _takes_any(model: PreTrainedModel) -> bool:
+    """Whether a model's forward takes further arguments; whether they reach its layers is found by comparison."""
+    kinds = [parameter.kind for parameter in inspect.signature(model.forward).parameters.values()]
+    return bool(model._supports_attention_backend) or inspect.Parameter.VAR_KEYWORD in kinds
 
 
 def packed_attention(

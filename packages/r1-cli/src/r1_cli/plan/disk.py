@@ -64,10 +64,12 @@ class StoredBatch:
     samples: int
     longest: int  # tokens of the longest sample
     input_bytes: float  # of a prompt's model inputs, on average
+    routed_bytes: int = 0  # of a token's experts, at most; see `TextSizes.routed_bytes`
 
     @property
     def size(self) -> int:
-        return int(self.prompts * self.input_bytes + self.samples * self.longest * BYTES_PER_TOKEN)
+        tokens = self.samples * self.longest
+        return int(self.prompts * self.input_bytes + tokens * (BYTES_PER_TOKEN + self.routed_bytes))
 
 
 def require_store(nodes: Sequence[Node], batch: StoredBatch) -> None:

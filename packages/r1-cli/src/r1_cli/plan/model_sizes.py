@@ -77,6 +77,12 @@ class TextSizes:
         of_layer = self.latent or 2 * self.keys
         return (self.layers - self.recurrent) * of_layer * tokens * number + 4 * self.state
 
+    @property
+    def routed_bytes(self) -> int:
+        """Bytes of the experts that an engine chose for a token, if every layer has experts (router replay)."""
+        width = 1 if self.experts <= 255 else 2
+        return self.layers * self.chosen * width if self.experts > 1 else 0
+
 
 @dataclass(frozen=True, slots=True)
 class TowerSizes:
@@ -268,6 +274,7 @@ def _count_states(text: Tree, kinds: list[str]) -> tuple[int, int]:
     """Return the layers without keys and values, and the numbers of states: of a rule and its convolution."""
     linear = kinds.count("linear_attention") + kinds.count("mamba")
     bare = linear + sum(kinds.count(kind) for kind in ("conv", "mlp", "moe"))
+    bare += text.get("num_kv_shared_layers") or 0  # which use the keys and values of earlier ones
     if convolutions := kinds.count("conv"):
         return bare, convolutions * text["hidden_size"] * text["conv_L_cache"]
     if not linear:
@@ -280,6 +287,9 @@ def _count_states(text: Tree, kinds: list[str]) -> tuple[int, int]:
         width, size = heads * text["mamba_head_dim"], text["ssm_state_size"]
         channels = width + 2 * text["n_groups"] * size
         return bare, linear * (width * size + channels * text["conv_kernel"])
+    if "linear_attn_alpha_factor" in text:  # MiniMax
+        size = text.get("head_dim") or text["hidden_size"] // text["num_attention_heads"]
+        return bare, linear * text["num_attention_heads"] * size * size
     width, size = text["mamba_n_heads"] * text["mamba_d_head"], text["mamba_d_state"]
     channels = width + 2 * text["mamba_n_groups"] * size
     return bare, linear * (width * size + channels * text["mamba_d_conv"])
@@ -287,7 +297,8 @@ def _count_states(text: Tree, kinds: list[str]) -> tuple[int, int]:
 
 def _width(text: Tree) -> int:
     if not any(text.get(name) for name in CHOSEN):
-        return int(text.get("block_ff_dim") or text["intermediate_size"])
+        width = text.get("block_ff_dim") or text["intermediate_size"]
+        return int(max(width) if isinstance(width, list) else width)  # Gemma 3n lists each layer's
     own = text.get("moe_intermediate_size") or text["intermediate_size"]
     shared = text.get("shared_expert_intermediate_size") or text.get("moe_shared_expert_intermediate_size")
     return int(_count_chosen(text) * own + (shared or (text.get("n_shared_experts") or 0) * own))

@@ -58,8 +58,8 @@ def compute_eager_logprobs(
 ) -> list[list[float]]:
     """Return the log-probs of each sample's trained tokens; see `compute_eagerly`.
 
-    Without `noise` the gradient of the shortest sample is computed, too, unless the model is sharded. Raises what the
-    model's own code does if it has none.
+    Without `noise` the gradient of the shortest sample is computed, too. Raises what the model's own code does if it
+    has none.
     """
     if noise is None and samples:
         with eager_attention(model):
@@ -142,10 +142,12 @@ def _counting(get_features: Callable[..., Any], found: list[int]) -> Callable[..
 
 def _require_gradient(model: Any, sample: Sample) -> None:
     """Compute the gradient of a trained parameter that the forward uses first, and so back through every layer."""
-    if any(isinstance(module, FSDPModule) for module in model.modules()):  # whose backward writes to its gradients
-        return
-    with torch.enable_grad():
+    sharded = any(isinstance(module, FSDPModule) for module in model.modules())
+    with torch.enable_grad(), _gradients_set_aside(model) if sharded else nullcontext():
         total = _compute_alone(model, sample)[0].sum()
+        if sharded and total.requires_grad:  # its parameters are in no graph, and all ranks gather them
+            total.backward()
+            return
         # Breadth first, so the forward's first operations come last.
         nodes: dict[Any, None] = dict.fromkeys([total.grad_fn])
         for node in (queue := list(nodes)):
@@ -154,6 +156,19 @@ def _require_gradient(model: Any, sample: Sample) -> None:
             nodes.update(dict.fromkeys(found))
         if parameters := [node.variable for node in nodes if hasattr(node, "variable")]:
             torch.autograd.grad(total, parameters[-1])
+
+
+@contextmanager
+def _gradients_set_aside(model: nn.Module) -> Iterator[None]:
+    """Leave the gradients as they were before a backward pass, which FSDP2 adds to them."""
+    before = [(parameter, parameter.grad) for parameter in model.parameters()]
+    for parameter, _ in before:
+        parameter.grad = None
+    try:
+        yield
+    finally:
+        for parameter, gradient in before:
+            parameter.grad = gradient
 
 
 @contextmanager

@@ -232,8 +232,13 @@ class TokenModel:
             outputs.append((result, result._version))
             return result
 
-        with _replaced(head, forward):
-            logits = self._call(batch)
+        try:
+            with _replaced(head, forward):
+                logits = self._call(batch)
+        except IndexError:  # of a model that masks some of the logits (Chameleon)
+            if not outputs:
+                raise
+            logits = outputs[0][0].clone()
         # The statistics are the model's output, because FSDP2 waits for the gradient of its output.
         self._head_is_last = len(outputs) == 1 and logits is outputs[0][0] and logits._version == outputs[0][1]
         if self._head_is_last:

@@ -58,15 +58,13 @@ def require_agreement(model: "PreTrainedModel", reach: Reach, allowed: Sequence[
     except RolloutError:
         raise
     except Exception as error:  # whatever it is, the model is not one that the engine can decode with
-        raise ValueError(
-            f"the embedded engine cannot decode with {name} ({type(error).__name__}: {error}), vLLM may"
-        ) from error
+        raise ValueError(f"the embedded engine cannot sample from {name} ({_reason(error)}), vLLM may") from error
     gap, tolerance = widest_gap(found, expected), TOLERANCE.get(model.dtype, TOLERANCE[torch.float32])
     if not gap <= tolerance:
         raise ValueError(
-            f"the embedded engine would sample wrongly from {name}: its log-probs differ from those of the model's own "
-            f"forward by {gap:.3g} of their size (tolerance {tolerance:g}). Some kind of attention or position is "
-            "unknown to it; vLLM may know it"
+            f"the embedded engine would sample wrongly from {name} (its log-probs differ from those of the model's own "
+            f"forward by {gap:.3g} of their size, {tolerance:g} allowed: some kind of attention or position is unknown "
+            "to it), vLLM may know it"
         )
     stack = stack_of(model)
     if stack is None:
@@ -76,6 +74,12 @@ def require_agreement(model: "PreTrainedModel", reach: Reach, allowed: Sequence[
     except Exception:  # of something that the family's name does not promise
         return None
     return stack if widest_gap(found, expected) <= tolerance else None
+
+
+def _reason(error: Exception) -> str:
+    """Return what failed in one line; errors of other kinds are those of the model's own code."""
+    line = (str(error).strip() or type(error).__name__).splitlines()[0]
+    return line if type(error) in (RuntimeError, ValueError) else f"its code fails with {type(error).__name__}: {line}"
 
 
 def agree_behind_prefixes(model: "PreTrainedModel", reach: Reach, allowed: Sequence[int], filler: int) -> bool | None:

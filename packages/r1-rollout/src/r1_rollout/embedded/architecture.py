@@ -18,6 +18,8 @@ _LAYERS = {"full_attention", "sliding_attention", CHUNKED}
 # Layers that keep a state which the cache can hold, and those without attention and state.
 _RECURRENT = {"linear_attention", "conv", "mlp", "moe"}
 
+OWN = "attention or a state of its own, which the engine's cannot replace"
+
 
 @dataclass(frozen=True, slots=True)
 class Reach:
@@ -39,19 +41,25 @@ def prepare(model: PreTrainedModel) -> Reach:
     kinds = {*(setting(text, "layer_types") or ())}
     recurrent = bool(count_states(model)) and bool(kinds)
     unknown, forward = kinds - _LAYERS - ({*_RECURRENT, "hybrid"} if recurrent else set()), Forward(model)
+    try:
+        windows: tuple[AttentionWindow | None, ...] | None = layer_windows(model)
+    except AttributeError:  # as BLT's, which has models of several widths
+        windows = None
     if unknown:
         obstacle = f"{', '.join(sorted(unknown))} layers"
     elif forward.cache is None:
-        obstacle = "a state or cache of its own, which the engine's cannot replace"
+        obstacle = OWN
+    elif windows is None:
+        obstacle = "layers that its configuration does not list"
     elif recurrent and kinds <= _RECURRENT:
         return Reach(None, ())
     elif text._attn_implementation != ATTENTION or not all(map(_can_replace_attention, _decoders(model, text))):
-        obstacle = "attention of its own, which torch's scaled_dot_product_attention cannot replace"
+        obstacle = OWN
     elif not forward.positions:
         obstacle = "positions that cannot be given to it (its forward takes no position_ids)"
     else:
-        return Reach(_known_positions(text), layer_windows(model))
-    raise ValueError(f"{type(model).__name__} has {obstacle}: the embedded engine cannot sample from it, vLLM may")
+        return Reach(_known_positions(text), windows)
+    raise ValueError(f"the embedded engine cannot sample from {type(model).__name__} (it has {obstacle}), vLLM may")
 
 
 def _decoders(model: PreTrainedModel, text: "PreTrainedConfig") -> list[Any]:

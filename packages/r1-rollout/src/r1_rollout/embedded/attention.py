@@ -73,8 +73,7 @@ def decode_attention(
         return attend(module, query, key, value, attention_mask, kwargs), None
     if not cache.enter(key, value, latent=is_latent(module)) or not cache.knows(attention_mask):
         raise RuntimeError(
-            f"{type(module).__name__} does not attend to the keys as its cache gave them, or hides some of them by "
-            "itself: the embedded engine cannot decode with this model"
+            f"{type(module).__name__} does not attend to the keys as its cache gave them, or hides some by itself"
         )
     if window != cache.window:
         given, known = (each and each.size for each in (window, cache.window))
