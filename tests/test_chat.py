@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
@@ -124,7 +125,11 @@ def test_the_prompts_of_a_run_are_those_that_it_trained_with(run: Path, tmp_path
     trained = record[record.phase == "train"].iloc[0]
     row = rows.iloc[int(trained.prompt_id.rpartition(":")[2]) - 1]
     (tmp_path / "shown.png").write_bytes(row.images[0]["bytes"])
-    words = [f"config={run}/experiment_config.json", f"worker.actor.model.model_path={MODEL}"]
+    words = [
+        f"config={run}/experiment_config.json",
+        "data.train_files=gone.parquet",
+        f"worker.actor.model.model_path={MODEL}",
+    ]
     with open_chat(load_config(words, command="chat")[0], ChatSampling(max_tokens=1)) as (chat, lines):
         list(chat.ask(row.problem, [str(tmp_path / "shown.png")]))
         list(chat.ask("And now?"))
@@ -149,14 +154,25 @@ def test_a_runs_folder_its_best_checkpoint_an_adapter_and_the_merged_folder_answ
     checkpoint, merged = run / f"global_step_{best}", tmp_path / "merged"
     r1("merge", checkpoint, "--output", merged)
     assert (checkpoint / "actor/adapter_model.safetensors").is_file()
+    shutil.copytree(checkpoint / "actor", tmp_path / "peft", ignore=lambda *_: {"config.json", "learner.json"})
     words = [
-        [run], [checkpoint], [checkpoint / "actor"], [merged, run / "experiment_config.json"],
-    ]  # fmt: skip
+        [run],
+        [checkpoint],
+        [checkpoint / "actor"],
+        [tmp_path / "peft", run / "experiment_config.json"],
+        [merged, run / "experiment_config.json"],
+        [run, "worker.rollout.servers.urls=[http://127.0.0.1:9]", "worker.rollout.name=vllm"],
+    ]
     found = [say(*one, "--seed", 3, "--image", picture) for one in words]
     assert all(one.exit_code == 0 for one in found), found[0].output
     assert len({one.stdout for one in found}) == 1
     assert f"global_step_{best}" in found[0].stderr
     assert "Count." in found[2].stderr
+    alone = say(merged, "--seed", 3, "--image", picture, "data.min_pixels=3136", "--max-tokens", 20)
+    assert "r1_prompts.json" in alone.stderr
+    assert "system prompt Count." in alone.stderr
+    plain = say(merged, "--plain", "--image", picture)
+    assert "format prompt none, system prompt none" in plain.stderr
     other = say(run, "--seed", 4, "--image", picture)
     assert other.stdout != found[0].stdout
 
@@ -183,10 +199,13 @@ def test_piped_input_is_one_question_whose_answer_alone_is_printed(r1: R1) -> No
         ([MODEL, "data.format_prompt=gone.jinja"], "x", "data.format_prompt"),
         ([MODEL, "--temperature", "1e-9"], "x", "temperature"),
         ([MODEL], "<|image_pad|>", "<|image_pad|>"),
+        (["ADAPTER"], "x", "does not name the base model"),
     ],
 )
-def test_what_cannot_be_asked_is_one_sentence(r1: R1, words: list[str], stdin: str, told: str) -> None:
-    found = say(*words, stdin=stdin)
+def test_what_cannot_be_asked_is_one_sentence(r1: R1, words: list[str], stdin: str, told: str, tmp_path: Path) -> None:
+    adapter = {"peft_type": "LORA", "r": 2, "lora_alpha": 2, "target_modules": ["q_proj"]}
+    (tmp_path / "adapter_config.json").write_text(json.dumps(adapter))
+    found = say(*(str(tmp_path) if word == "ADAPTER" else word for word in words), stdin=stdin)
     assert found.exit_code == 2
     assert told in found.stderr
     assert "Traceback" not in found.output

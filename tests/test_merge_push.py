@@ -67,7 +67,7 @@ def test_the_card_says_what_the_record_has(run: Path, r1: R1, tmp_path: Path) ->
         "| learning rate | `0.0001` |",
         "coefficient `", f"| `accuracy_reward` | {first:.4g} (step 0) | {log[2]['val/accuracy_reward']:.4g} (step 2) |",
         f"| torch | {start['packages']['torch']} |", f"`{start['git']['commit']}`", "Count | well.",
-        "````\n{{ content }} In ``` here.\n````",
+        *(f"`{digest}`" for digest in start["rows"].values()), "````\n{{ content }} In ``` here.\n````",
     ):  # fmt: skip
         assert told in card, told
     assert "/secret" not in card
@@ -85,10 +85,10 @@ def test_a_card_of_ones_own_stays_and_r1s_own_is_renewed(run: Path, r1: R1, tmp_
     first = (merged / "README.md").read_text()
     r1("merge", run / "global_step_3", "--output", merged)
     assert "step 3 of its run" in (merged / "README.md").read_text()
-    for mine in (first.replace("step 2", "step 7"), "mine", ""):
-        (merged / "README.md").write_text(mine)
+    for mine in (first.replace("step 2", "step 7").encode(), b"mine", b"", b"\xff"):
+        (merged / "README.md").write_bytes(mine)
         said = r1("merge", run, "--output", merged)
-        assert (merged / "README.md").read_text() == mine
+        assert (merged / "README.md").read_bytes() == mine
         assert "README.md stays as it is" in said.output
 
 
@@ -97,6 +97,30 @@ def test_a_checkpoint_without_a_record_has_a_card_that_says_so(run: Path, tmp_pa
     card = write_card(tmp_path / "global_step_2", "x", vision=False)
     assert "left no record" in card
     assert yaml.safe_load(card.split("---\n")[1])["pipeline_tag"] == "text-generation"
+    for damaged in ("", "{", "[]"):
+        (tmp_path / "experiment_config.json").write_text(damaged)
+        assert "left no record" in write_card(tmp_path / "global_step_2", "x", vision=False)
+
+
+def test_a_record_of_another_trainer_is_read_as_far_as_it_goes(tmp_path: Path) -> None:
+    (tmp_path / "global_step_7/actor").mkdir(parents=True)
+    worker = {"actor": {"model": {"model_path": "Qwen/Qwen2.5-7B-Instruct"}}, "reward": {}}
+    sources = [
+        {"files": ["a.parquet", "/x/b.parquet"], "name": "sums", "reward_function": "math", "system_prompt": "S"}
+    ]
+    settings = {"data": {"sources": sources, "system_prompt": "T"}, "worker": worker}
+    (tmp_path / "experiment_config.json").write_text(json.dumps(settings))
+    card = write_card(tmp_path / "global_step_7", "x", vision=False)
+    assert yaml.safe_load(card.split("---\n")[1])["base_model"] == "Qwen/Qwen2.5-7B-Instruct"
+    for told in (
+        "step 7",
+        "| sums | `a.parquet`, `b.parquet` | training |",
+        "| `math` | – |",
+        "```\nS\n```",
+        "no manifest",
+    ):
+        assert told in card, told
+    assert "did not validate" in card
 
 
 def test_the_card_of_a_fine_tuned_model_names_no_reward(r1: R1, tmp_path: Path) -> None:

@@ -133,6 +133,7 @@ def test_the_end_names_the_best_checkpoint_and_evaluates_that_one(tmp_path: Path
         f"checkpoint: {tmp_path / 'my runs' / 'global_step_140'}",
         f"best in validation: {best} (reward 0.917)",
         f"next: uv run r1 eval '{best}'",
+        f"      uv run r1 chat '{best}'",
         f"      uv run r1 merge '{best}' --output my-model",
         f"      uv run r1 view '{store.root}'",
         f"      uv run r1 report '{store.root}'",

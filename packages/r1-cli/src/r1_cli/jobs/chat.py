@@ -13,12 +13,16 @@ from transformers.utils.logging import disable_progress_bar
 from r1_cli.build.rendering import build_renderer
 from r1_cli.build.sampler import build_sampling
 from r1_cli.config import RunConfig
+from r1_cli.config.rollout import ServersConfig
 from r1_cli.config.sources import training_sources
 from r1_cli.hardware import find_hardware
 from r1_cli.jobs.inference import open_engine, with_all_weights
 from r1_cli.jobs.model_card import PROMPTS
+from r1_cli.models.adapters import CONFIG_FILE as ADAPTER
+from r1_cli.models.adapters import AdapterError, read_config
 from r1_cli.models.families import find_value
 from r1_cli.models.files import ModelFiles, open_model
+from r1_cli.models.load import ModelError
 from r1_data.formats import Columns
 from r1_data.messages import RowReader
 from r1_data.references import Downloads
@@ -207,15 +211,15 @@ def open_chat(config: RunConfig, sampling: ChatSampling, *, plain: bool = False)
         DataError: the model has no chat template, or the format prompt is broken.
     """
     disable_progress_bar()
-    config = with_all_weights(config)
-    rollout = config.worker.rollout.model_copy(update={"name": "embedded"})
+    config, adapter = on_base(with_all_weights(config))
+    rollout = config.worker.rollout.model_copy(update={"name": "embedded", "servers": ServersConfig()})
     config = config.model_copy(update={"worker": config.worker.model_copy(update={"rollout": rollout})})
     with ExitStack() as stack:
         model, hardware = open_model(config), find_hardware()
         renderer, (reader, lines) = build_renderer(config, model), build_reader(config, plain=plain)
         chosen = {name: value for name, value in asdict(sampling).items() if value is not None}
         params: SamplingParams = replace(build_sampling(config)[1], n=1, ignore_eos=False, **chosen)
-        generator, weights = open_engine(config, hardware, model, stack)
+        generator, weights = open_engine(config, hardware, model, stack, adapter)
         engine = cast("EmbeddedEngine", generator)
         dtype = str(hardware.engine_dtype(rollout.dtype)).removeprefix("torch.")
         lines.insert(0, f"model: {model.config.model_type}, {dtype} on {hardware.kind}")
@@ -223,6 +227,25 @@ def open_chat(config: RunConfig, sampling: ChatSampling, *, plain: bool = False)
         lines.append(f"sampling: {greedy}, at most {params.max_tokens} tokens an answer")
         with engine.active(weights):
             yield Chat(engine.open_session(params), model, renderer, reader, params.max_tokens), lines
+
+
+def on_base(config: RunConfig) -> tuple[RunConfig, Path | None]:
+    """Return the configuration on the base of an adapter that peft wrote, and the adapter's folder; None without one.
+
+    The checkpoints of r1 have the model's configuration beside an adapter, and are read as models. Raises ModelError.
+    """
+    folder = Path(config.worker.actor.model.model_path or "")
+    if not (folder / ADAPTER).is_file() or (folder / "config.json").is_file():
+        return config, None
+    try:
+        base = read_config(folder).get("base_model_name_or_path")
+    except AdapterError as error:
+        raise ModelError(str(error)) from error
+    if not base:
+        raise ModelError(f"{folder / ADAPTER} does not name the base model (base_model_name_or_path)")
+    model = config.worker.actor.model.model_copy(update={"model_path": base})
+    actor = config.worker.actor.model_copy(update={"model": model})
+    return config.model_copy(update={"worker": config.worker.model_copy(update={"actor": actor})}), folder
 
 
 def build_reader(config: RunConfig, *, plain: bool = False) -> tuple[RowReader, list[str]]:

@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
 from rich.console import Console
@@ -20,6 +21,7 @@ from r1_cli.config.sources import Source
 from r1_cli.hardware import Hardware, find_hardware
 from r1_cli.jobs.context import Context
 from r1_cli.jobs.data import DataSplit
+from r1_cli.models.adapters import AdapterError, merge_adapter
 from r1_cli.models.files import ModelFiles, open_model
 from r1_cli.models.load import ModelError
 from r1_cli.runs.track.console import ConsoleReporter, configure_logging
@@ -96,10 +98,22 @@ def open_inference(config: RunConfig, sources: Sequence[Source], console: Consol
 
 
 def open_engine(
-    config: RunConfig, hardware: Hardware, model: ModelFiles, stack: ExitStack
+    config: RunConfig, hardware: Hardware, model: ModelFiles, stack: ExitStack, adapter: Path | None = None
 ) -> tuple[Generator, LocalWeights]:
-    """Load the weights of a model; return its engine, and the weights to activate it with. Raises ModelError."""
+    """Load the weights of a model; return its engine, and the weights to activate it with.
+
+    Args:
+        adapter: a folder of peft's whose adapter is merged into the weights.
+
+    Raises:
+        ModelError: the engine cannot run this model, or the adapter is not one of it.
+    """
     weights = load_engine_weights(config, hardware, model)
+    if adapter is not None:
+        try:
+            merge_adapter(weights, adapter, hardware.engine_dtype(config.worker.rollout.dtype))
+        except AdapterError as error:
+            raise ModelError(str(error)) from error
     return build_engine(config, hardware, model, lambda: weights, stack), LocalWeights(weights.state_dict, 0)
 
 

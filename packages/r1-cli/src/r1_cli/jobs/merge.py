@@ -19,13 +19,12 @@ from transformers.conversion_mapping import get_model_conversion_mapping
 from transformers.core_model_loading import PrefixChange, Transpose, WeightConverter
 from transformers.utils.logging import disable_progress_bar
 
-from r1_cli.config.section import flatten
-from r1_cli.jobs.model_card import CARD, PROMPTS, is_unedited, read_prompts, write_card
+from r1_cli.jobs.model_card import CARD, PROMPTS, is_unedited, read_prompts, read_settings, write_card
 from r1_cli.models.adapters import CONFIG_FILE, merge_adapter
 from r1_cli.models.families import is_vision_language
 from r1_cli.models.load import ModelError, load_config, load_model
 from r1_cli.models.verl_shards import find_shards, read_shards
-from r1_cli.runs.reader import RunReader, run_of
+from r1_cli.runs.reader import run_of
 
 log = logging.getLogger("r1")
 
@@ -84,15 +83,14 @@ def merge(checkpoint: Path, output: Path | None = None) -> Path:
     return output
 
 
-def describe(checkpoint: Path, output: Path, *, vision: bool) -> dict[str, str]:
+def describe(checkpoint: Path, output: Path, *, vision: bool) -> dict[str, bytes]:
     """Return the card and the prompts of a merged checkpoint, by file name."""
-    card, run = output / CARD, run_of(checkpoint)
-    files = {CARD: write_card(checkpoint, output.name, vision=vision)}
-    if card.is_file() and not is_unedited(kept := card.read_text(encoding="utf-8")):
+    card, files = output / CARD, {CARD: write_card(checkpoint, output.name, vision=vision).encode()}
+    if card.is_file() and not is_unedited(card.read_text(encoding="utf-8", errors="replace")):
         log.warning("%s stays as it is; remove it to get a card of this checkpoint", card)
-        files[CARD] = kept
-    if run is not None and (prompts := read_prompts(dict(flatten(RunReader(run).settings())))):
-        files[PROMPTS] = json.dumps(prompts, indent=2, ensure_ascii=False) + "\n"
+        files[CARD] = card.read_bytes()
+    if prompts := read_prompts(read_settings(run_of(checkpoint))):
+        files[PROMPTS] = (json.dumps(prompts, indent=2, ensure_ascii=False) + "\n").encode()
     return files
 
 
@@ -138,15 +136,15 @@ def name_as_published(model: Any) -> None:
     ]
 
 
-def _write(model: PreTrainedModel, assets: Path, output: Path, texts: Mapping[str, str]) -> None:
+def _write(model: PreTrainedModel, assets: Path, output: Path, files: Mapping[str, bytes]) -> None:
     draft = output.with_name(f".draft_{output.name}")
     shutil.rmtree(draft, ignore_errors=True)
     try:
         _copy_assets(assets, draft)
         with _saving():
             model.save_pretrained(draft)
-        for name, text in texts.items():
-            (draft / name).write_text(text, encoding="utf-8")
+        for name, content in files.items():
+            (draft / name).write_bytes(content)
         shutil.rmtree(output, ignore_errors=True)
         draft.rename(output)
     finally:

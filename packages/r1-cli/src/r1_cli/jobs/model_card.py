@@ -47,7 +47,7 @@ def write_card(checkpoint: Path, name: str, *, vision: bool) -> str:
     """
     run = run_of(checkpoint)
     reader = RunReader(run) if run is not None else None
-    settings = dict(flatten(reader.settings())) if reader is not None else {}
+    settings = read_settings(run)
     base, estimator = (
         str(settings.get("worker.actor.model.model_path") or ""),
         str(settings.get("algorithm.adv_estimator")),
@@ -70,10 +70,12 @@ def write_card(checkpoint: Path, name: str, *, vision: bool) -> str:
 
 
 def _sections(reader: RunReader, settings: Mapping[str, object], checkpoint: Path, *, tuned: bool) -> Iterator[str]:
-    sources = list(_sources(reader.settings().get("data", {})))
-    yield _table("Data", ("source", "files", "used for"), sources)
+    starts = reader.starts()
+    yield _table("Data", ("source", "files", "used for"), list(_sources(settings)))
+    if rows := starts[-1].get("rows") if starts else None:
+        yield "Digests of the rows: " + ", ".join(f"{name} `{digest}`" for name, digest in rows.items()) + "\n"
     if not tuned:
-        yield _table("Rewards", ("function", "keywords"), _rewards(reader.settings()))
+        yield _table("Rewards", ("function", "keywords"), _rewards(settings, reader.settings()))
     named = {**(SFT_SETTINGS if tuned else SETTINGS), **SHARED_SETTINGS}
     rows = [(label, f"`{public(str(settings[key]))}`") for key, label in named.items() if settings.get(key)]
     if not tuned:
@@ -81,21 +83,21 @@ def _sections(reader: RunReader, settings: Mapping[str, object], checkpoint: Pat
     yield _table("Algorithm", ("setting", "value"), rows)
     yield _validation(reader, checkpoint)
     yield _prompts(settings)
-    yield _versions(reader.starts())
+    yield _versions(starts)
 
 
-def _sources(data: Mapping[str, object]) -> Iterator[tuple[str, ...]]:
-    for use, files, listed in (("training", "train_files", "sources"), ("validation", "val_files", "val_sources")):
-        entries = data.get(listed) or ([{"files": data[files]}] if data.get(files) else [])
-        for entry in entries if isinstance(entries, list) else []:
+def _sources(settings: Mapping[str, object]) -> Iterator[tuple[str, ...]]:
+    for use, key, listed in (("training", "train_files", "sources"), ("validation", "val_files", "val_sources")):
+        files, sources = settings.get(f"data.{key}"), settings.get(f"data.{listed}")
+        entries = sources if isinstance(sources, list) else [{"files": files}] if files else []
+        for entry in entries:
             own = entry["files"] if isinstance(entry["files"], list) else [entry["files"]]
             yield str(entry.get("name") or "–"), ", ".join(f"`{public(str(one))}`" for one in own), use
 
 
-def _rewards(settings: JsonObject) -> list[tuple[str, ...]]:
-    reward, found = settings["worker"]["reward"], dict[str, str]()
-    sections = [reward, *(settings["data"].get("sources") or [])]
-    for section in sections:
+def _rewards(settings: Mapping[str, object], nested: JsonObject) -> list[tuple[str, ...]]:
+    found, sources = dict[str, str](), settings.get("data.sources")
+    for section in (nested.get("worker", {}).get("reward", {}), *(sources if isinstance(sources, list) else [])):
         if section.get("reward_function"):
             kwargs = section.get("reward_function_kwargs") or {}
             found[public(section["reward_function"])] = f"`{json.dumps(kwargs)}`" if kwargs else "–"
@@ -141,6 +143,15 @@ def _prompts(settings: Mapping[str, object]) -> str:
         fence = "`" * max(3, 1 + max((len(run) for run in re.findall("`+", text)), default=0))
         lines.append(f"{kind.replace('_', ' ')}:\n\n{fence}\n{text.strip()}\n{fence}\n")
     return "\n".join(lines)
+
+
+def read_settings(run: Path | None) -> dict[str, object]:
+    """Return the settings of a run by dotted keys; {} if there is no run, or its file is damaged."""
+    try:
+        found: object = RunReader(run).settings() if run is not None else {}
+    except (OSError, ValueError):
+        return {}
+    return dict(flatten(found)) if isinstance(found, dict) else {}
 
 
 def read_prompts(settings: Mapping[str, object]) -> dict[str, str]:

@@ -54,7 +54,13 @@ def closing_lines(
         lines.append(f"best in validation: {chosen} (reward {read_state(chosen)['val_reward_score']:.3f})")
     folder = shlex.quote(str(chosen))
     run, task = shlex.quote(str(store.root)), "" if has_task else " TASK.yaml"
-    after = [f"eval {folder}{task}", f"merge {folder} --output my-model", f"view {run}", f"report {run}"]
+    after = [
+        f"eval {folder}{task}",
+        f"chat {folder}",
+        f"merge {folder} --output my-model",
+        f"view {run}",
+        f"report {run}",
+    ]
     if reward_model:
         scores = f"reward_function=reward_model 'worker.reward.reward_function_kwargs={{path: {chosen / 'actor'}}}'"
         after = [f"train TASK.yaml worker.reward.{scores}", f"view {run}", f"report {run}"]
