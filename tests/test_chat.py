@@ -12,17 +12,18 @@ from typing import Any
 import families
 import pandas
 import pytest
+import tokenizers
 import torch
 from click.testing import CliRunner, Result
 from endtoend import QUICKSTART, R1, ROOT, SMALL
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
-from transformers import AutoModelForImageTextToText, AutoProcessor
+from transformers import AutoModelForImageTextToText, AutoProcessor, PreTrainedTokenizerFast
 
 from r1_cli.config import load_config
-from r1_cli.jobs.chat import Chat, ChatSampling, TextStream, ThoughtSplitter, open_chat
-from r1_cli.jobs.chat_terminal import Terminal
+from r1_cli.jobs.chat import Chat, ChatSampling, TextStream, ThoughtSplitter, build_reader, open_chat
+from r1_cli.jobs.chat_terminal import Terminal, interruptions
 from r1_cli.main import main
 
 MODEL = "examples/quickstart/model"
@@ -226,6 +227,31 @@ def test_a_model_of_text_refuses_pictures_and_knows_its_reach(r1: R1, tmp_path: 
 # --- text -------------------------------------------------------------------------------------------------------------
 
 
+def test_the_space_before_a_word_is_kept_where_a_tokenizer_drops_that_of_the_first_token() -> None:
+    words = tokenizers.models.WordLevel({"▁Hello": 0, "▁big": 1, "▁world": 2}, unk_token="▁Hello")
+    inner = tokenizers.Tokenizer(words)
+    inner.decoder = tokenizers.decoders.Metaspace()
+    stream = TextStream(PreTrainedTokenizerFast(tokenizer_object=inner))
+    pieces = [stream.feed([0]), stream.feed([0, 1]), stream.feed([0, 1, 2]), stream.feed([0, 1, 2], last=True)]
+    assert pieces == ["Hello", " big", " world", ""]
+
+
+def test_prompts_are_those_of_the_first_source_unless_they_are_left_out(tmp_path: Path) -> None:
+    (tmp_path / "f.jinja").write_text("{{ q }}?")
+    own = f"{{files: a.parquet, name: sums, prompt_key: q, format_prompt: {tmp_path}/f.jinja, system_prompt: Mine}}"
+    words = [
+        f"data.sources=[{own}, {{files: b.parquet}}]",
+        "data.system_prompt=Other",
+        "worker.actor.model.model_path=m",
+    ]
+    config, _ = load_config(words, command="chat")
+    reader, lines = build_reader(config)
+    assert [message["content"] for message in reader("x", {"q": "Why", "answer": "-"}).messages] == ["Mine", "Why?"]
+    assert any("several sources; the prompts are those of sums" in line for line in lines)
+    reader, _ = build_reader(config, plain=True)
+    assert [message["content"] for message in reader("x", {"q": "Why", "answer": "-"}).messages] == ["Why"]
+
+
 @settings(max_examples=40)
 @given(st.text(), st.lists(st.integers(1, 5)))
 def test_pieces_end_with_characters_and_make_the_whole_text(text: str, cuts: list[int]) -> None:
@@ -313,7 +339,9 @@ def test_ctrl_c_ends_the_answer_and_the_conversation_goes_on(chat: Chat) -> None
             if len(chat.answers) == 0 and text.strip():
                 os.kill(os.getpid(), signal.SIGINT)
 
-    found = Interrupting(chat, "How many shapes?", "Go on", show_thoughts=True)
+    found = Interrupting(chat, "How many shapes?", show_thoughts=True)
+    assert chat.session.decoded("answer 1") == []
+    Typing(chat, "Go on")
     first, second = chat.answers
     assert first.ended == "user"
     assert 0 < len(first.tokens) < len(second.tokens)
@@ -321,6 +349,13 @@ def test_ctrl_c_ends_the_answer_and_the_conversation_goes_on(chat: Chat) -> None
     assert f"assistant\n{first.text}<|im_end|>" in second.prompt.text
     assert any(f"ended by you after {len(first.tokens)} tokens" in note for note in found.notes)
     assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_a_second_ctrl_c_ends_more_than_the_answer() -> None:
+    with pytest.raises(KeyboardInterrupt), interruptions() as stop:
+        signal.raise_signal(signal.SIGINT)
+        assert stop.is_set()
+        signal.raise_signal(signal.SIGINT)
 
 
 def test_control_characters_of_an_answer_are_not_sent_to_the_terminal() -> None:
