@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from r1_cli.checkpoint.folders import CheckpointStore
-from r1_cli.commands.models import own_configuration
+from r1_cli.commands.models import chosen_checkpoint, own_configuration
 from r1_cli.config import load_config
 from r1_cli.jobs.next_steps import closing_lines
 from r1_cli.jobs.typed_commands import typed_command
@@ -153,6 +153,20 @@ def test_a_run_that_is_not_complete_or_saved_nothing_says_so(tmp_path: Path) -> 
     assert idle[2].startswith("no step learned anything")
     assert idle[3] == f"next: r1 diagnose {tmp_path}"
     assert not any("merge" in line for line in idle)
+
+
+def test_of_a_runs_folder_the_best_checkpoint_is_chosen_or_else_the_last(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "run")
+    for step in (2, 4, 10):
+        save(store, step, None)
+    assert chosen_checkpoint(str(store.root)) == str(store.path(10))
+    save(store, 12, 0.9)
+    save(store, 14, 0.2)
+    assert chosen_checkpoint(str(store.root)) == str(store.path(12))
+    assert chosen_checkpoint(str(store.path(4))) == str(store.path(4))
+    assert chosen_checkpoint("Qwen/Qwen2.5-0.5B") == "Qwen/Qwen2.5-0.5B"
+    (store.root / "config.json").touch()
+    assert chosen_checkpoint(str(store.root)) == str(store.root)
 
 
 def test_commands_are_named_as_this_one_was_called(tmp_path: Path) -> None:
