@@ -1,5 +1,7 @@
 """`r1_cli.open_run`: its loop is that of `r1 train`, and what ends it is recorded; functions are given to a run."""
 
+import gc
+import logging
 import os
 import signal
 import subprocess
@@ -15,7 +17,7 @@ from cli_fakes import start
 from rich.console import Console
 from test_cli_loop import Failing, records, run
 
-from r1_cli.api import OpenRun, read_config
+from r1_cli.api import OpenRun, open_run, read_config
 from r1_cli.build.algorithm import build_objective
 from r1_cli.build.environments import environment_setups, open_environments
 from r1_cli.build.own_functions import ESTIMATOR, LOSS, REWARD, OwnFunctions
@@ -127,6 +129,14 @@ def test_leaving_a_run_saves_the_last_whole_step(tmp_path: Path, way: str) -> No
     assert saved(tmp_path) == [f"global_step_{taken}"] * bool(taken)
 
 
+def test_a_run_that_is_dropped_ends_its_processes_and_the_manifest_says_so(tmp_path: Path) -> None:
+    for _ in opened(tmp_path):
+        break
+    gc.collect()
+    assert (end_of(tmp_path), saved(tmp_path)) == ("left without being closed", [])
+    assert RunReader(tmp_path).starts()[0]["ended"] is not None
+
+
 def test_an_iteration_that_was_left_goes_on_with_the_next_step(tmp_path: Path) -> None:
     with opened(tmp_path) as steps:
         first = next(iter(steps)).number
@@ -213,6 +223,44 @@ def test_sections_that_are_built_in_python_set_what_was_set_and_no_more() -> Non
     assert not again.is_set("worker.critic"), "its sizes follow the actor's"
 
 
+class Refused(Exception):
+    pass
+
+
+@pytest.mark.parametrize(
+    ("setting", "avoided_by"),
+    [
+        ("trainer.max_staleness=1", "trainer.max_staleness=0"),
+        ("data.filter_overlong_prompts_workers=2", "data.filter_overlong_prompts_workers=1"),
+        ("trainer.val_freq=-1", None),
+    ],
+)
+def test_a_run_that_starts_processes_by_python_looks_for_the_guard_before_anything_else(
+    setting: str, avoided_by: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def refuse(*_: object) -> None:
+        raise Refused
+
+    monkeypatch.setattr("r1_cli.api.require_main_guard", asked.append)
+    monkeypatch.setattr("r1_cli.api.open_folder", refuse)
+    words = ["data.filter_overlong_prompts_workers=1", setting, f"trainer.save_checkpoint_path={tmp_path}"]
+    before = [*logging.getLogger("r1").handlers], logging.getLogger("r1").propagate
+    with pytest.raises(Refused):
+        open_run(SECTIONS, *words, quiet=True)
+    assert asked == [avoided_by] * (avoided_by is not None)
+    assert before == ([*logging.getLogger("r1").handlers], logging.getLogger("r1").propagate)
+    assert not [*tmp_path.iterdir()]
+
+
+def test_a_loss_that_only_this_process_has_is_refused_on_several_devices(tmp_path: Path) -> None:
+    pytest.importorskip("ray", reason="ray is not installed")
+    words = ["trainer.n_gpus_per_node=2", f"trainer.save_checkpoint_path={tmp_path}"]
+    with pytest.raises(ConfigError, match=r"loss_type: is a function that only this process can call, and ranks"):
+        open_run(SECTIONS, *words, loss=lambda inputs: (inputs.logprobs, {}), quiet=True)
+
+
 # --- functions --------------------------------------------------------------------------------------------------------
 
 WEIGHT = 0.5
@@ -239,6 +287,7 @@ def test_a_function_of_a_module_is_named_by_its_file(tmp_path: Path) -> None:
     config, own = given(tmp_path, reward=weighted)
     assert Path(str(config.worker.reward.reward_function).removesuffix(":weighted")).resolve() == Path(__file__)
     assert not own.called_here
+    assert not (tmp_path / "run").exists()
 
 
 IN_A_SCRIPT = """

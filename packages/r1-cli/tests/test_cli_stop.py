@@ -2,6 +2,7 @@
 
 import os
 import signal
+from threading import Thread
 
 import pytest
 
@@ -34,3 +35,15 @@ def test_handlers_are_given_back() -> None:
     with StopRequest().listening():
         assert signal.getsignal(signal.SIGTERM) is not before
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_a_thread_that_gets_no_signals_listens_to_none() -> None:
+    found: list[object] = []
+
+    def listen() -> None:
+        with StopRequest().listening() as stop:
+            found.append(stop.requested)
+
+    (thread := Thread(target=listen)).start()
+    thread.join()
+    assert found == [False]

@@ -1,6 +1,7 @@
 """`r1_cli.open_run`: what `r1 train` does, from Python, a step at a time."""
 
 import signal
+import weakref
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -48,7 +49,7 @@ class OpenRun:
     `config` is its checked configuration, `folder` the path of its folder, and `total_steps` the number of its steps.
 
     It is closed after its last step and after an error in a step. `close`, or the end of a `with` block, saves the last
-    whole step and closes it earlier; a program that does neither leaves the run as if it had been killed.
+    whole step and closes it earlier. If a program does neither, the steps since the last checkpoint are lost.
     """
 
     def __init__(self, config: RunConfig, opened: Opened, stack: ExitStack, console: Console) -> None:
@@ -56,7 +57,10 @@ class OpenRun:
         self.total_steps = opened.run.schedule.total_steps
         self._opened: Opened | None = opened  # None once it is closed
         self._at, self._steps = opened.at, _take_steps(config, opened)
-        self._stack, self._console = stack, console
+        self._console = console
+        opened.manifest_entry["end"] = "left without being closed"
+        stack.callback(self._steps.close)
+        self._end_processes = weakref.finalize(self, stack.close)  # also when the program drops this, or ends
         self._begun = self._stopping = False
 
     @property
@@ -151,8 +155,7 @@ class OpenRun:
         if self._opened is not None:
             self._opened.manifest_entry["end"] = end
             self._opened = None
-            self._steps.close()
-            self._stack.close()
+            self._end_processes()
 
 
 def _first_line(error: BaseException) -> str:

@@ -60,7 +60,7 @@ class OwnFunctions:
 
     def moved(self, config: RunConfig, folder: Path) -> RunConfig:
         """Move the files into the run's folder; return the configuration that names them there."""
-        if self.draft.is_dir():
+        if any(self.draft.rglob("*.py")):
             shutil.copytree(self.draft, folder / FOLDER, dirs_exist_ok=True)
         for key, one in self.specs.items():
             specs = [one] if isinstance(one, str) else one
