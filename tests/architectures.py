@@ -261,8 +261,8 @@ have their published number of parameters, and `r1 merge` writes the names of a 
 in FP8 or MXFP4 (DeepSeek-V3, gpt-oss) are read, trained and saved as plain ones. Other quantized files (AWQ, GPTQ) are
 refused.
 
-| architecture | learns | pictures | embedded engine | vLLM | replay | why not more |
-|---|---|---|---|---|---|---|
+| architecture | learns | pictures | videos | embedded engine | vLLM | replay | why not more |
+|---|---|---|---|---|---|---|---|
 """
 PICTURES = """
 ## Pictures
@@ -273,7 +273,7 @@ processor with the picture as it is, and the processor alone decides its size. A
 placeholders that the processor writes for a picture with the features that the model's vision tower computes. Videos
 are read in the first way only.
 
-Rows with pictures are refused for the models below; rows without pictures train. Each line is what the error says.
+Rows with pictures are refused for the models below; runs without pictures train. Each line is what the error says.
 
 | architecture | why |
 |---|---|
@@ -303,11 +303,16 @@ def page() -> str:
         if answer.layout:
             way = WAYS[answer.layout] + (", own attention" if answer.attention == "own" else "")
             vllm = "yes" if classes[name] in served else "no"
-            engine, pictures = "yes" if answer.engine else "no", describe_pictures(name, shown)
-            lines.append(f"| {name} | {way} | {pictures} | {engine} | {vllm} | {answer.replay} | {why} |")
+            engine = "yes" if answer.engine else "no"
+            media = " | ".join(describe_media(name, shown))
+            lines.append(f"| {name} | {way} | {media} | {engine} | {vllm} | {answer.replay} | {why} |")
         else:
             rest.append(f"| {name} | {why if why.startswith('not tried') else explain_refusal(name, why)} |")
-    refused = [f"| {name} | {one['why']} |" for name, one in shown.items() if not one["layout"] and record[name].layout]
+    left_out = {name: one["why"] for name, one in shown.items() if not one["layout"] and record[name].layout}
+    own = "pictures of"  # a processor's; other reasons are the model's
+    refused = [
+        f"| {name} | {why if why.startswith(own) else explain_refusal(name, why)} |" for name, why in left_out.items()
+    ]
     shapes = json.loads(RECORD.with_name("published_models.json").read_text(encoding="utf-8"))["models"]
     sampled = sum(answer.engine for answer in learn)
     head = HEAD.format(
@@ -333,12 +338,13 @@ def page() -> str:
     )
 
 
-def describe_pictures(name: str, shown: Mapping[str, Any]) -> str:
+def describe_media(name: str, shown: Mapping[str, Any]) -> tuple[str, str]:
+    """Whether pictures and videos are read."""
     if name not in VISION:
-        return ""
+        return "", ""
     if name not in shown:
-        return "not tried"
-    return "yes" if shown[name]["layout"] else "no"
+        return "not tried", "not tried"
+    return "yes" if shown[name]["layout"] else "no", "yes" if shown[name]["videos"] else "no"
 
 
 def first_line(error: Exception) -> str:

@@ -29,14 +29,16 @@ from torch import Tensor
 from transformers.models.auto.image_processing_auto import IMAGE_PROCESSOR_MAPPING_NAMES
 from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 from transformers.models.auto.video_processing_auto import VIDEO_PROCESSOR_MAPPING_NAMES
+from transformers.video_utils import VideoMetadata
 
 from r1_cli.models.load import without_dropout
 from r1_cli.train.groups.group import extend_positions
 from r1_core.learner.logprobs import count_features
 from r1_core.types import Sample
+from r1_data.pictures import from_pil
 from r1_data.positions import count_tokens, position_ids_of
 from r1_data.render import Renderer
-from r1_data.types import DataError, Example, Prompt
+from r1_data.types import DataError, Example, Prompt, Video
 from r1_data.vision import Vision
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.probes import Probes, spread_tokens
@@ -263,15 +265,28 @@ def make_pictures(sizes: list[tuple[int, int]], variant: int = 0) -> list[Image.
     return [Image.fromarray(one.numpy()) for one in pixels]
 
 
-def make_example(sizes: list[tuple[int, int]], variant: int = 0) -> Example:
+def make_example(sizes: list[tuple[int, int]], variant: int = 0, frames: int = 0) -> Example:
+    """A question about pictures, and a video if it has frames."""
     parts: list[dict[str, str]] = [{"type": "text", "text": "How many?"}]
+    media: tuple[Any, ...] = tuple(make_pictures(sizes, variant))
+    if frames:
+        parts.insert(0, {"type": "video"})
+        media = (*media, Video(tuple(make_pictures([(64, 48)] * frames, variant + 1)), fps=2.0))
     for _ in sizes:
         parts[:0] = [{"type": "image"}, {"type": "text", "text": "and"}]
-    return Example("row", [{"role": "user", "content": parts}], tuple(make_pictures(sizes, variant)), "4")
+    return Example("row", [{"role": "user", "content": parts}], media, "4")
 
 
 def call_processor(processor: Any, prompt: Prompt, example: Example, needed: Iterable[str] = ()) -> dict[str, Tensor]:
-    pictures = {"images": [list(example.media)]} if example.media else {}
+    images = [one for one in example.media if not isinstance(one, Video)]
+    videos = [one for one in example.media if isinstance(one, Video)]
+    pictures: dict[str, Any] = {"images": [images]} if images else {}
+    if videos:
+        frames = [torch.stack([from_pil(frame) for frame in one.source]) for one in videos]
+        shown = [
+            VideoMetadata(len(one), fps=2.0, height=48, width=64, frames_indices=[*range(len(one))]) for one in frames
+        ]
+        pictures |= {"videos": frames, "videos_kwargs": {"do_sample_frames": False, "video_metadata": shown}}
     how = {"text_kwargs": {"return_mm_token_type_ids": True}} if "mm_token_type_ids" in needed else {}
     output = processor(text=[prompt.text], return_tensors="pt", **how, **pictures)
     return {key: value.float() if value.is_floating_point() else value for key, value in output.items()}
@@ -321,6 +336,7 @@ class Answer:
 
     layout: str = ""  # as in `architectures.Answer`; "" if pictures cannot be trained
     engine: bool = False
+    videos: bool = False  # whether the same holds of a row with a picture and a video
     why: str = ""
     wrong: str = ""  # what differs without a word; never in the record
 
@@ -330,11 +346,14 @@ def ask(name: str) -> Answer:
         processor, model = make_processor(name), make_model(name)
     except Exception as error:
         return Answer(why=f"not tried: {first_line(error)}")
-    plain, kinds = copy.deepcopy(model), media_kinds(model.config)
-    hand_on_kinds(plain)
+    plain, told, kinds = copy.deepcopy(model), copy.deepcopy(model), media_kinds(model.config)
+    hand_on_kinds(told)
     plain.set_attn_implementation("eager")
     renderer = Renderer(processor, position_ids=position_ids_of(model.config) or count_tokens)
-    examples = [make_example(sizes) for sizes in SIZES]
+    examples, vision = [make_example(sizes) for sizes in SIZES], renderer.vision
+    videos = vision is not None and vision.reads_videos
+    if videos:
+        examples.append(make_example([(60, 90)], frames=4))
     try:
         prompts = [renderer.render(example) for example in examples]
     except DataError as error:
@@ -362,13 +381,19 @@ def ask(name: str) -> Answer:
         for variant in (1, 2)
     ]
     samples = make_samples(prompts)
-    features, placeholders = count_features(plain, samples[0]), find_kinds(samples[0].token_ids, kinds) == 1
+    features, placeholders = count_features(told, samples[0]), find_kinds(samples[0].token_ids, kinds) == 1
     if features not in (None, int(placeholders.sum())):
         return Answer(wrong=f"{int(placeholders.sum())} placeholders, {features} features")
     learned = architectures.ask_learner(model, plain, samples, alone, probes)
     engine = ask_engine(plain, prompts, alone) if learned.layout else ""
     wrong = learned.wrong or ("" if engine in ("", "right") else engine)
-    return Answer(learned.layout, engine == "right", architectures.without_figures(learned.why), wrong)
+    return Answer(
+        learned.layout,
+        engine == "right",
+        videos and bool(learned.layout),
+        architectures.without_figures(learned.why),
+        wrong,
+    )
 
 
 def compare_prompts(
@@ -385,7 +410,9 @@ def compare_prompts(
         if bad := [key for key in known if not torch.equal(prompt.model_inputs[key], expected[key])]:
             return f"{', '.join(bad)} are not the processor's"
         every = not isinstance(renderer.vision, Vision)  # which counts pixels only
-        counted = [value.numel() for key, value in prompt.model_inputs.items() if every or key == "pixel_values"]
+        counted = [
+            value.numel() for key, value in prompt.model_inputs.items() if every or key.startswith("pixel_values")
+        ]
         if renderer.count_values(example) != sum(counted):
             return "the number of values counted from sizes is not that of the inputs"
     return ""

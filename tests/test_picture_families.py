@@ -3,6 +3,7 @@
 The references are transformers' own: the processor on the same messages, and the model's eager forward of each row.
 """
 
+import copy
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -16,14 +17,22 @@ import torch
 from family_prompts import make_learner
 from picture_families import FAMILIES, RECORD, UNTRIED, Answer
 
+from r1_cli.build.packing import choose_layout
+from r1_cli.build.rendering import build_renderer
+from r1_cli.config import RunConfig
+from r1_cli.hardware import Hardware
+from r1_cli.models.files import open_model
 from r1_cli.models.load import ModelError, configure_modules
 from r1_cli.plan.check.model import examine_layouts
+from r1_core.learner import Learner
 from r1_data.demonstrations import ConversationRenderer
 from r1_data.pictures import from_pil
 from r1_data.positions import count_tokens, position_ids_of
 from r1_data.render import Renderer
-from r1_data.types import Conversation, DataError, Prompt
+from r1_data.types import Conversation, DataError, MediaError, Prompt
+from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.token_kinds import find_kinds, media_kinds
+from r1_rollout.types import SamplingParams
 
 KNOWN: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
 # One of each kind: tiles along the first axis, sizes that are filled up, a row's pictures along the second axis, and
@@ -134,6 +143,19 @@ def test_the_check_of_a_model_says_how_its_pictures_are_read(tmp_path: Path) -> 
     assert answers["pictures"] == "read by the processor's own call; videos are refused"
 
 
+def test_rows_of_text_are_trained_where_pictures_are_wrong(tmp_path: Path) -> None:
+    path = save("llava", tmp_path, num_additional_image_tokens=2)
+    config = RunConfig.model_validate({"worker": {"actor": {"model": {"model_path": path}}}})
+    model = open_model(config)
+    weights = picture_families.make_model("llava")
+    configure_modules(weights, torch.float32, torch.device("cpu"))
+    learner = Learner(weights, torch.optim.SGD(weights.parameters(), lr=0.0), lambda step: 1.0)
+    how = (config, Hardware("cpu"), model, build_renderer(config, model), learner)
+    choose_layout(*how, pictures=False)
+    with pytest.raises(ModelError, match="writes 17 placeholders"):
+        choose_layout(*how)
+
+
 def test_placeholders_that_are_not_as_many_as_features_are_refused_at_the_start(tmp_path: Path) -> None:
     path = save("llava", tmp_path, num_additional_image_tokens=2)  # the tower has one token that is no patch
     with pytest.raises(ModelError) as refused:
@@ -145,7 +167,7 @@ def test_placeholders_that_are_not_as_many_as_features_are_refused_at_the_start(
 
 
 @pytest.mark.parametrize(("family", "reason"), [
-    ("idefics2", "attention_mask, input_ids of several pictures are not those of each, joined along an axis"),
+    ("idefics2", "what it makes of a picture depends on the others of the row (attention_mask, input_ids)"),
     ("ernie4_5_vl_moe", "its model needs moe_mm_token_type_ids of every token, which r1 does not hand on to it"),
     ("got_ocr2", "its own call does not read pictures of several shapes (Nested images are only supported with "
      "`multi_page` set to `True`.)"),
@@ -158,3 +180,57 @@ def test_a_family_that_cannot_work_is_refused_in_a_sentence(family: str, reason:
     instead = "train on rows without pictures, or a model of docs/models.md whose pictures are read"
     assert str(refused.value) == f"row: pictures of {name} cannot be used: {reason}; {instead}"
     assert renderer.render(picture_families.make_example([])).token_ids
+
+
+def test_a_processor_whose_batch_of_rows_is_not_its_rows_joined_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    processor = picture_families.make_processor("mistral3")
+    own = type(processor).__call__
+
+    def call(self: Any, images: Any = None, text: Any = None, **kwargs: Any) -> Any:
+        output = own(self, images=images, text=text, **kwargs)
+        if len(text) > 1:
+            output["pixel_values"] = output["pixel_values"].flip(0)
+        return output
+
+    monkeypatch.setattr(type(processor), "__call__", call)
+    renderer = Renderer(processor, position_ids=count_tokens)
+    with pytest.raises(DataError, match=r"of a row depends on the others of the batch \(pixel_values\); train on"):
+        renderer.require_vision()
+
+
+def test_videos_that_need_more_than_their_number_of_frames_are_refused() -> None:
+    renderer = make_renderer("video_llama_3")
+    assert renderer.describe_media().endswith("videos are refused")
+    refusal = "videos of VideoLlama3Processor cannot be used, only its pictures"
+    with pytest.raises(MediaError, match=f"^row: {refusal}$"):
+        renderer.prompt_length(picture_families.make_example([], frames=4))
+    with pytest.raises(MediaError, match=f"^row: {refusal}$"):
+        renderer.render(picture_families.make_example([], frames=4))
+
+
+def test_a_later_turn_with_a_picture_is_sampled_as_the_model_alone_would() -> None:
+    """Behind kept keys and values the model's own mask is not known, so the turns before are computed again."""
+    plain, (prompt,) = picture_families.make_model("gemma3"), make_prompts("gemma3")[1:2]
+    plain.set_attn_implementation("eager")
+    engine = EmbeddedEngine(copy.deepcopy(plain), end_token_ids=[], banned_token_ids=range(250, 272), version=0)
+    session = engine.open_session(SamplingParams(max_tokens=4, seed=1))
+    session.submit("first", prompt, max_tokens=4)
+    ((_, (first,)),) = session.poll()
+    vision = make_renderer("gemma3").require_vision()
+    (picture,) = map(from_pil, picture_families.make_pictures([(60, 60)], 3))
+    piece = vision.process_pictures([7, vision.tokens["picture"][1], 8], [picture])
+    assert piece is not None
+    token_ids = torch.tensor([*prompt.token_ids, *first.token_ids, *piece["input_ids"][0].tolist()])
+    pixels = torch.cat([prompt.model_inputs["pixel_values"], piece["pixel_values"]])
+    later = replace(
+        prompt, token_ids=token_ids.tolist(), position_ids=torch.arange(len(token_ids))[None],
+        model_inputs={"pixel_values": pixels},
+    )  # fmt: skip
+    session.submit("later", later, max_tokens=4)
+    ((_, (found,)),) = session.poll()
+    whole = torch.tensor([*later.token_ids, *found.token_ids])
+    own = {"input_ids": whole[None], "token_type_ids": find_kinds(whole, media_kinds(plain.config))[None]}
+    with torch.no_grad():
+        logits = picture_families.forward_alone(plain, {**own, "pixel_values": pixels}, whole)
+    expected = picture_families.taken(logits, whole, len(token_ids))
+    torch.testing.assert_close(torch.tensor(found.logprobs), expected, rtol=0, atol=1e-5)

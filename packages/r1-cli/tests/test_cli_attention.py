@@ -10,11 +10,17 @@ import torch
 import transformers as hf
 from torch import Tensor
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import (
+    bidirectional_mask_function,
+    blockwise_overlay,
+    causal_mask_function,
+    or_masks,
+)
 
 from r1_cli.models import attention, kernels
-from r1_cli.models.attention import PACKED_ATTENTION, VISION_ATTENTION, attend_packed
+from r1_cli.models.attention import PACKED_ATTENTION, VISION_ATTENTION, RowMask, attend_packed, packed_mask
 from r1_cli.models.kernels import Pieces, find_kernel
-from r1_core.learner.pack import Pack
+from r1_core.learner.pack import Pack, SequenceGroup
 from r1_rollout.embedded import scores
 from r1_rollout.embedded.windows import AttentionWindow
 
@@ -289,3 +295,25 @@ def test_torch_has_the_memory_efficient_kernel_and_its_gradient() -> None:
     found.sum().backward()
     assert key.grad is not None
     assert key.grad.shape == key.shape
+
+
+def test_a_row_is_asked_for_its_mask_only_where_some_tokens_see_later_ones():
+    """A vision tower, whose tokens all see the next one, and a causal row need none."""
+    blocks = torch.tensor([[-1, 0, 0, 0, -1, 1, 1]])
+    pictures = or_masks(causal_mask_function, blockwise_overlay(blocks))
+    how = {"batch_size": 1, "q_length": 7, "kv_length": 7, "device": "cpu", "dtype": torch.float32}
+    assert packed_mask(mask_function=causal_mask_function, **how) is None
+    assert packed_mask(mask_function=bidirectional_mask_function, **how) is None
+    found = packed_mask(mask_function=pictures, **how)
+    assert isinstance(found, RowMask)
+    seen = found.within(1, 6)
+    same = (blocks[0, 1:6, None] == blocks[0, 1:6]) & (blocks[0, 1:6, None] >= 0)
+    assert torch.equal(seen, same | torch.ones(5, 5, dtype=torch.bool).tril())
+
+
+def test_ranks_that_share_a_row_with_pictures_that_see_later_tokens_are_refused():
+    mask = RowMask(bidirectional_mask_function, 4, torch.device("cpu"))
+    heads, pack = torch.zeros(1, 2, 4, 8), Pack.of([4], "cpu", SequenceGroup(0, 1, None))
+    layer = SimpleNamespace(is_causal=True)
+    with pytest.raises(ValueError, match="attends in both directions, which ranks that share a row cannot"):
+        attention.packed_attention(layer, heads, heads, heads, mask, pack=pack)

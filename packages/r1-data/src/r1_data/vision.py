@@ -8,6 +8,7 @@ import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from r1_data.media_cache import MediaCache
@@ -119,9 +120,16 @@ class Vision:
             chosen = frames or FrameRules(min_frames=self._video.min_frames, max_frames=self._video.max_frames)
             self.frames = replace(chosen, multiple=self._video.temporal_patch_size)
 
-    @property
+    @cached_property
     def reads_videos(self) -> bool:
-        return self._video is not None and "video" in self.tokens
+        """Whether the processor counts a video's frames and writes its placeholders from no more than their number."""
+        if self._video is None or "video" not in self.tokens:
+            return False
+        try:
+            self._write_placeholders(Clip(2, 1.0, [0, 1], 64, 64))
+        except (AttributeError, KeyError, NotImplementedError, TypeError):
+            return False
+        return True
 
     def picture_tokens(self, reference: PictureReference) -> int:
         limits = {"min_pixels": self.budget["shortest_edge"], "max_pixels": self.budget["longest_edge"]}
@@ -135,12 +143,15 @@ class Vision:
 
     def video_text(self, video: Video) -> str:
         """Return a video's placeholders, with any text that the family puts between them."""
+        clip = self.probe(video)
+        with _named(video):
+            return self._write_placeholders(clip)
+
+    def _write_placeholders(self, clip: Clip) -> str:
         import torch
 
-        clip = self.probe(video)
         count, size = len(clip.indices), (clip.height, clip.width)
-        with _named(video):
-            patches = self._video.get_num_of_video_patches(count, *size, {"size": self.frame_range.size_for(count)})
+        patches = self._video.get_num_of_video_patches(count, *size, {"size": self.frame_range.size_for(count)})
         moments = -(-count // self._video.temporal_patch_size)
         # Only the first number and the product of the others matter; the factors are unknown.
         grid = torch.tensor([[moments, 1, patches // moments]])
@@ -161,7 +172,7 @@ class Vision:
         return int(patches * 3 * owner.temporal_patch_size * owner.patch_size**2)
 
     def probe(self, video: Video) -> Clip:
-        if self._video is None:
+        if not self.reads_videos:
             raise MediaError(f"videos of {type(self._processor).__name__} cannot be used, only its pictures")
         return probe_video(video, self.frames)
 

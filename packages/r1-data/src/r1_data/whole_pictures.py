@@ -163,8 +163,9 @@ def _find_axes(processor: "ProcessorMixin") -> dict[str, int]:
     axes = {name: axis for name, axis in found.items() if axis is not None}
     bad = [name for name, axis in found.items() if axis is None or (name in PER_TOKEN and axis != 1)]
     if bad or not {*axes} - {*PER_TOKEN}:
-        what = ", ".join(bad) or "no inputs"
-        raise DataError(f"{what} of several pictures are not those of each, joined along an axis")
+        if not bad:
+            raise DataError("its own call returns nothing of a picture")
+        raise DataError(f"what it makes of a picture depends on the others of the row ({', '.join(bad)})")
     kept = {name: axis for name, axis in axes.items() if name not in PER_TOKEN}
     if any(len({one[name].shape[1:] for one in [*alone, together]}) > 1 for name in kept):
         _check_rows(processor, kept, pictures)
@@ -197,7 +198,7 @@ def _check_rows(processor: "ProcessorMixin", axes: Mapping[str, int], pictures: 
         raise DataError(f"its own call does not read two rows with pictures ({_first_line(error)})") from error
     bad = [name for name in axes if not torch.equal(join([one[name] for one in apart]), batch[name])]
     if bad:
-        raise DataError(f"{', '.join(bad)} of several rows are not those of each, joined along the first axis")
+        raise DataError(f"what it makes of a row depends on the others of the batch ({', '.join(bad)})")
 
 
 def _is_per_token(output: "Mapping[str, Tensor]", name: str) -> bool:

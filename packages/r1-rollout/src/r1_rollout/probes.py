@@ -41,6 +41,10 @@ class Probes:
     def __add__(self, other: "Probes") -> "Probes":
         return Probes(self.prompts + other.prompts, self.responses + other.responses)
 
+    def without_media(self) -> "Probes":
+        kept = [pair for pair in zip(self.prompts, self.responses, strict=True) if not pair[0].model_inputs]
+        return Probes(tuple(prompt for prompt, _ in kept), tuple(response for _, response in kept))
+
     def reversed(self) -> "Probes":
         """Return the text prompts with tokens in reverse: no cache has them, but they embed the same rows."""
         kept = [

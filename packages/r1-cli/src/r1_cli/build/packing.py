@@ -189,8 +189,12 @@ def choose_layout(
     renderer: Renderer,
     learner: Policy,
     critic: ValueModel | None = None,
+    *,
+    pictures: bool = True,
 ) -> None:
     """Check all layouts, and set learner and critic to the nearest correct one; log each fallback.
+
+    Without `pictures`, rows of text are all that has to be right.
 
     A model that is wrong with r1's attention uses its own, padded; if padded batches are wrong, one sample at a time.
     The critic's model is of the same family and uses the learner's layout.
@@ -210,7 +214,7 @@ def choose_layout(
         for one in trained.values():
             one.set_layout("padded", own_attention=True)
 
-    faults = examine_model(config, hardware, model, renderer, learner, attend_by_itself)
+    faults = examine_model(config, hardware, model, renderer, learner, attend_by_itself, pictures=pictures)
     for owner, one in trained.items():
         _set_layout(config, owner, one, faults, name)
 
@@ -222,11 +226,15 @@ def examine_model(
     renderer: Renderer,
     learner: Policy,
     attend_by_itself: Callable[[str], None],
+    *,
+    pictures: bool = True,
 ) -> Faults:
     """Check all layouts, again after `attend_by_itself(fault)` if r1's attention is wrong. Raises ModelError."""
     actor, name = config.worker.actor, model.config.model_type
     dtype = hardware.computing_dtype(actor.kept_dtype, actor.fsdp.mp_param_dtype)
     probes, fresh = (build_probes(config, model, renderer, variant=variant, sampled=False) for variant in (0, 1))
+    if not pictures:
+        probes, fresh = probes.without_media(), fresh.without_media()
     require_features(model, learner, probes)
     faults = find_faults(learner, probes, fresh, dtype)
     if faults.single is not None:

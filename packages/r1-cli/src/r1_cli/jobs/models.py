@@ -71,7 +71,9 @@ def check_models(
         ConfigError: a setting needs a wrong layout, or a size does not fit into memory.
     """
     config, hardware, model, start = context.config, context.hardware, context.model, context.folder.start
-    choose_layout(config, hardware, model, data.renderer, models.learner, models.critic)
+    # Tools and environments may show pictures later.
+    shown = any(part.has_media for part in data.parts) or config.worker.rollout.multi_turn.enable
+    choose_layout(config, hardware, model, data.renderer, models.learner, models.critic, pictures=shown)
     if start:
         chosen = read_state(start).get("micro_batches", {})
     else:
