@@ -271,7 +271,8 @@ Pictures are read in one of two ways, which `r1 check MODEL` names. If the proce
 size (the Qwen line), r1 resizes it once, within `data.min_pixels` and `data.max_pixels`. Otherwise r1 calls the
 processor with the picture as it is, and the processor alone decides its size. At its start a run compares the
 placeholders that the processor writes for a picture with the features that the model's vision tower computes. Videos
-are read in the first way only.
+are read in the first way only. Where the tokens of a picture depend on the others of its row (llava_onevision),
+pictures are read in prompts, not in conversations to learn from and not in later turns.
 
 Rows with pictures are refused for the models below; runs without pictures train. Each line is what the error says.
 

@@ -167,7 +167,7 @@ def test_placeholders_that_are_not_as_many_as_features_are_refused_at_the_start(
 
 
 @pytest.mark.parametrize(("family", "reason"), [
-    ("idefics2", "what it makes of a picture depends on the others of the row (attention_mask, input_ids)"),
+    ("idefics2", "what it makes of a picture depends on the rest of the row (attention_mask, input_ids)"),
     ("ernie4_5_vl_moe", "its model needs moe_mm_token_type_ids of every token, which r1 does not hand on to it"),
     ("got_ocr2", "its own call does not read pictures of several shapes (Nested images are only supported with "
      "`multi_page` set to `True`.)"),
@@ -196,6 +196,17 @@ def test_a_processor_whose_batch_of_rows_is_not_its_rows_joined_is_refused(monke
     renderer = Renderer(processor, position_ids=count_tokens)
     with pytest.raises(DataError, match=r"of a row depends on the others of the batch \(pixel_values\); train on"):
         renderer.require_vision()
+
+
+def test_rows_whose_pictures_depend_on_one_another_are_measured_whole() -> None:
+    assert ask_again(["llava_onevision"]) == {}
+    vision = make_renderer("llava_onevision").require_vision()
+    (picture,) = picture_families.make_pictures([(90, 60)])
+    refusal = "pictures of LlavaOnevisionProcessor are read in prompts only, not in conversations and later turns: "
+    with pytest.raises(MediaError, match=f"^{refusal}"):
+        vision.process_pictures([vision.tokens["picture"][1]], [from_pil(picture)])
+    with pytest.raises(MediaError, match=f"^{refusal}"):
+        vision.picture_ids(picture)
 
 
 def test_videos_that_need_more_than_their_number_of_frames_are_refused() -> None:

@@ -136,7 +136,7 @@ class Renderer:
         videos = [reference for reference in example.media if isinstance(reference, Video)]
         try:
             placeholders = [self._vision.video_text(video) for video in videos]
-            added = sum(self._vision.picture_tokens(picture) - 1 for picture in pictures)
+            added = self._vision.added_tokens(pictures)
         except ValueError as error:  # a MediaError, or the processor's own: a picture 200 times as wide as high
             raise MediaError(f"{example.id}: {error}") from error
         if videos:

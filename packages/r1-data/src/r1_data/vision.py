@@ -137,6 +137,10 @@ class Vision:
             patches = int(self._image.get_number_of_image_patches(*image_size(reference), limits))
         return patches // self._image.merge_size**2
 
+    def added_tokens(self, pictures: Sequence[PictureReference]) -> int:
+        """Return how many tokens a row's pictures add to their placeholders."""
+        return sum(self.picture_tokens(picture) - 1 for picture in pictures)
+
     def picture_ids(self, reference: PictureReference) -> list[int]:
         """Return the tokens in the place of a picture's placeholder."""
         return [self.tokens["picture"][1]] * self.picture_tokens(reference)

@@ -2,10 +2,11 @@
 
 No model family is named here. The processor is tried once with pictures of several shapes, to learn along which axis
 its inputs of several pictures are those of each, joined; other axes may be filled with zeros at their end. Rows must be
-joined so, too, along the first axis, because the learner joins them so.
+joined so, too, along the first axis, because the learner joins them so. Where what it makes of a picture depends on the
+others of its row, rows are measured whole, and later turns have no pictures.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from typing import TYPE_CHECKING
@@ -42,23 +43,30 @@ class WholePictures:
         self._processor = processor
         self._sizes: dict[tuple[int, int], _Read] = {}
         self.tokens = {"picture": _placeholder(processor)}
-        self._axes = _find_axes(processor)  # of pictures, by the name of the input
+        self._axes = _find_axes(processor)  # of pictures, by the name of the input; None: rows are measured whole
 
     def picture_ids(self, reference: PictureReference) -> list[int]:
-        """Return the tokens in the place of a picture's placeholder."""
+        """Return the tokens in the place of a picture's placeholder. Raises MediaError if others decide, too."""
+        self._require_axes()
         return self._measure(reference).token_ids
 
-    def picture_tokens(self, reference: PictureReference) -> int:
-        return len(self.picture_ids(reference))
+    def added_tokens(self, pictures: Sequence[PictureReference]) -> int:
+        """Return how many tokens a row's pictures add to their placeholders."""
+        if self._axes is None and pictures:
+            return len(self._call_blank(pictures)["input_ids"][0]) - len(pictures)
+        return sum(len(self.picture_ids(picture)) - 1 for picture in pictures)
 
     def video_text(self, video: Video) -> str:
         raise self._no_videos(video)
 
     def count_values(self, media: Sequence[MediaReference]) -> int:
         """Return the number of values in the model inputs of media, from headers. Raises MediaError."""
-        shapes = [self._measure(self._picture(reference)).shapes for reference in map(fetched, media)]
+        pictures = [self._picture(reference) for reference in map(fetched, media)]
+        if self._axes is None and pictures:
+            return sum(value.numel() for name, value in self._call_blank(pictures).items() if name not in PER_TOKEN)
+        axes, shapes = self._axes or {}, [self._measure(picture).shapes for picture in pictures]
         names = shapes[0] if shapes else ()
-        return sum(prod(joined_shape([one[name] for one in shapes], self._axes[name])) for name in names)
+        return sum(prod(joined_shape([one[name] for one in shapes], axes[name])) for name in names)
 
     def load(self, media: Sequence[MediaReference]) -> Pixels:
         """Decode pictures; they keep their size."""
@@ -69,13 +77,17 @@ class WholePictures:
         return _call(self._processor, text, pixels.images)
 
     def process_pictures(self, token_ids: list[int], images: "Sequence[Tensor]") -> "dict[str, Tensor]":
-        """Return what `process` does for token ids with a placeholder a picture; `images` are uint8 [3, H, W] each."""
+        """Return what `process` does for token ids with a placeholder a picture; `images` are uint8 [3, H, W] each.
+
+        Raises MediaError if what the processor makes of a picture depends on the others.
+        """
         import torch
 
+        axes = self._require_axes() if images else {}
         token, token_id = self.tokens["picture"]
         outputs = [_call(self._processor, token, [image]) for image in images]
         names = outputs[0].keys() - {*PER_TOKEN} if outputs else ()
-        inputs = {name: join([output[name] for output in outputs], self._axes[name]) for name in names}
+        inputs = {name: join([output[name] for output in outputs], axes[name]) for name in names}
         for name in ("input_ids", *KINDS):
             if name == "input_ids" or any(name in output for output in outputs):
                 runs = iter([output[name][0].tolist() for output in outputs])
@@ -88,18 +100,31 @@ class WholePictures:
         """Return a cache key of all that determines token counts and pixels."""
         return repr([type(self._processor).__name__, self._processor.to_json_string()])
 
-    def _measure(self, reference: PictureReference) -> _Read:
-        from PIL.Image import new
+    def _require_axes(self) -> dict[str, int]:
+        if self._axes is None:
+            where = f"pictures of {type(self._processor).__name__} are read in prompts only"
+            why = "the tokens of a picture depend on the others of its row"
+            raise MediaError(f"{where}, not in conversations and later turns: {why}")
+        return self._axes
 
+    def _measure(self, reference: PictureReference) -> _Read:
         height, width = image_size(reference)
         if (width, height) not in self._sizes:
-            try:
-                output = _call(self._processor, self.tokens["picture"][0], [from_pil(new("RGB", (width, height)))])
-            except ValueError as error:
-                raise MediaError(f"{describe(reference)}: {error}") from error
+            output = self._call_blank([reference])
             shapes = {name: tuple(value.shape) for name, value in output.items() if name not in PER_TOKEN}
             self._sizes[width, height] = _Read(output["input_ids"][0].tolist(), shapes)
         return self._sizes[width, height]
+
+    def _call_blank(self, pictures: Sequence[PictureReference]) -> "dict[str, Tensor]":
+        """Call the processor with blank pictures of the same sizes. Raises MediaError."""
+        from PIL.Image import new
+
+        sizes = [image_size(picture) for picture in pictures]
+        blank = [from_pil(new("RGB", (width, height))) for height, width in sizes]
+        try:
+            return _call(self._processor, self.tokens["picture"][0] * len(blank), blank)
+        except ValueError as error:
+            raise MediaError(f"{', '.join(map(describe, pictures))}: {error}") from error
 
     def _picture(self, reference: MediaReference) -> PictureReference:
         if isinstance(reference, Video):
@@ -146,8 +171,11 @@ def _call_rows(
 # --- what the processor makes of several pictures ---------------------------------------------------------------------
 
 
-def _find_axes(processor: "ProcessorMixin") -> dict[str, int]:
-    """Return along which axis each input of several pictures is joined. Raises DataError: along none, or no inputs."""
+def _find_axes(processor: "ProcessorMixin") -> dict[str, int] | None:
+    """Return along which axis each input of several pictures is joined; None if a picture depends on its row.
+
+    Raises DataError: the inputs of rows are not joined, or there are none.
+    """
     from PIL.Image import new
 
     token, pictures = processor.image_token, [from_pil(new("RGB", shape, "white")) for shape in _SHAPES]
@@ -165,7 +193,10 @@ def _find_axes(processor: "ProcessorMixin") -> dict[str, int]:
     if bad or not {*axes} - {*PER_TOKEN}:
         if not bad:
             raise DataError("its own call returns nothing of a picture")
-        raise DataError(f"what it makes of a picture depends on the others of the row ({', '.join(bad)})")
+        if not _is_counted_alike(processor, pictures):
+            raise DataError(f"what it makes of a picture depends on the rest of the row ({', '.join(bad)})")
+        _check_rows(processor, {*together} - {*PER_TOKEN}, pictures)
+        return None
     kept = {name: axis for name, axis in axes.items() if name not in PER_TOKEN}
     if any(len({one[name].shape[1:] for one in [*alone, together]}) > 1 for name in kept):
         _check_rows(processor, kept, pictures)
@@ -186,7 +217,19 @@ def _find_axis(alone: "Sequence[Tensor]", together: "Tensor | None") -> int | No
     return None
 
 
-def _check_rows(processor: "ProcessorMixin", axes: Mapping[str, int], pictures: "Sequence[Tensor]") -> None:
+def _is_counted_alike(processor: "ProcessorMixin", pictures: "Sequence[Tensor]") -> bool:
+    """Whether pictures add as many tokens beside one another as with text between them."""
+    between, token = " and ", processor.image_token
+    try:
+        found = [_call(processor, text.join([token] * len(pictures)), pictures) for text in ("", between)]
+    except Exception:  # as above
+        return False
+    words = processor.tokenizer(between, add_special_tokens=False)["input_ids"]
+    beside, apart = (one["input_ids"].shape[1] for one in found)
+    return bool(apart == beside + len(words) * (len(pictures) - 1))
+
+
+def _check_rows(processor: "ProcessorMixin", names: Collection[str], pictures: "Sequence[Tensor]") -> None:
     """Compare the processor's own batch of two rows with what the learner makes of them. Raises DataError."""
     import torch
 
@@ -196,7 +239,11 @@ def _check_rows(processor: "ProcessorMixin", axes: Mapping[str, int], pictures: 
         batch = _call_rows(processor, [token * len(row) for row in rows], rows)
     except Exception as error:  # as above
         raise DataError(f"its own call does not read two rows with pictures ({_first_line(error)})") from error
-    bad = [name for name in axes if not torch.equal(join([one[name] for one in apart]), batch[name])]
+    bad = []
+    for name in sorted(names):
+        parts = [one[name] for one in apart]
+        if len({part.ndim for part in parts}) > 1 or not torch.equal(join(parts), batch[name]):
+            bad.append(name)
     if bad:
         raise DataError(f"what it makes of a row depends on the others of the batch ({', '.join(bad)})")
 
