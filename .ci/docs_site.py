@@ -5,6 +5,7 @@ Every link stays as it is written, so that pages read the same in the repository
 
 import os
 import re
+import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,12 @@ BESIDE = "repository"  # the folder of the site for what lies outside docs/
 LINK = re.compile(r"(!?\[[^\]]*\]\()([^)#\s]+)((?:#[^)]*)?\))")
 ITEM = re.compile(r"^- \[([^\]]+)\]\(([^)]+)\)", re.MULTILINE)
 ASSETS = ("site.css", "iframe-worker.js")  # beside this file
-BOOST = {"configuration.md": 8.0, "my-run-does-not-learn.md": 3.0, "troubleshooting.md": 2.0}  # of these in the search
+BOOST = {
+    "configuration.md": 8.0,
+    "my-run-does-not-learn.md": 3.0,
+    "troubleshooting.md": 2.0,
+    "out-of-memory.md": 3.0,
+}  # of these in the search
 FURTHER = 0.3  # of what lies outside docs/ or in the API reference, which say the same at more length, and of variants
 FORMULA = re.compile(r"^```math\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
 CODE = re.compile(r"(?<=<code>)[\w.\[\]]+(?=</code>)")
@@ -62,6 +68,8 @@ def links(page: Path) -> Iterator[Path]:
 
 def on_config(config: Any) -> Any:
     config.nav = navigation(DOCS / "index.md")
+    version = tomllib.loads((ROOT / "packages/r1-cli/pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
+    config.copyright = f"r1 {version}"
     return config
 
 

@@ -17,6 +17,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import architectures
+import hyperparameter_page
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -46,6 +47,7 @@ def pages() -> dict[str, str]:
     """Every generated page by its path in the repository."""
     found = {"docs/configuration.md": configuration(), "docs/rewards.md": rewards()}
     found["docs/models.md"] = architectures.page()
+    found[hyperparameter_page.PAGE] = hyperparameter_page.page()
     found["docs/algorithms/index.md"] = algorithms()
     found[VERIFIERS] = verifier_names()
     for key, entries, options in ALGORITHMS.values():

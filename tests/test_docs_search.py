@@ -58,10 +58,11 @@ def search(page: Any, words: str) -> list[str]:
         ("worker.actor.optim.lr", "configuration.html"),
         ("rollout_batch_size", "configuration.html"),
         ("max_response_length", "configuration.html"),
-        ("learning rate", "configuration.html"),
+        ("learning rate", "hyperparameters.html"),
         ("grpo", "algorithms/grpo.html"),
         ("gspo", "algorithms/gspo.html"),
         ("reward is zero", "my-run-does-not-learn.html"),
+        ("out of memory", "out-of-memory.html"),
     ],
 )
 def test_the_search_of_a_site_opened_from_a_folder_brings_the_right_page_first(
@@ -83,3 +84,12 @@ def test_pages_lead_on_and_keys_break_at_their_dots_only(page: Any, site: Path) 
     }).filter(Boolean)"""
     page.set_viewport_size({"width": 420, "height": 900})
     assert page.locator("td:first-child code").evaluate_all(broken) == []
+
+
+def test_the_home_page_shows_a_run_and_the_version_and_formulas_are_typeset(page: Any, site: Path) -> None:
+    page.goto((site / "index.html").as_uri())
+    assert page.locator(".md-content img").evaluate_all("all => all.every(one => one.naturalWidth > 300)")
+    assert page.locator(".grid.cards a").count() >= 9
+    assert page.locator(".md-copyright").inner_text().startswith("r1 0.")
+    page.goto((site / "algorithms/gae.html").as_uri())
+    assert page.locator("math").evaluate_all("all => all.map(one => one.getBoundingClientRect().height > 10)") == [True]
