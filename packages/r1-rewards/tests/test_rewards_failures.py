@@ -294,11 +294,23 @@ def test_a_function_of_a_notebook_cell_is_scored():
     assert ran.stdout == "[7.5, 0.0]\n", ran.stderr
 
 
+OTHER_LINES = """
+import inspect
+from r1_rewards import load
+
+def lines(value):
+    return "def other():\\n    pass\\n"  # as Python finds for code that `exec` has run in a program of a package
+
+def reward(response, ground_truth):
+    return 1.0
+
+inspect.getsource = lines
+load(reward)
+"""
+
+
 def test_a_function_whose_source_python_does_not_know_is_refused(tmp_path):
-    (tmp_path / "script.py").write_text(
-        "from r1_rewards import load\n\n\nnames = {'__name__': '__main__'}\n"
-        "exec('def reward(response, ground_truth): return 1.0', names)\nload(names['reward'])\n"
-    )
+    (tmp_path / "script.py").write_text(OTHER_LINES)
     ran = subprocess.run([sys.executable, str(tmp_path / "script.py")], capture_output=True, text=True)
     assert "reward 'reward': the source of 'reward' cannot be found; write it to a file" in ran.stderr
 
