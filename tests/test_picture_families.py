@@ -171,6 +171,7 @@ def test_placeholders_that_are_not_as_many_as_features_are_refused_at_the_start(
     ("ernie4_5_vl_moe", "its model needs moe_mm_token_type_ids of every token, which r1 does not hand on to it"),
     ("got_ocr2", "its own call does not read pictures of several shapes (Nested images are only supported with "
      "`multi_page` set to `True`.)"),
+    ("paligemma", "what it makes of a row depends on the others of the batch (labels)"),
 ])  # fmt: skip
 def test_a_family_that_cannot_work_is_refused_in_a_sentence(family: str, reason: str) -> None:
     renderer = make_renderer(family)
