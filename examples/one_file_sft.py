@@ -28,11 +28,11 @@ def accuracy(parts: Parts) -> float:
     return fmean(group.responses[0].score.parts["accuracy"] for group in groups)
 
 
-def train(parts: Parts, steps: int) -> Iterator[dict[str, float]]:
-    """Sample, keep one right answer for each prompt, and fine-tune on them; yield each step's metrics."""
+def train(parts: Parts, steps: int, least: float = 1.0) -> Iterator[dict[str, float]]:
+    """Sample, fine-tune on one answer a prompt whose accuracy is at least `least`; yield each step's metrics."""
     for step in range(steps):
         groups = parts.sample([parts.prompts[row] for row in parts.stream.batch(step)], seed=step + 1)
-        right = [(group, [one for one in group.responses if one.score.parts["accuracy"] == 1]) for group in groups]
+        right = [(group, [one for one in group.responses if one.score.parts["accuracy"] >= least]) for group in groups]
         chosen = [replace(group, responses=responses[:1]) for group, responses in right if responses]
         samples = [replace(one, advantages=one.loss_mask.float()) for one in to_samples(chosen)]  # weights: 1
         if samples:

@@ -71,6 +71,15 @@ def test_fine_tuning_learns_from_the_models_own_right_answers(fine_tuned: FineTu
 
 
 @pytest.mark.slow
+def test_fine_tuning_on_answers_right_or_wrong_gains_nothing(fine_tuned: FineTuned) -> None:
+    module = load("one_file_sft")
+    with r1_cli.open(configure([f"config={QUICKSTART}"], 8)) as parts:
+        for _ in module.train(parts, 10, least=0.0):
+            pass
+        assert module.accuracy(parts) < fine_tuned.before + 0.05
+
+
+@pytest.mark.slow
 def test_a_student_learns_from_the_folder_of_the_fine_tuned_model(fine_tuned: FineTuned) -> None:
     module = load("one_file_distillation")
     settings = [*module.SETTINGS, f"worker.teacher.model.model_path={fine_tuned.folder}"]
