@@ -29,12 +29,12 @@ PAGE = "docs/first-run.md"
 MOST = 12  # commands
 REWARD = '''
 def compute_score(reward_inputs):
-    """Pay for the right word, and a little for a short answer."""
-    right = [one["response"].split("Answer:")[-1].strip() == one["ground_truth"] for one in reward_inputs]
-    short = [len(one["response"]) < 200 for one in reward_inputs]
-    return [{"overall": 0.9 * a + 0.1 * b, "accuracy": float(a)} for a, b in zip(right, short, strict=True)]
+    """Pay for the right number, and for short answers."""
+    right = [one["response"].endswith("{" + one["ground_truth"] + "}") for one in reward_inputs]
+    short = [1 / (1 + len(one["response"])) for one in reward_inputs]
+    return [{"overall": 0.5 * a + 0.5 * b, "accuracy": float(a)} for a, b in zip(right, short, strict=True)]
 '''
-ROWS = [("Which colour?", "red", 1), ("Which shape?", "square", 2), ("Is it blue?", "no", 3), ("Is it red?", "yes", 1)]
+ROWS = [("How many shapes?", "1", 1), ("How many squares?", "1", 2), ("How many circles?", "0", 3), ("Count.", "1", 1)]
 
 
 def read_commands() -> list[str]:
@@ -61,7 +61,7 @@ def walk(folder: Path, words: Sequence[str]) -> list[tuple[str, float, float]]:
         elif "r1 view" in command:
             _view(command, place)
         elif "r1 chat" in command:
-            answer = _run(command, place, stdin="Which colour?\n")
+            answer = _run(command, place, stdin="How many shapes?\n")
             print(f"  the model answers: {answer.strip()!r}", flush=True)
         else:
             _run(f"{command} {shlex.join(words)}" if "r1 train" in command else command, place)
