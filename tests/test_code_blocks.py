@@ -54,6 +54,10 @@ BY: Mapping[str, Mapping[str, list[str]]] = {
             "tests/test_episodes.py::test_each_source_of_a_run_has_tools_or_an_environment_of_its_own",
         ],
     },
+    "docs/index.md": {
+        "console": [f"{QUICK}the_model_learns_to_look"],
+        "indented": ["not run: the text of a card"] * 9,
+    },
     "docs/estimate.md": {"console": [f"{DOCS}::test_the_estimates_of_the_page_are_made"]},
     "docs/diagnose.md": {"indented": ["packages/r1-cli/tests/test_cli_diagnose.py"]},
     "docs/report.md": {"indented": [f"{CLI}report.py::test_the_command_writes_beside_the_run_or_where_it_is_told"]},
