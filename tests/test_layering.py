@@ -146,7 +146,8 @@ def names_for_type_checkers(body: Sequence[ast.stmt]) -> Iterator[tuple[str, str
         elif isinstance(node, ast.AnnAssign):
             yield ast.unparse(node.target), ""
         elif isinstance(node, ast.If):
-            yield from names_for_type_checkers(node.body if ast.unparse(node.test) == "TYPE_CHECKING" else node.orelse)
+            read = {"TYPE_CHECKING": node.body, "not TYPE_CHECKING": node.orelse}
+            yield from names_for_type_checkers(read.get(ast.unparse(node.test), [*node.body, *node.orelse]))
 
 
 @pytest.mark.parametrize("package", PACKAGES)

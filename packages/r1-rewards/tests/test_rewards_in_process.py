@@ -3,6 +3,7 @@
 import asyncio
 import threading
 import time
+from contextvars import ContextVar
 
 import pytest
 
@@ -100,6 +101,13 @@ def test_objects_and_methods_are_taken_and_what_cannot_be_called_is_refused():
         load(lambda one, two: 1.0, in_process=True)
     with pytest.raises(RewardSpecError, match=r"does not accept reward_function_kwargs\.scale"):
         load(closure(1), {"scale": 2}, in_process=True)
+
+
+def test_a_function_sees_the_callers_context_variables():
+    variable = ContextVar("weight", default=0.0)
+    variable.set(0.5)
+    with load(lambda response, ground_truth: variable.get(), in_process=True) as verifier:
+        assert verifier(INPUTS[:1])[0].value == 0.5
 
 
 def test_calls_of_threads_are_serialized():
