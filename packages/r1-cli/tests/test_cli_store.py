@@ -1,6 +1,8 @@
 """A step's batch that the machines' shared memory cannot hold is refused before anything is loaded."""
 
+from dataclasses import replace
 from math import inf
+from types import SimpleNamespace
 
 import pytest
 from cli_media import dataset_of, make_renderer, row
@@ -8,9 +10,11 @@ from cli_media import dataset_of, make_renderer, row
 from r1_cli.cluster.ray_cluster import shared_bytes, store_bytes
 from r1_cli.config import ConfigError, load_config
 from r1_cli.hardware import Hardware
+from r1_cli.jobs import media
 from r1_cli.jobs.media import inputs_dtype, require_store_for_batch
 from r1_cli.placement import Node, place_ranks
 from r1_cli.plan.disk import StoredBatch, require_store
+from r1_cli.plan.model_sizes import TextSizes
 from r1_data.dataset import Mixture
 from r1_data.references import Video
 from r1_data.types import Example
@@ -76,3 +80,16 @@ def test_the_check_is_of_the_runs_own_rows_in_the_precision_that_they_cross_in()
     )
     with pytest.raises(ConfigError, match=r"rollout_batch_size=4: .*10\.0\.0\.1 has"):
         require_store_for_batch(config, hardware, place_ranks([Node("n", "10.0.0.1", ("cpu",), exact)]), prompts)
+
+
+def test_the_experts_of_replayed_routers_are_counted(monkeypatch: pytest.MonkeyPatch) -> None:
+    mixture = TextSizes(layers=48, hidden=64, keys=64, width=64, experts=128, chosen=8)
+    assert [replace(mixture, experts=experts).routed_bytes for experts in (1, 128, 512)] == [0, 48 * 8, 2 * 48 * 8]
+    batches = list[StoredBatch]()
+    monkeypatch.setattr(media, "read_sizes", lambda model: SimpleNamespace(text=mixture))
+    monkeypatch.setattr(media, "require_store", lambda nodes, batch: batches.append(batch))
+    placements = place_ranks([Node("n", "10.0.0.1", ("cpu",), 1)])
+    prompts = Mixture([dataset_of([row(0)], make_renderer())])
+    for words in ([], ["worker.actor.router_replay=true", "worker.rollout.name=embedded"]):
+        require_store_for_batch(load_config([*TWO, *words])[0], Hardware("cpu"), placements, prompts)
+    assert [batch.routed_bytes for batch in batches] == [0, 48 * 8]

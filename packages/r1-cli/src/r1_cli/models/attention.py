@@ -10,7 +10,7 @@ import inspect
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import groupby, pairwise
 from operator import methodcaller
 from types import SimpleNamespace
@@ -99,8 +99,7 @@ def packed_attention(
         if attention_mask is None and window is not None and window.size < query.shape[2]:
             attention_mask = _mask(query.shape[2], 0, window, query.device)
         return attend(module, query, key, value, attention_mask, kwargs), None
-    places = pack.places if pack.sequence is None else pack.sequence.part(pack.places, 0)
-    query = retune(module, query, places[None])
+    query = retune(module, query, partial(_places, pack))
     if window is not None and window.chunked:
         pack, window = _cut_chunks(pack, window.size), None
     if pack.sequence is None:
@@ -191,6 +190,11 @@ def _attend_within(
 def _cut_chunks(pack: Pack, size: int) -> Pack:
     """Return a pack's chunks, cached for all layers of a pass."""
     return pack.chunked(size)
+
+
+def _places(pack: Pack) -> Tensor:
+    """Return where this rank's tokens are in their sequences, int64 [1, T]."""
+    return (pack.places if pack.sequence is None else pack.sequence.part(pack.places, 0))[None]
 
 
 def _find_kernel(query: Tensor, *, windowed: bool = False) -> Kernel | None:

@@ -13,7 +13,6 @@ from r1_rollout.embedded.decoding import Decoding
 from r1_rollout.embedded.prefill import rotary_axes, without_lone_axis
 from r1_rollout.embedded.prefix_cache import PrefixCache
 from r1_rollout.embedded.rows import SamplingRequest, forced_strategy
-from r1_rollout.embedded.scores import counts_by_call
 from r1_rollout.embedded.stack import Stack, stack_of
 from r1_rollout.embedded.windows import narrowed
 from r1_rollout.errors import NonFiniteLogits, RolloutError
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
 _LENGTHS = (48, 5)  # tokens of the two prompts; over the long one rotary embeddings that are off add up
 _RESPONSE = 2
-_WINDOW = 24  # tokens that layers with a window see meanwhile, so that the long prompt goes beyond it
+_WINDOW = 16  # tokens that layers with a window see meanwhile, so that the long prompt goes beyond it
 
 
 def require_agreement(model: "PreTrainedModel", reach: Reach, allowed: Sequence[int], filler: int) -> Stack | None:
@@ -123,12 +122,12 @@ def _prompts(
 ) -> list[ProbePrompt]:
     """Return probes with room for `behind` tokens after each."""
     text = model.config.get_text_config()
-    rope, counts = setting(text, "rope_parameters") or {}, any(map(counts_by_call, model.modules()))
+    rope = setting(text, "rope_parameters") or {}
     known = reach.positions or 2 * (setting(text, "max_position_embeddings") or 1024)
     prompts = []
     for number, longest in enumerate(_LENGTHS):
         length = max(1, min(longest, known - behind))
-        first = 0 if number == 0 or counts else max(0, known - length - behind)
+        first = 0 if number == 0 else max(0, known - length - behind)
         positions = torch.arange(first, first + length).expand(4 if "mrope_section" in rope else 1, -1)
         prompts.append(ProbePrompt(f"agreement:{number}", spread_tokens(allowed, length, number), positions))
     return prompts

@@ -69,18 +69,17 @@ def decode_attention(
     if cache is None:
         if continued is not None:  # the model has one mask for all layers, and counts from the longest prefix
             attention_mask = attention_mask if window is None else continued.see(window)
-            query = retune(module, query, continued.places, continued.get_seq_length())
+            query = retune(module, query, lambda: continued.places, continued.get_seq_length())
         return attend(module, query, key, value, attention_mask, kwargs), None
     if not cache.enter(key, value, latent=is_latent(module)) or not cache.knows(attention_mask):
         raise RuntimeError(
             f"{type(module).__name__} does not attend to the keys as its cache gave them, or hides some by itself"
         )
     if window != cache.window:
-        given, known = (each and each.size for each in (window, cache.window))
-        raise RuntimeError(
-            f"{type(module).__name__} attends within a window of {given}, its configuration has {known} for it"
-        )
-    query = retune(module, query, cache.places, cache.get_seq_length())
+        given = "to all tokens" if window is None else "within a window"
+        known = "no window" if cache.window is None else "another window" if window is not None else "a window"
+        raise RuntimeError(f"{type(module).__name__} attends {given}, its configuration has {known} for this layer")
+    query = retune(module, query, cache.count_places, cache.get_seq_length())
     rows, heads, _, size = query.shape
     scaling = kwargs.get("scaling")
     scale = LOG2_E * (size**-0.5 if scaling is None else scaling)

@@ -18,7 +18,7 @@ class Forward:
         self._model, self.positions = model, "position_ids" in parameters
         self.cache = next((name for name in reversed(CACHES) if name in parameters), None)
         # MiniMax refuses caches of other classes than its own if they are to be used, and uses what it is given.
-        self._use = not any(map(asks_linear_cache, model.modules()))
+        self._use = not any(map(asks_linear_cache, {type(module) for module in model.modules()}))
 
     def __call__(
         self, token_ids: Tensor, position_ids: Tensor, cache: Cache, *, mask: Tensor | None = None, **more: Tensor

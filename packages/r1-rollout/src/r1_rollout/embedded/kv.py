@@ -303,9 +303,8 @@ class GroupCache(StateHolder):
         """What the layer sees whose keys are attended to."""
         return self._window_of.get(self.layer)
 
-    @property
-    def places(self) -> Tensor:
-        """Where the rows' tokens are in their sequences, int64 [rows, 1]."""
+    def count_places(self) -> Tensor:
+        """Return where the rows' tokens are in their sequences, int64 [rows, 1]."""
         return torch.from_numpy(self._lengths[self._slot_of] + self._columns).to(self.mask.device)[:, None]
 
     def knows(self, mask: Tensor | None) -> bool:

@@ -1,6 +1,6 @@
 """Attention whose scores torch's kernels do not compute: bounded ones, and sinks that take a share of each softmax."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,21 +49,21 @@ def counts_by_call(module: nn.Module) -> bool:
     return bool(setting(module, "attn_temperature_tuning")) and not setting(module, "use_rope")
 
 
-def retune(module: nn.Module, query: Tensor, places: Tensor, before: int = 0) -> Tensor:
+def retune(module: nn.Module, query: Tensor, places: Callable[[], Tensor], before: int = 0) -> Tensor:
     """Scale queries by their places in their sequences, if the layer has scaled them by their places in the call.
 
     The factor is log(1 + floor((place + 1) / floor)) · scale + 1 (arXiv 2501.19399).
 
     Args:
         query: [batch, heads, T, size].
-        places: int64 [batch, T].
+        places: returns int64 [batch, T].
         before: the place that the layer gave to the first token of the call.
     """
     if not counts_by_call(module):
         return query
     floor, scale = setting(module, "floor_scale"), setting(module, "attn_scale")
     given = torch.arange(before, before + query.shape[2], device=query.device)
-    wanted, had = (torch.log1p(((each + 1.0) / floor).floor()) * scale + 1.0 for each in (places, given))
+    wanted, had = (torch.log1p(((each + 1.0) / floor).floor()) * scale + 1.0 for each in (places(), given))
     return (query * (wanted / had)[:, None, :, None]).to(query.dtype)
 
 

@@ -96,9 +96,9 @@ def keeps_state(module: nn.Module) -> bool:
     return any("hidden_states" in signature(one).parameters and _names(one) & {*ASKED, _LINEAR} for one in forwards)
 
 
-def asks_linear_cache(module: nn.Module) -> bool:
-    """Whether a module keeps the state of lightning attention."""
-    return any(_LINEAR in _names(one) for one in _forwards(type(module)))
+def asks_linear_cache(kind: type[nn.Module]) -> bool:
+    """Whether modules of a class keep the state of lightning attention."""
+    return any(_LINEAR in _names(one) for one in _forwards(kind))
 
 
 def cache_argument(kind: type[nn.Module]) -> str | None:
