@@ -321,14 +321,15 @@ def test_thoughts_are_folded_and_shown_on_demand(chat: Chat) -> None:
 
 def test_pictures_clear_and_mistakes_leave_the_chat_open(chat: Chat, picture: str) -> None:
     found = Typing(
-        chat, "/image", "/image nowhere.png", f"/image '{picture}'", "/sing", "One \\", "two", "/clear", "", "Three",
+        chat, "/image", "/image nowhere.png", f"/image '{picture}'", "/sing", "One \\", "two", "More", "/clear", "", "Three",
         KeyboardInterrupt, "/image 'x",
     )  # fmt: skip
     assert "One \ntwo" in chat.answers[0].prompt.text
     assert len(chat.answers[0].prompt.images) == 1
-    assert not chat.answers[1].prompt.images
-    assert "One" not in chat.answers[1].prompt.text
-    assert len(chat.answers) == 2
+    assert len(chat.answers[1].prompt.images) == 1
+    assert not chat.answers[2].prompt.images
+    assert "One" not in chat.answers[2].prompt.text
+    assert len(chat.answers) == 3
     for told in ("takes the path", "nowhere.png: no such picture", "/sing is no command", "Ctrl-D or /exit", "quote"):
         assert any(told in note for note in found.notes), told
 

@@ -16,7 +16,7 @@ from r1_cli.main import main
 
 # Right and half right answers of each kind, to the first of its rows.
 ANSWERS = {
-    "number": ["Answer: 36", "Answer: $36.00.", "so 36", "Answer: 12, then 36", "Answer: 35", "Answer: -36"],
+    "number": ["Answer: 36", "Answer: $36.00.", "so 36", "Answer: 12, then 36", "Answer: 37", "Answer: -36"],
     "choice": ["Answer: B", "Answer: (b). 23", "so B", "Answer: both", "Answer: A", "Answer: "],
     "text": ['Answer: "Paris".', "answer? Answer: paris", "Paris", "Answer: Paris, France", "Answer: Rome", "Answer:"],
     "json": [
