@@ -321,8 +321,8 @@ def test_thoughts_are_folded_and_shown_on_demand(chat: Chat) -> None:
 
 def test_pictures_clear_and_mistakes_leave_the_chat_open(chat: Chat, picture: str) -> None:
     found = Typing(
-        chat, "/image", "/image nowhere.png", f"/image '{picture}'", "/sing", "One \\", "two", "More", "/clear", "", "Three",
-        KeyboardInterrupt, "/image 'x",
+        chat, "/image", "/image nowhere.png", f"/image '{picture}'", "/sing", "One \\", "two", "More", "/clear", "",
+        "Three", KeyboardInterrupt, "/image 'x",
     )  # fmt: skip
     assert "One \ntwo" in chat.answers[0].prompt.text
     assert len(chat.answers[0].prompt.images) == 1
