@@ -1,6 +1,6 @@
 """Distillation on policy against GRPO: sampled tokens until a student is as good as 95 % of its teacher.
 
-uv run python benchmarks/distillation.py FOLDER [--seeds 1 2 3] [--sharper]
+uv run python benchmarks/distillation.py FOLDER [--seeds 1 2 3] [--sharper | --hint]
 
 For each seed, GRPO trains the quickstart's model for 50 steps: the teacher. Students begin where GRPO began, answer
 each prompt once, and get no reward. Controls: a teacher that is the student's own start, and GRPO with as few answers
@@ -11,13 +11,18 @@ With `--sharper`, the teacher is the student's own start and sees pictures of 11
 For each seed, `r1 sft` first teaches the quickstart's model 1,000 pictures of 112 × 112. Controls: a teacher that sees
 the student's pictures, and one that sees the next row's at 112 × 112. The bar, in every seed: the student gains 0.10
 over its start and ends 0.10 above both controls, and neither control gains 0.04 (two standard errors of a difference).
+
+With `--hint`, the teacher is the student's own start and is told the answer behind the question. For each seed,
+`r1 sft` first teaches the quickstart's model to copy it from 1,000 such questions. Controls: a teacher that is told the
+next row's answer, and one with the student's prompts and its weights of up to 20 steps before. The bar is that of
+`--sharper`.
 """
 
 import argparse
 import json
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,7 +30,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 CONFIG, MODEL = "examples/quickstart/config.yaml", "examples/quickstart/model"
-TRAIN = "examples/quickstart/train.parquet"
+TRAIN, VALIDATION = "examples/quickstart/train.parquet", "examples/quickstart/val.parquet"
 TEACHER_STEPS, STUDENT_STEPS, ANSWERS = 50, 24, 48
 ALIKE = [
     "worker.actor.optim.lr_scheduler_type=constant",
@@ -47,19 +52,19 @@ STUDENT = [
 SHARE = 0.95  # of the teacher's accuracy
 LESSONS, SFT_STEPS, SHARPER_STEPS = 1000, 60, 40
 SMALL, SHARP = 56 * 56, 112 * 112  # pixels
-SHARPER = [
+OWN_START = [
     "worker.rollout.n=1",
     "data.rollout_batch_size=96",
     "worker.actor.global_batch_size=96",
     "worker.actor.optim.lr=3e-4",
     "worker.teacher.model.model_path=policy",
-    "algorithm.distillation.sync=never",
-    f"data.max_pixels={SMALL}",
     f"trainer.max_steps={SHARPER_STEPS}",
     "trainer.val_freq=20",
     "trainer.save_freq=-1",
 ]
+HINT = "{{ content }} The answer is {{ COLUMN }}."
 ACCURACY, LENGTH = "val/accuracy_reward", "response_length/mean"
+LONGER = ["data.max_length=104", "data.max_prompt_length=84"]  # tokens, with a hint
 
 
 @dataclass(frozen=True)
@@ -70,6 +75,10 @@ class Curve:
 
     def tokens_until(self, accuracy: float) -> float | None:
         return next((n for n, value in zip(self.tokens, self.accuracy, strict=True) if value >= accuracy), None)
+
+
+Curves = dict[str, Curve]  # by what the teacher sees
+RunSeed = Callable[[Path, int], tuple[dict[str, float], Curves]]
 
 
 def train(folder: Path, words: Sequence[str], start: Sequence[str] = ("train", CONFIG)) -> None:
@@ -121,54 +130,83 @@ def run_seed(folder: Path, seed: int) -> dict[str, Curve]:
     return curves
 
 
-def write_pictures(folder: Path) -> None:
-    """Write conversations with right answers, and rows of training, whose column `other` has the next row's picture."""
+def write_rows(folder: Path, *, hinted: bool) -> None:
+    """Write conversations with right answers, and rows of training with the picture and the answer of the next row."""
     folder.mkdir(parents=True, exist_ok=True)
     table = pq.read_table(TRAIN)
-    lessons = table.slice(0, LESSONS)
-    answers = [f"<think>{'*' * int(n)}</think>\\boxed{{{n}}}" for n in lessons["answer"].to_pylist()]
+    lessons, rows = table.slice(0, LESSONS), table.slice(LESSONS)
+    hint = HINT if hinted else "{{ content }}"
     messages = [
-        [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
-        for question, answer in zip(lessons["problem"].to_pylist(), answers, strict=True)
+        [
+            {"role": "user", "content": hint.replace("{{ content }}", question).replace("{{ COLUMN }}", number)},
+            {"role": "assistant", "content": f"<think>{'*' * int(number)}</think>\\boxed{{{number}}}"},
+        ]
+        for question, number in zip(lessons["problem"].to_pylist(), lessons["answer"].to_pylist(), strict=True)
     ]
-    columns = {"images": lessons["images"], "messages": pa.array(messages)}
-    pq.write_table(pa.table(columns), folder / "lessons.parquet")
-    rows = table.slice(LESSONS)
-    images = rows["images"].combine_chunks()
-    shifted = pa.concat_arrays([images.slice(1), images.slice(0, 1)])
-    pq.write_table(rows.append_column("other", shifted), folder / "rows.parquet")
+    pq.write_table(pa.table({"images": lessons["images"], "messages": pa.array(messages)}), folder / "lessons.parquet")
+    for column, name in (("images", "other"), ("answer", "other_answer")):
+        cells = rows[column].combine_chunks()
+        rows = rows.append_column(name, pa.concat_arrays([cells.slice(1), cells.slice(0, 1)]))
+    pq.write_table(rows, folder / "rows.parquet")
+    for column in ("answer", "other_answer"):
+        (folder / f"{column}.jinja").write_text(HINT.replace("COLUMN", column))
 
 
-def run_sharper(folder: Path, seed: int) -> tuple[float, dict[str, Curve]]:
-    """Return the start's accuracy at 112 × 112, and the curves of runs at 56 × 56."""
+def fine_tune(folder: Path, seed: int, words: Sequence[str]) -> tuple[Path, list[str]]:
+    """Return the run that teaches the start of a seed, and the settings of a student that begins there."""
     start, seeds = folder / f"start-{seed}", [f"data.seed={seed}", f"worker.rollout.seed={seed}"]
-    words = [f"data.train_files={folder}/lessons.parquet", f"trainer.max_steps={SFT_STEPS}"]
-    words += [f"trainer.val_freq={SFT_STEPS}", f"trainer.save_freq={SFT_STEPS}", "sft.epochs=4"]
-    train(start, [*seeds, *words], ("sft", "benchmarks/cold_start.yaml"))
-    kinds = {
-        "112 × 112": [f"worker.teacher.max_pixels={SHARP}"],
-        "control: 56 × 56": [f"worker.teacher.max_pixels={SMALL}"],
-        "control: another row's, 112 × 112": [f"worker.teacher.max_pixels={SHARP}", "worker.teacher.image_key=other"],
-    }
+    steps = [f"trainer.max_steps={SFT_STEPS}", f"trainer.val_freq={SFT_STEPS}", f"trainer.save_freq={SFT_STEPS}"]
+    lessons = [f"data.train_files={folder}/lessons.parquet", "sft.epochs=4"]
+    train(start, [*seeds, *lessons, *steps, *words], ("sft", "benchmarks/cold_start.yaml"))
     model = f"worker.actor.model.model_path={start}/global_step_{SFT_STEPS}/actor"
+    return start, [*seeds, *OWN_START, model, f"data.train_files={folder}/rows.parquet"]
+
+
+def run_students(folder: Path, seed: int, words: Sequence[str], kinds: dict[str, tuple[str, list[str]]]) -> Curves:
     curves = {}
-    for (kind, words), name in zip(kinds.items(), ("sharper", "same", "other"), strict=True):
+    for kind, (name, own) in kinds.items():
         run = folder / f"{name}-{seed}"
-        train(run, [*seeds, *SHARPER, model, f"data.train_files={folder}/rows.parquet", *words])
+        train(run, [*words, *own])
         curves[kind] = read_curve(run, 96)
-    return read_curve(start, 0).accuracy[-1], curves
+    return curves
 
 
-def print_sharper(folder: Path, seeds: Sequence[int]) -> None:
-    write_pictures(folder)
+def run_sharper(folder: Path, seed: int) -> tuple[dict[str, float], Curves]:
+    """Return the accuracies of teachers, where they are known, and the curves of students."""
+    start, words = fine_tune(folder, seed, [])
+    sharp, never = f"worker.teacher.max_pixels={SHARP}", "algorithm.distillation.sync=never"
+    kinds = {
+        "112 × 112": ("sharper", [sharp]),
+        "control: 56 × 56": ("same", [f"worker.teacher.max_pixels={SMALL}"]),
+        "control: another row's, 112 × 112": ("other", [sharp, "worker.teacher.image_key=other"]),
+    }
+    curves = run_students(folder, seed, [*words, never, f"data.max_pixels={SMALL}"], kinds)
+    small = "control: 56 × 56"
+    return {"112 × 112": read_curve(start, 0).accuracy[-1], small: curves[small].accuracy[0]}, curves
+
+
+def run_hint(folder: Path, seed: int) -> tuple[dict[str, float], Curves]:
+    hint = {"format_prompt": f"{folder}/answer.jinja", "prompt_key": "problem", "answer_key": "answer"}
+    sources = json.dumps([{"files": VALIDATION, **hint}])
+    start, words = fine_tune(folder, seed, [f"data.val_sources={sources}", *LONGER])
+    never = "algorithm.distillation.sync=never"
+    kinds = {
+        "the answer": ("hint", [never, f"worker.teacher.context={folder}/answer.jinja"]),
+        "control: another row's answer": ("other", [never, f"worker.teacher.context={folder}/other_answer.jinja"]),
+        "control: no hint": ("none", ["algorithm.distillation.sync=20"]),
+    }
+    return {"the answer": read_curve(start, 0).accuracy[-1]}, run_students(folder, seed, words, kinds)
+
+
+def print_privileged(folder: Path, seeds: Sequence[int], run: RunSeed, *, hinted: bool) -> None:
+    write_rows(folder, hinted=hinted)
     print("| seed | teacher sees | teacher's accuracy | student at the start | after 20 steps | after 40 | gain |")
     print("|---|---|---|---|---|---|---|")
     for seed in seeds:
-        sharp, curves = run_sharper(folder, seed)
+        teachers, curves = run(folder, seed)
         for kind, curve in curves.items():
             first, middle, last = curve.accuracy
-            teacher = sharp if kind == "112 × 112" else first if "56" in kind else None
-            shown = "" if teacher is None else f"{teacher:.3f}"
+            shown = f"{teachers[kind]:.3f}" if kind in teachers else ""
             print(
                 f"| {seed} | {kind} | {shown} | {first:.3f} | {middle:.3f} | {last:.3f} | {last - first:+.3f} |",
                 flush=True,
@@ -179,10 +217,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    parser.add_argument("--sharper", action="store_true", help="a teacher that sees sharper pictures, and its controls")
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument("--sharper", action="store_true", help="a teacher that sees sharper pictures, and its controls")
+    kinds.add_argument("--hint", action="store_true", help="a teacher that is told the answer, and its controls")
     arguments = parser.parse_args()
-    if arguments.sharper:
-        print_sharper(arguments.folder, arguments.seeds)
+    if arguments.sharper or arguments.hint:
+        run = run_hint if arguments.hint else run_sharper
+        print_privileged(arguments.folder, arguments.seeds, run, hinted=arguments.hint)
         return
     print(
         "| seed | run | accuracy at the start | best | at the end "

@@ -19,6 +19,8 @@ Rows = list[dict[str, Any]]
 TRAIN = ROOT / "examples/quickstart/train.parquet"
 LORA = ["worker.actor.model.lora.rank=4", "worker.actor.model.lora.alpha=8"]
 ONLINE = ["data.curriculum.by=online", "worker.reward.reward_function=examples/quickstart/reward.py:compute_score"]
+PROCESSOR, ROWS = AutoProcessor.from_pretrained(MODEL), pq.read_table(TRAIN)
+SMALL_PIXELS, SHARP = 56 * 56, 112 * 112
 GAP = 1e-4  # nats; models in float32 against float64
 
 
@@ -27,21 +29,45 @@ def teachers(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return [noisy_copy(tmp_path_factory.mktemp("teacher"), seed) for seed in (0, 1)]
 
 
-def read(folder: Path, rows: Rows) -> list[Tensor]:
-    """The log-probs [n, V] of a model in place of each row's own tokens, each row alone."""
+def read(folder: Path, rows: Rows, pixels: int = 50176, prompts: Sequence[list[int]] | None = None) -> list[Tensor]:
+    """The log-probs [n, V] of a model in place of each row's own tokens, each row alone, behind its prompt or these."""
     model = AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager")
-    processor = AutoProcessor.from_pretrained(MODEL)
-    size, pictures = {"shortest_edge": 3136, "longest_edge": 50176}, pq.read_table(TRAIN)["images"]
     found = []
-    for row in rows:
-        cell = pictures[int(row["prompt_id"].rpartition(":")[2]) - 1].as_py()[0]
-        shown = processor.image_processor(Image.open(io.BytesIO(cell["bytes"])), size=size, return_tensors="pt")
-        token_ids = torch.tensor([[*row["prompt_tokens"], *row["tokens"]]])
+    for row, prompt in zip(rows, prompts or [row["prompt_tokens"] for row in rows], strict=True):
+        shown = PROCESSOR.image_processor(picture_of(row), size=size_of(pixels), return_tensors="pt")
+        token_ids = torch.tensor([[*prompt, *row["tokens"]]])
         kinds = (token_ids == model.config.image_token_id).int()
         with torch.no_grad():
             logits = model(input_ids=token_ids, **shown, mm_token_type_ids=kinds, use_cache=False).logits[0]
-        found.append(logits.log_softmax(-1)[len(row["prompt_tokens"]) - 1 : -1])
+        found.append(logits.log_softmax(-1)[len(prompt) - 1 : -1])
     return found
+
+
+def size_of(pixels: int) -> dict[str, int]:
+    return {"shortest_edge": 3136, "longest_edge": pixels}
+
+
+def cells_of(row: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = ROWS.slice(int(row["prompt_id"].rpartition(":")[2]) - 1, 1).to_pylist()[0]
+    return found
+
+
+def picture_of(row: dict[str, Any]) -> Image.Image:
+    return Image.open(io.BytesIO(cells_of(row)["images"][0]["bytes"]))
+
+
+def prompt_of(row: dict[str, Any], pixels: int, hint: str = "") -> list[int]:
+    """The tokens of the row's prompt by the model's own processor, behind a hint from its answer."""
+    cells = cells_of(row)
+    content = [{"type": "image"}, {"type": "text", "text": cells["problem"].removeprefix("<image>")}]
+    messages = [{"role": "user", "content": content}]
+    if hint:
+        told = {"type": "text", "text": hint.format(cells["answer"])}
+        messages.insert(0, {"role": "system", "content": [told]})
+    text = PROCESSOR.apply_chat_template(messages, add_generation_prompt=True)
+    found = PROCESSOR(text=[text], images=[picture_of(row)], images_kwargs={"size": size_of(pixels)})
+    token_ids: list[int] = found["input_ids"][0]
+    return token_ids
 
 
 def of_tokens(rows: Rows, logprobs: Sequence[Tensor]) -> list[Tensor]:
@@ -87,6 +113,36 @@ def test_advantages_beside(r1: R1, tmp_path: Path, teachers: list[Path], words: 
         weights = (old - column(rows, "rollout_logprobs")).exp().clamp(max=2.0)
         assert (weights - 1).abs().max() > 0.01
         assert logged["actor/pg_loss"] == pytest.approx(-(weights * advantages).mean().item(), abs=2 * GAP)
+
+
+@pytest.mark.parametrize("words", [[], pytest.param(["trainer.n_gpus_per_node=2"], marks=pytest.mark.slow)], ids=str)
+def test_a_sharper_picture_for_the_policy_at_its_start(r1: R1, tmp_path: Path, words: list[str]) -> None:
+    """The answer's positions go on behind the teacher's own, longer prompt."""
+    itself = ["worker.teacher.model.model_path=policy", "algorithm.distillation.sync=never"]
+    pixels = [f"data.max_pixels={SMALL_PIXELS}", f"worker.teacher.max_pixels={SHARP}"]
+    rows, _, policy = trained(r1, tmp_path, *itself, *pixels, *words)
+    sharp = [prompt_of(row, SHARP) for row in rows]
+    assert all(len(one) == len(row["prompt_tokens"]) + 12 for one, row in zip(sharp, rows, strict=True))
+    nu = torch.cat(of_tokens(rows, read(MODEL, rows, SHARP, sharp)))
+    old = torch.cat(of_tokens(rows, read(policy, rows, SMALL_PIXELS)))
+    torch.testing.assert_close(column(rows, "teacher_logprobs"), nu, atol=GAP, rtol=0)
+    torch.testing.assert_close(column(rows, "advantages"), (nu - old).clamp(-10, 10), atol=2 * GAP, rtol=0)
+    assert (nu - torch.cat(of_tokens(rows, read(MODEL, rows, SMALL_PIXELS)))).abs().max() > 0.1
+
+
+def test_the_answer_before_the_prompt_of_a_loaded_teacher(r1: R1, tmp_path: Path, teachers: list[Path]) -> None:
+    (tmp_path / "hint.jinja").write_text("It is {{ answer }}.")
+    words = [f"worker.teacher.model.model_path={teachers[0]}", f"worker.teacher.context={tmp_path}/hint.jinja"]
+    words += ["worker.teacher.style=before", *FORMS["topk"]]
+    rows, logged, policy = trained(r1, tmp_path / "run", *words)
+    told = [prompt_of(row, 50176, "It is {}.") for row in rows]
+    q, p = torch.cat(read(teachers[0], rows, prompts=told)).exp(), torch.cat(read(policy, rows)).exp()
+    top, ids = q.topk(4)
+    listed = torch.tensor([one for row in rows for one in row["teacher_top"]], dtype=torch.float64)
+    torch.testing.assert_close(listed.exp(), top, atol=GAP, rtol=0)
+    p, q = (torch.cat([x.gather(-1, ids), 1 - x.gather(-1, ids).sum(-1, keepdim=True)], -1) for x in (p, q))
+    divergence = (q * (q.clamp(min=1e-30) / p.clamp(min=1e-30)).log()).sum(-1).mean().item()
+    assert logged["distillation/divergence"] == pytest.approx(divergence, rel=1e-2, abs=1e-6)
 
 
 @pytest.mark.parametrize(
