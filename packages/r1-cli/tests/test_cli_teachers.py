@@ -16,7 +16,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoProcessor, PreTrainedTokenizerFast
 
 from r1_cli.build.rendering import build_renderer
-from r1_cli.build.rewards.served_model import ServedReading
+from r1_cli.build.rewards.served_model import ServedReading, read_tail
 from r1_cli.build.teacher import (
     build_teacher,
     require_length_of_servers,
@@ -39,7 +39,7 @@ from r1_data.dataset import Mixture, PromptDataset
 from r1_data.formats import Columns
 from r1_data.messages import RowReader
 from r1_data.types import DataError
-from r1_rewards.services.endpoint import Patience
+from r1_rewards.services.endpoint import Patience, Unusable
 
 BASE = ["data.train_files=owner/rows@train", "worker.actor.model.model_path=owner/model"]
 TEACHER = "worker.teacher.model.model_path=owner/teacher"
@@ -172,6 +172,15 @@ def test_logits_in_place_of_log_probs_are_refused_at_the_start(topk, listed):
         require_logprobs_of_servers(ServedReading(url, patience=READY), "urls", tokenizer(), topk)
 
 
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_value_above_0_is_never_read_as_a_log_prob(count):
+    reply = {"choices": [{"prompt_logprobs": [None, {"7": {"logprob": 0.5}}]}]}
+    with pytest.raises(Unusable, match=r"0.5, above 0: these are logits"):
+        read_tail(reply, tokens=[7], total=2, count=count)
+    reply["choices"][0]["prompt_logprobs"][1]["7"]["logprob"] = 1e-6  # rounding
+    assert read_tail(reply, tokens=[7], total=2, count=count)[0][0] == 1e-6
+
+
 def test_a_server_that_only_echoes_is_enough_for_advantages():
     rows = replies(lambda token: {str(token): {"logprob": -4.0}}, echo=True)
     with answering(rows) as url:
@@ -302,6 +311,9 @@ def test_only_the_rows_of_a_source_are_shown_to_its_teacher(tmp_path):
     plain = opened("worker.reward.reward_function=math", f"{geo}urls=http://a:1")["worker.teacher.sources.geo"]
     assert found.longest > plain.longest > 0
     assert plain.prompts is None
+    (tmp_path / "any.jinja").write_text("{{ content }} {{ hint | default('') }}")
+    every = opened("worker.teacher.model.model_path=policy", f"worker.teacher.context={tmp_path / 'any.jinja'}")
+    assert every["worker.teacher"].longest == found.longest  # of its first row
     with pytest.raises(DataError, match=r":2: the teacher's context fails on this row .*hint"):
         opened("worker.teacher.model.model_path=policy", f"worker.teacher.{context}")
     with pytest.raises(DataError, match=rf":1: the prompt of .*geo has {found.longest} tokens, .*_prompt_length is 9:"):
