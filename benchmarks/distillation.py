@@ -1,6 +1,6 @@
 """Distillation on policy against GRPO: sampled tokens until a student is as good as 95 % of its teacher.
 
-uv run python benchmarks/distillation.py FOLDER [--seeds 1 2 3] [--sharper | --hint]
+uv run python benchmarks/distillation.py FOLDER [--seeds 1 2 3] [--sharper | --hint | --cost]
 
 For each seed, GRPO trains the quickstart's model for 50 steps: the teacher. Students begin where GRPO began, answer
 each prompt once, and get no reward. Controls: a teacher that is the student's own start, and GRPO with as few answers
@@ -16,6 +16,9 @@ With `--hint`, the teacher is the student's own start and is told the answer beh
 `r1 sft` first teaches the quickstart's model to copy it from 1,000 such questions. Controls: a teacher that is told the
 next row's answer, and one with the student's prompts and its weights of up to 20 steps before. The bar is that of
 `--sharper`.
+
+With `--cost`, the processor time of what each form adds to a step, as multiples of the update of GRPO's loss, measured
+in turn: medians of five rounds, of a random model whose teacher is as large.
 """
 
 import argparse
@@ -25,6 +28,8 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
+from time import process_time
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -62,6 +67,8 @@ OWN_START = [
     "trainer.val_freq=20",
     "trainer.save_freq=-1",
 ]
+VOCABULARY, PROMPT, ANSWER, SEQUENCES, TOP, ROUNDS = 16_384, 32, 32, 16, 32, 5
+PLAIN = "the update of GRPO's loss"
 HINT = "{{ content }} The answer is {{ COLUMN }}."
 ACCURACY, LENGTH = "val/accuracy_reward", "response_length/mean"
 LONGER = ["data.max_length=104", "data.max_prompt_length=84"]  # tokens, with a hint
@@ -213,6 +220,53 @@ def print_privileged(folder: Path, seeds: Sequence[int], run: RunSeed, *, hinted
             )
 
 
+def measure_costs() -> dict[str, float]:
+    """Return the median processor time of each part of a step, as a multiple of the update without a teacher."""
+    import torch
+    from transformers import Qwen2Config, Qwen2ForCausalLM
+
+    from r1_core.learner import Learner
+    from r1_core.learner.batching import Batching, MicroLimit
+    from r1_core.losses.ppo import PPOClip
+    from r1_core.objective import Objective
+    from r1_core.types import Sample
+
+    torch.set_num_threads(1)
+    sizes = {"hidden_size": 256, "intermediate_size": 768, "num_hidden_layers": 6, "num_attention_heads": 4}
+    settings = Qwen2Config(**sizes, num_key_value_heads=2, vocab_size=VOCABULARY, attn_implementation="sdpa")
+    policy, teacher = (Qwen2ForCausalLM(settings) for _ in range(2))
+    limit = MicroLimit(16)
+    learner = Learner(
+        policy, torch.optim.SGD(policy.parameters(), lr=0.0), lambda step: 1.0, teacher=teacher, teacher_top=TOP,
+        batching=Batching(update=limit, experience=limit),
+    )  # fmt: skip
+    length = torch.arange(PROMPT + ANSWER)
+    samples = [
+        Sample(
+            torch.randint(VOCABULARY, length.shape), length >= PROMPT, length[None], i, 0.0, advantages=0.0 * length + 1
+        )
+        for i in range(SEQUENCES)
+    ]
+    samples = learner.add_logprobs(learner.add_logprobs(samples, ["old_logprobs"]), ["teacher_top"])
+    parts: dict[str, Callable[[], object]] = {
+        PLAIN: lambda: learner.forward_backward(samples, Objective(PPOClip())),
+        "`advantage`: the teacher's log-probs": lambda: learner.add_logprobs(samples, ["teacher_logprobs"]),
+        f"`topk: {TOP}`: the teacher's likely tokens": lambda: learner.add_logprobs(samples, ["teacher_top"]),
+        f"`topk: {TOP}`: the update": lambda: learner.forward_backward(samples, Objective(divergence="top")),
+        "`loss`: the update, with the teacher's pass": lambda: learner.forward_backward(
+            samples, Objective(divergence="reverse_kl")
+        ),
+    }
+    times: dict[str, list[float]] = {name: [] for name in parts}
+    for _ in range(1 + ROUNDS):
+        for name, part in parts.items():
+            begun = process_time()
+            part()
+            times[name].append(process_time() - begun)
+    found = {name: median(of_part[1:]) for name, of_part in times.items()}
+    return {name: seconds / found[PLAIN] for name, seconds in found.items()}
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("folder", type=Path)
@@ -220,7 +274,13 @@ def main() -> None:
     kinds = parser.add_mutually_exclusive_group()
     kinds.add_argument("--sharper", action="store_true", help="a teacher that sees sharper pictures, and its controls")
     kinds.add_argument("--hint", action="store_true", help="a teacher that is told the answer, and its controls")
+    kinds.add_argument("--cost", action="store_true", help="the processor time of each form")
     arguments = parser.parse_args()
+    if arguments.cost:
+        print("| part of a step | processor time |\n|---|---|")
+        for name, times in measure_costs().items():
+            print(f"| {name} | {times:.2f} × |")
+        return
     if arguments.sharper or arguments.hint:
         run = run_hint if arguments.hint else run_sharper
         print_privileged(arguments.folder, arguments.seeds, run, hinted=arguments.hint)

@@ -195,6 +195,10 @@ def test_teachers_in_the_main_process_are_counted_and_never_offloaded():
     assert memory.total - estimate(config_of(*words)).total == memory.other_teachers
     phases = find_phases(config, memory)
     assert {phase.parts.get("other teachers") for phase in phases} == {memory.other_teachers}
+    kept = find_phases(config_of(*words, "worker.teacher.offload=false"), memory)
+    assert {(one.parts["teacher"], one.parts["other teachers"]) for one in kept} == {
+        (memory.teacher, memory.other_teachers)
+    }
 
 
 # --- the term in the advantages --------------------------------------------------------------------------------------

@@ -79,7 +79,9 @@ def test_failures_are_counted_by_cause() -> None:
     assert record["reward/accuracy"] == 1.0  # the failed answer reported none
 
 
-def test_steps_without_signal_are_counted_and_apart_from_those_whose_rewards_all_failed() -> None:
+def test_steps_without_signal_are_counted_and_apart_from_those_whose_rewards_all_failed(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     failure = Score(0.0, {"overall": 0.0}, Failure("timeout", "30 s"))
     one_failed = change(group(["a", "b"], [1.0, 1.0]), 1, score=failure)
     all_failed = change(one_failed, 0, score=failure)
@@ -88,6 +90,9 @@ def test_steps_without_signal_are_counted_and_apart_from_those_whose_rewards_all
     assert count_idle(2, 1, [all_failed], samples) == (3, 2)
     learning = [dataclasses.replace(sample, advantages=sample.loss_mask.float()) for sample in samples]
     assert count_idle(2, 1, [one_failed], learning) == (0, 0)
+    assert count_idle(2, 1, [one_failed], learning, taught=True) == (0, 0)
+    assert count_idle(2, 1, [one_failed], samples, taught=True) == (3, 0)
+    assert "is it the policy itself" in caplog.messages[-1]
 
 
 def test_a_dropped_answer_leaves_its_group_and_is_still_counted() -> None:

@@ -4,6 +4,7 @@ import io
 import json
 import logging
 import math
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from r1_cli.build.rendering import build_renderer
 from r1_cli.build.rewards.served_model import ServedReading, read_tail
 from r1_cli.build.teacher import (
     build_teacher,
+    open_teachers,
     require_length_of_servers,
     require_logprobs_of_servers,
     require_same_tokens_on_servers,
@@ -28,8 +30,9 @@ from r1_cli.build.teacher_model import (
     find_difference,
     require_same_tokenizer,
 )
-from r1_cli.build.teacher_prompts import open_teacher_rows
+from r1_cli.build.teacher_prompts import TeacherRows, open_teacher_rows
 from r1_cli.config import load_config
+from r1_cli.jobs.data import with_longest_prompt
 from r1_cli.models.files import open_model
 from r1_cli.models.load import ModelError
 from r1_cli.plan.check.findings import Subject
@@ -43,6 +46,7 @@ from r1_rewards.services.endpoint import Patience, Unusable
 
 BASE = ["data.train_files=owner/rows@train", "worker.actor.model.model_path=owner/model"]
 TEACHER = "worker.teacher.model.model_path=owner/teacher"
+ACTORS_CODE = "worker.actor.model.trust_remote_code=true"
 NONE = "algorithm.disable_kl=true"
 
 
@@ -220,6 +224,7 @@ def picture(seed):
 
 
 ROW = {"problem": "<image>How many?", "answer": "3", "images": [picture(1)], "crops": [picture(2)], "empty": []}
+READER = RowReader(Columns("problem"), explicit_columns=True)
 SMALL, SHARP = 56 * 56, 112 * 112
 
 
@@ -244,6 +249,13 @@ def prompts_of(*words):
     find = teacher.teachers.find("rows").prompt_of
     assert found["worker.teacher"].longest == len(find(Group(rows[0], (), row=0)).token_ids)
     return rows[0], find(Group(rows[0], (), row=0))
+
+
+def policy_of(*words):
+    model = ["worker.actor.model.model_path=examples/quickstart/model", "data.max_response_length=99"]
+    model += [f"data.min_pixels={SMALL}", f"data.max_pixels={SMALL}"]
+    config = config_of(*model, "worker.rollout.n=1", NONE, *(words or [TEACHER]))
+    return config, open_model(config)
 
 
 def processed(cell, pixels):
@@ -359,6 +371,73 @@ def test_a_check_says_what_is_learned_and_finds_a_teacher_with_other_tokens(tmp_
     (tmp_path / "tokenizer.json").write_text(json.dumps(vocabulary))
     (_, (level, message)) = checked(f"worker.teacher.model.model_path={tmp_path}")
     assert (level, "tokens are others there" in message, "r1 sft" in message) == ("error", True, True)
+
+
+def test_a_second_teachers_tokens_are_compared_as_the_first_ones_are(tmp_path):
+    """Both have the policy's vocabulary, and the second joins other pairs."""
+    for file in Path("examples/quickstart/model").iterdir():
+        (tmp_path / file.name).write_bytes(file.read_bytes())
+    vocabulary = json.loads((tmp_path / "tokenizer.json").read_text())
+    vocabulary["model"]["merges"] = vocabulary["model"]["merges"][::2]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(vocabulary))
+    first = "worker.teacher.model.model_path=examples/quickstart/model"
+    found = checked(first, f"worker.teacher.sources.math.model.model_path={tmp_path}")
+    assert [level for level, _ in found] == ["note", "error"]
+    assert "it splits" in found[1][1]
+    assert f"worker.teacher.sources.math.model.model_path={tmp_path}" in found[1][1]
+
+
+def test_a_second_teacher_runs_its_own_code_only_if_it_is_trusted(monkeypatch):
+    asked = []
+
+    def load_config(path, *, trust_remote_code, key):
+        asked.append((path, trust_remote_code))
+        raise ModelError("stop")
+
+    key, first = "worker.teacher.sources.b.model", "worker.teacher.model.model_path=owner/a"
+    runs = [
+        policy_of(first, f"{key}.model_path=owner/b", f"{key}.trust_remote_code={trusted}", ACTORS_CODE)
+        for trusted in (False, True)
+    ]
+    monkeypatch.setattr("r1_cli.build.rewards.frozen_model.models.load_config", load_config)
+    for config, files in runs:
+        with pytest.raises(ModelError, match="stop"):
+            build_teacher(config, None, files, None, {key: TeacherRows(9) for key in config.worker.teacher.every})
+    assert asked == [("owner/b", False), ("owner/b", True)]
+
+
+def test_servers_are_asked_whether_they_read_the_longest_prompt_with_an_answer():
+    rows = Mixture([PromptDataset([ROW], build_renderer(*policy_of()), max_prompt_length=99, reader=READER)])
+    config, files = policy_of()
+    longest = len(rows[0].token_ids) + 99
+    own = files.tokenizer
+
+    def respond(body, path, headers, most=longest):
+        body = json.loads(body)
+        if path == "/tokenize":
+            return 200, {"tokens": own.encode(body["prompt"], add_special_tokens=False), "max_model_len": most}
+        listed = [{str(token): {"logprob": -1.0}} for token in body["prompt"][1:]]
+        return 200, {"choices": [{"prompt_logprobs": [None, *listed]}]}
+
+    with answering(respond) as url:
+        config, files = policy_of(f"worker.teacher.urls={url}")
+        with pytest.raises(ModelError, match=rf"at most {longest} tokens.*may have {longest + 1}"):
+            open_teachers(config, files, rows)
+    with answering(partial(respond, most=longest + 1)) as url:
+        config, files = policy_of(f"worker.teacher.urls={url}")
+        found = open_teachers(config, files, rows)["worker.teacher"]
+    assert found.reading.bases == [url]
+    assert (
+        build_teacher(config, None, files, None, {"worker.teacher": found}).teachers.find("rows").reading
+        is found.reading
+    )
+
+
+def test_the_plan_of_a_run_counts_with_the_longest_prompt_of_its_teachers():
+    config, _ = policy_of()
+    rows = {"a": TeacherRows(400), "b": TeacherRows(90, object()), "c": TeacherRows(80, object())}
+    assert with_longest_prompt(config, rows).worker.teacher.max_prompt_length == 90
+    assert with_longest_prompt(config, {"a": TeacherRows(400)}).worker.teacher.max_prompt_length is None
 
 
 def test_a_check_asks_the_servers():

@@ -102,7 +102,7 @@ def take_step(run: Run, at: Position) -> Taken:
         record |= mean_of(updates, "actor/") | mean_of(forecasts, "critic/")
         record |= penalty_metrics(samples, update.compute_advantages.kl_penalty, at.kl.coef)
         record |= performance(samples, watch.lap(), run.learner.describe(), run.schedule.ppo_epochs)
-        idle, failed = count_idle(at.idle, at.failed, groups, samples)
+        idle, failed = count_idle(at.idle, at.failed, groups, samples, taught=run.teacher is not None)
         if run.teacher:
             record |= run.teacher.metrics(samples, updates)
             idle = 0 if run.teacher.in_loss else idle

@@ -120,8 +120,8 @@ def check_teacher(subject: Subject) -> Iterator[Finding]:
             elif path and path == teacher.in_learner:
                 open_teacher(teacher, subject.model)
             elif path:
-                vision = subject.model.vision_language
-                require_same_tokens(path, key, subject.model, vision_language=vision, trust_remote_code=False)
+                vision, name = subject.model.vision_language, f"{key}.model.model_path"
+                require_same_tokens(path, name, subject.model, vision_language=vision, trust_remote_code=False)
         except (ConfigError, ModelError) as error:
             yield Finding("model.teacher", "error", str(error), f"correct {TEACHER}, or start its servers")
     yield from check_teacher_rows(subject)

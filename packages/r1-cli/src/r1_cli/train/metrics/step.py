@@ -284,11 +284,13 @@ class NothingToLearn(RewardFailure):
     """No step had a learning signal."""
 
 
-def count_idle(idle: int, failed: int, groups: Sequence[Group], samples: Sequence[Sample]) -> tuple[int, int]:
+def count_idle(
+    idle: int, failed: int, groups: Sequence[Group], samples: Sequence[Sample], *, taught: bool = False
+) -> tuple[int, int]:
     """Return how many steps in a row, including this one, had no signal, and in how many all rewards failed.
 
     A step has no signal if no response could be scored, or if all advantages are 0. Single steps of the second kind are
-    common in small batches, so logging starts with the second in a row.
+    common in small batches, so logging starts with the second in a row. `taught`: a teacher makes the advantages.
     """
     scores = [score for group in groups for score in (*group.scores, *group.dropped)]
     errors = [score.error for score in scores if score.error]
@@ -298,6 +300,8 @@ def count_idle(idle: int, failed: int, groups: Sequence[Group], samples: Sequenc
         why = f"the reward failed on all {len(scores)} responses, on the first by {first.cause}: {first.message}"
     elif any(sample.advantages is not None and bool(sample.advantages.any()) for sample in samples):
         return 0, 0
+    elif taught:
+        why = "the teacher finds all tokens as likely as the policy does, or gave no log-prob: is it the policy itself?"
     elif len(rewards := {reward for group in groups for reward in group.rewards}) == 1:
         why = f"all {len(samples)} rewards are {rewards.pop():g}, so that every advantage is 0"
     else:
