@@ -59,8 +59,9 @@ class Standing:
         update = build_update(config, updates_per_step=schedule.updates_per_step)
         run, at, records = replace(self.run, update=update, schedule=schedule), build_start(config), []
         for _ in range(count):
-            at, record, _ = loop.take_step(run, at)
-            records.append(record)
+            taken = loop.take_step(run, at)
+            at = taken.at
+            records.append(taken.metrics)
         return records
 
     def step(self, *overrides: str) -> dict[str, Any]:

@@ -133,7 +133,7 @@ def fail(model: Any) -> None:
     ("change", "words"),
     [
         (ask_nothing, "qwen2 cannot read a shared prompt (Qwen2ForCausalLM reads no `pack`"),
-        (fail, "qwen2 cannot read a shared prompt ('x')"),
+        (fail, "qwen2 cannot read a shared prompt (KeyError: 'x')"),
     ],
 )
 def test_a_model_that_cannot_share_prompts_packs_without_and_a_line_says_so(

@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -192,6 +192,15 @@ def test_a_signal_during_a_step_saves_the_last_whole_one_and_reaches_the_program
     assert handlers == [signal.getsignal(one) for one in (signal.SIGINT, signal.SIGTERM)]
 
 
+@pytest.fixture
+def interruptible() -> Iterator[None]:
+    """Python's own answer to Ctrl-C, also in a process that a shell started in the background, where it is ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("interruptible")
 def test_ctrl_c_in_the_programs_own_code_interrupts_it_at_once_and_the_run_is_saved(tmp_path: Path) -> None:
     def interrupt() -> None:
         os.kill(os.getpid(), signal.SIGINT)

@@ -405,8 +405,9 @@ def test_what_a_check_raises_without_words_is_told_by_its_kind() -> None:
 def test_a_model_alone_is_asked_four_questions() -> None:
     result = CliRunner().invoke(main, ["check", str(ROOT / "examples/quickstart/model"), "--precision", "bf16"])
     assert result.exit_code == 0, result.output
-    answers = [line.split("  ")[-1].strip() for line in result.stdout.splitlines()[-5:]]
+    *answers, pictures = [line.split("  ")[-1].strip() for line in result.stdout.splitlines()[-6:]]
     assert answers == ["right"] * 4 + ["packed micro-batches that share prompts"]
+    assert pictures.startswith("resized once")
 
 
 def test_a_model_is_told_from_a_configuration_and_one_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from weakref import ReferenceType, ref
 import torch
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
-from transformers.masking_utils import sdpa_mask
+from transformers.masking_utils import and_masks, bidirectional_mask_function, causal_mask_function, sdpa_mask
 
 from r1_cli.models.families import find_value, is_vision_language
 from r1_cli.models.kernels import CAUSAL, EVERYTHING, Kernel, Pieces, find_kernel
@@ -288,6 +288,9 @@ def _starts(position_ids: Tensor) -> list[int]:
 # --- masks -----------------------------------------------------------------------------------------------------------
 
 
+AND_MASK = and_masks().__qualname__  # of the functions that `and_masks` makes
+
+
 @dataclass(frozen=True, slots=True)
 class RowMask:
     """A model's own rule of which token of a packed row sees which, for tokens that also see later ones of a picture.
@@ -321,10 +324,29 @@ def packed_mask(
     """Return no mask where `packed_attention` needs none, else torch's: for padding and unknown windows."""
     if attention_mask is None and (local_size is None or _needs_no_mask(local_size, **kwargs)):
         if kwargs["batch_size"] == 1 and kwargs["q_length"] == kwargs["kv_length"]:
+            if _is_regular(kwargs["mask_function"]):
+                return None
             rule = RowMask(kwargs["mask_function"], kwargs["q_length"], torch.device(kwargs["device"]))
             return rule if rule.looks_ahead() else None
         return None
     return sdpa_mask(*args, attention_mask=attention_mask, local_size=local_size, **kwargs)
+
+
+def _is_regular(rule: Callable[..., Tensor]) -> bool:
+    """Whether a rule lets no token see a later one (causal, and more conditions), or every token all others.
+
+    It is read from the rule itself: to ask the rule (`RowMask.looks_ahead`) waits for the device.
+    """
+    if rule in (causal_mask_function, bidirectional_mask_function):
+        return True
+    return causal_mask_function in _conditions(rule)
+
+
+def _conditions(rule: Callable[..., Tensor]) -> list[Callable[..., Tensor]]:
+    """Return what `and_masks` joined, also in joined parts; of another rule, the rule."""
+    if not inspect.isfunction(rule) or rule.__qualname__ != AND_MASK:
+        return [rule]
+    return [one for part in inspect.getclosurevars(rule).nonlocals["mask_functions"] for one in _conditions(part)]
 
 
 def _needs_no_mask(
