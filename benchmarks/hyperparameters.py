@@ -51,6 +51,14 @@ BASE = "learning rate, all weights: 1e-4"
 SAME = dict.fromkeys(("answers to a prompt: 8", "coefficient of the KL in the loss: 0", "temperature: 1.0"), BASE)
 
 
+def accuracy(curve: list[list[float]], part: float) -> float:
+    """Return the accuracy after a part of a run, whose steps all have as many answers.
+
+    `compare` counts eight answers a group, so its counts of answers are not those of other groups.
+    """
+    return compare.at(curve, part * curve[-1][0])
+
+
 def show(results: Path) -> None:
     """Print a table for each hyperparameter: accuracy before, after half and after all answers, and the entropy."""
     ones = compare.read_results(results)
@@ -61,10 +69,7 @@ def show(results: Path) -> None:
             found = [one for one in ones if one["row"] == SAME.get(name, name)]
             if not found:
                 continue
-            budget = found[0]["steps"] * compare.PROMPTS * compare.ANSWERS
-            halves = [
-                compare.spread([compare.at(one["curve"], part * budget) for one in found]) for part in (0, 0.5, 1)
-            ]
+            halves = [compare.spread([accuracy(one["curve"], part) for one in found]) for part in (0, 0.5, 1)]
             entropy = fmean(fmean(one["entropy"][-8:]) for one in found)
             print(f"| {value} | {len(found)} | {' | '.join(halves)} | {entropy:.3f} |")
 
