@@ -55,7 +55,13 @@ def run(case: Callable[..., Any], *args: Any, world: int = 2) -> list[Any]:
     ranks = _pool[:world]
     with tempfile.TemporaryDirectory() as folder:
         for number, rank in enumerate(ranks):
-            rank.pipe.send((case.__module__, case.__qualname__, args, number, world, f"{folder}/rendezvous"))
+            order = (case.__module__, case.__qualname__, args, number, world, f"{folder}/rendezvous")
+            try:
+                rank.pipe.send(order)
+            except BrokenPipeError:
+                rank.process.join(5.0)
+                end()  # the next case starts new ones
+                raise AssertionError(f"rank {number} ended between cases: {rank.process.exitcode}") from None
         answers: dict[int, Any] = {}
         failures: list[str] = []
         waiting: dict[Any, int] = {rank.pipe: number for number, rank in enumerate(ranks)}
