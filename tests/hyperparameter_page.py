@@ -3,7 +3,7 @@
 import contextlib
 import io
 import re
-import sys
+import runpy
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,12 +26,10 @@ def page() -> str:
 
 
 def tables() -> Iterator[tuple[str, str]]:
-    sys.path.insert(0, str(ROOT / "benchmarks"))
-    import hyperparameters
-
+    measured = runpy.run_path(str(ROOT / "benchmarks/hyperparameters.py"))
     printed = io.StringIO()
     with contextlib.redirect_stdout(printed):
-        hyperparameters.show(hyperparameters.RESULTS)
+        measured["show"](measured["RESULTS"])
     for block in printed.getvalue().strip().split("\n\n"):
         yield block[2:].partition(" | ")[0], block.strip()
 

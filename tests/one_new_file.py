@@ -16,7 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
-COPIED = ("packages", "tests", "examples", ".ci", "conftest.py", "README.md", "CONTRIBUTING.md", "pyproject.toml")
+COPIED = (
+    *("packages", "tests", "examples", "docs", "benchmarks", ".ci"),
+    *("conftest.py", "README.md", "CONTRIBUTING.md", "pyproject.toml"),
+)
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from rich.table import Table
 from r1_cli.checkpoint.folders import CheckpointStore
 from r1_cli.commands.models import chosen_checkpoint, own_configuration
 from r1_cli.config import load_config
-from r1_cli.jobs.next_steps import closing_lines
-from r1_cli.jobs.typed_commands import typed_command
+from r1_cli.jobs.next_steps import closing_lines, typed_command
 from r1_cli.plan.announce import announce, show_table
 from r1_cli.plan.batches import make_plan
 from r1_cli.runs.track.console import ConsoleReporter, labelled, step_line

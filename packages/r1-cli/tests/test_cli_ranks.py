@@ -346,3 +346,11 @@ def test_a_learner_method_is_spelled_in_two_source_files_of_which_no_caller_is_o
 def package_folder(of: type) -> Path:
     """The package folder that a class is from."""
     return Path(cast(str, import_module(of.__module__.partition(".")[0]).__file__)).parent
+
+
+def test_ranks_count_the_features_of_pictures_as_a_learner_does() -> None:
+    learner, _ = build("pictures", "KL", Parallel())
+    samples = step_samples("pictures")
+    expected = learner.count_features(samples)
+    assert ranked("pictures")[0].count_features(samples) == expected
+    assert any(expected)

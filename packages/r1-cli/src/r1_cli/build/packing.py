@@ -255,14 +255,19 @@ def require_features(model: ModelFiles, learner: Policy, probes: Probes) -> None
     Raises ModelError if they are not as many. A model whose forward fails is left to the other questions.
     """
     kinds = media_kinds(model.config)
-    for prompt, response in zip(probes.prompts, probes.responses, strict=True):
-        if not prompt.model_inputs or not kinds:
-            continue
-        try:
-            features = learner.count_features(_to_sample(prompt, response))
-        except REFUSALS:
-            return
-        placeholders = int((find_kinds(torch.tensor(prompt.token_ids), kinds) == 1).sum())
+    samples = [
+        _to_sample(prompt, response)
+        for prompt, response in zip(probes.prompts, probes.responses, strict=True)
+        if prompt.model_inputs and kinds
+    ]
+    if not samples:
+        return
+    try:
+        counts = learner.count_features(samples)
+    except REFUSALS:
+        return
+    for sample, features in zip(samples, counts, strict=True):
+        placeholders = int((find_kinds(sample.token_ids, kinds) == 1).sum())
         if features is not None and features != placeholders:
             raise ModelError(
                 f"{model.path}: pictures of {model.config.model_type} cannot be used: for one picture its processor "

@@ -24,7 +24,7 @@ from r1_data.dataset import Mixture
 from r1_rewards.services.endpoint import RequestFailed
 from r1_rewards.types import RewardSpecError
 
-SHOWN = 20  # most likely tokens that vLLM lists unless it is told otherwise
+SHOWN = 20  # the most likely tokens that vLLM returns unless `--max-logprobs` says otherwise
 MOST = re.compile(r"greater than max allowed: (\d+)")  # vLLM's answer to a larger number
 
 

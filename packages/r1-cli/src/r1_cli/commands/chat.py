@@ -53,7 +53,7 @@ def chat(
         share_processors()
         from r1_cli.jobs.chat import ChatSampling, open_chat
         from r1_cli.jobs.chat_terminal import Terminal, note, read_terminal
-        from r1_cli.jobs.typed_commands import next_commands
+        from r1_cli.jobs.next_steps import next_commands
         from r1_cli.models.load import ModelError
         from r1_rollout.errors import RolloutError
 

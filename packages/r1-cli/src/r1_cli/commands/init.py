@@ -24,7 +24,7 @@ def init(folder: Path, task: str | None, model: str | None, lora: bool | None) -
       r1 init my-task --task picture --model Qwen/Qwen2.5-VL-3B-Instruct --lora
     """
     from r1_cli.jobs.new_task import TASKS, task_files
-    from r1_cli.jobs.typed_commands import next_commands
+    from r1_cli.jobs.next_steps import next_commands
 
     kinds = "\n".join(f"  {name:<8} {one.title}" for name, one in TASKS.items())
     if task is None:

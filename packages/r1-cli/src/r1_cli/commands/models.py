@@ -97,7 +97,7 @@ def merge(checkpoint: Path, output: Path | None, push: str | None, public: bool)
     """
     from r1_cli.jobs.hub import HubError, push_folder
     from r1_cli.jobs.merge import merge as write_folder
-    from r1_cli.jobs.typed_commands import next_commands
+    from r1_cli.jobs.next_steps import next_commands
     from r1_cli.models.adapters import AdapterError
     from r1_cli.models.load import ModelError
     from r1_cli.models.verl_shards import ShardError

@@ -1,13 +1,15 @@
-"""Print the final checkpoint and the next commands to run."""
+"""Print the final checkpoint and the next commands to run, named as the user calls r1."""
 
 import os
 import shlex
+import shutil
 import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from rich.console import Console
 
 from r1_cli.checkpoint.folders import CheckpointStore, read_state
-from r1_cli.jobs.typed_commands import next_commands, typed_command
 from r1_cli.plan.announce import NOTHING_SAVED
 from r1_cli.train.types import Position
 
@@ -69,3 +71,19 @@ def closing_lines(
         lines.append(f"no step learned anything: {reason}, so the weights have not changed")
         after = [f"diagnose {run}", f"view {run}"]
     return [*lines, *next_commands(after, command)]
+
+
+def next_commands(words: Sequence[str], command: str | None = None) -> list[str]:
+    """Return the lines that name commands of r1; `command` is how the user calls it, None: as this time."""
+    command = typed_command(sys.argv[0], os.environ) if command is None else command
+    return [f"{'      ' if number else 'next: '}{command} {one}" for number, one in enumerate(words)]
+
+
+def typed_command(program: str, environment: Mapping[str, str]) -> str:
+    """Return how the user calls `r1`; `program` is `sys.argv[0]`, and `uv run` sets a variable."""
+    if "UV_RUN_RECURSION_DEPTH" in environment:
+        return "uv run r1"
+    if Path(program).name != "r1":
+        return "python -m r1_cli.main"
+    found = shutil.which("r1", path=environment.get("PATH"))
+    return "r1" if found and Path(found).resolve() == Path(program).resolve() else shlex.quote(program)

@@ -15,7 +15,7 @@ from r1_core.learner import checkpoint
 from r1_core.learner.batching import MicroLimit, count
 from r1_core.learner.checkpoint import Adaptation
 from r1_core.learner.experts import measure_load
-from r1_core.learner.logprobs import compute_eager_logprobs, count_features
+from r1_core.learner.logprobs import compute_eager_logprobs
 from r1_core.learner.microbatch import MicroBatch
 from r1_core.learner.own_teacher import OwnTeacher
 from r1_core.learner.parallel import full_tensor, named_state, place_like, reshard
@@ -187,14 +187,6 @@ class Learner(TrainableModel):
         self._offloads.load(self.model)
         self.model.eval()
         found = compute_eager_logprobs(self.model, samples, self.temperature, noise)
-        reshard(self.model)
-        return found
-
-    def count_features(self, sample: Sample) -> int | None:
-        """See `logprobs.count_features`."""
-        self._offloads.load(self.model)
-        self.model.eval()
-        found = count_features(self.model, sample)
         reshard(self.model)
         return found
 

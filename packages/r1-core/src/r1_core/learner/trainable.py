@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from r1_core.learner import checkpoint
 from r1_core.learner.batching import Batching, Layout, MicroLimit
 from r1_core.learner.checkpoint import Adaptation
+from r1_core.learner.logprobs import count_features
 from r1_core.learner.microbatch import MicroBatch, collate
 from r1_core.learner.offload import Offload, OffloadManager
 from r1_core.learner.optim import clip_and_step, group_norms
@@ -236,6 +237,14 @@ class TrainableModel:
         found = compute(batch)
         reshard(self.model)
         return [own.tolist() for own in found.float().cpu().split([sample.response_length for sample in samples])]
+
+    def count_features(self, samples: Sequence[Sample]) -> list[int | None]:
+        """See `logprobs.count_features`."""
+        self._offloads.load(self.model)
+        self.model.eval()
+        found = [count_features(self.model, sample) for sample in samples]
+        reshard(self.model)
+        return found
 
     def offload(self) -> None:
         """Offload what is configured to host memory. The next call that needs it loads it back."""

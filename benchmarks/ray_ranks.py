@@ -1,6 +1,6 @@
 """What Ray costs two ranks: a step, a verb that does nothing, and the start.
 
-uv run python benchmarks/ranks.py [--rounds 8]
+uv run python benchmarks/ray_ranks.py [--rounds 8]
 
 Two ranks of a 30-million-parameter model on processors, in actors that `RankedPolicy` asks, beside two plain processes
 that call the same verbs of the same learners, with gloo and FSDP2 on both sides and a thread for each rank. A step is
