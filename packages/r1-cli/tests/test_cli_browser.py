@@ -224,7 +224,7 @@ def test_narrow_screens_scroll_only_downwards(tmp_path: Path, browser: Any, serv
             page.locator("article").first.wait_for()
         assert page.evaluate("document.documentElement.scrollWidth") <= 360, name
     back = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert back == ("rgb(251, 251, 250)" if colours == "light" else "rgb(21, 23, 26)")
+    assert back == ("rgb(247, 245, 240)" if colours == "light" else "rgb(19, 19, 17)")
     assert not wrong
 
 

@@ -5,6 +5,8 @@ export interface Run extends Record<Phase, number[]> {
   state: "waiting" | "live" | "finished" | "stopped" | "silent";
   told: string;
 }
+/** How a state of a run is coloured; its word stands beside it. */
+export const TONES: Record<Run["state"], string> = { waiting: "", live: "good", finished: "", stopped: "bad", silent: "warn" };
 export type Row = Record<string, number | null>;
 export interface Light {
   step: number;
@@ -80,12 +82,12 @@ export async function ask<T>(name: string, asked: Record<string, string | number
   throw new Error(await response.text());
 }
 
-/** The class of a run's colour: eight colours, the same ones dashed for the next eight runs. */
-export const colour = (run: number): string => `run${run % 8}${run % 16 >= 8 ? " dashed" : ""}`;
+/** The classes of a run's line: eight colours and eight dashes, paired anew after each eight runs. */
+export const colour = (run: number): string => `run${run % 8} dash${(run + Math.floor(run / 8)) % 8}`;
 
 export function short(value: number | null | undefined): string {
   if (value === null || value === undefined) return "–";
   const size = Math.abs(value);
-  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2);
+  if (size !== 0 && (size < 1e-3 || size >= 1e6)) return value.toExponential(2).replace("e+", "e");
   return String(Number(value.toPrecision(4)));
 }

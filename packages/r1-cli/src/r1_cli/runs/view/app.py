@@ -19,7 +19,7 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 MOST_ROWS = 500  # in a response
 QUIET = 600.0  # seconds without a write after which a run without an end may have been killed
 MEDIA = re.compile(r"[0-9a-f]{32}\.(png|webp)")
-KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", **MEDIA_KINDS}
+KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".woff2": "font/woff2", **MEDIA_KINDS}
 
 Query = Mapping[str, str]  # the parameters of a request
 Choice = TypeVar("Choice", bound=str)
