@@ -1,4 +1,4 @@
-"""Eleven algorithms on the quickstart's task, GSPO twice, each from the same model with the same number of samples.
+"""The algorithms on the quickstart's task, GSPO twice, each from the same model with the same number of samples.
 
     uv run python examples/compare.py run                  # all that is missing, seed by seed; killed, it goes on
     uv run python examples/compare.py run grpo rlpr --seeds 1
@@ -74,7 +74,25 @@ ROWS = {
             "reward_function: 'examples/quickstart/reward.py:compute_score'}]",
         ),
     ),
-}
+    **{
+        name: Row(title, (f"algorithm.adv_estimator={name}",))
+        for name, title in {
+            "gdpo": "GDPO", "grpo_passk": "Pass@k", "lite_ppo": "Lite PPO", "maxrl": "MaxRL", "opo": "OPO",
+            "optimal_token_baseline": "Optimal token baseline", "reinforce_baseline": "REINFORCE, group baseline",
+            "reinforce_plus_plus_baseline": "REINFORCE++, group baseline",
+        }.items()
+    },
+    "gpg": Row("GPG", ("algorithm.adv_estimator=gpg", "worker.actor.loss_type=gpg")),
+    # The default share, 0.0002, is a single token of an update as small as these.
+    "clip_cov": Row("Clip-Cov", ("worker.actor.loss_type=clip_cov", "worker.actor.clip_cov_ratio=0.02")),
+    **{
+        name: Row(title, (f"worker.actor.loss_type={name}",))
+        for name, title in {
+            "kl_cov": "KL-Cov", "dppo_tv": "DPPO-TV", "dppo_kl": "DPPO-KL", "gmpo": "GMPO", "luspo": "LUSPO",
+            "gspo_token": "GSPO-token", "vespo": "VESPO",
+        }.items()
+    },
+}  # fmt: skip
 
 
 def words_of(name: str, seed: int, steps: int, folder: str) -> list[str]:
@@ -169,44 +187,74 @@ def table(found: dict[str, list[dict[str, Any]]]) -> str:
 
 def picture(found: dict[str, list[dict[str, Any]]]) -> str:
     """An SVG with a panel for each algorithm: its runs, their mean, and in grey the means of all others."""
-    budget = max(one["steps"] for ones in found.values() for one in ones) * PROMPTS * ANSWERS
     wide, high, columns = 190, 130, 4
+    panels = []
+    for place, name in enumerate(found):
+        x, y = 40 + place % columns * (wide + 25), 30 + place // columns * (high + 45)
+        title = f'<text y="-8" font-weight="bold">{ROWS[name].title}</text>'
+        panels.append(f'<g transform="translate({x} {y})">{panel(found, name, [*found], wide, high)}{title}</g>')
+    rows = -(-len(found) // columns)
+    return svg(40 + columns * (wide + 25), 30 + rows * (high + 45), "".join(panels))
+
+
+def curves(found: dict[str, list[dict[str, Any]]], name: str, beside: str = "grpo") -> str:
+    """An SVG of one algorithm: its runs, their mean, and in grey the mean of another."""
+    wide, high = 420, 200
+    legend = [f'<text x="{wide - 8}" y="{high - 30}" text-anchor="end" fill="#1f4e8c">{ROWS[name].title}</text>']
+    if name != beside:
+        legend.append(f'<text x="{wide - 8}" y="{high - 12}" text-anchor="end" fill="#777">{ROWS[beside].title}</text>')
+    title = '<text x="-4" y="-10">accuracy on the validation rows</text>'
+    inside = panel(found, name, [beside], wide, high, other_style='stroke="#999" stroke-dasharray="5 3"')
+    return svg(wide + 60, high + 50, f'<g transform="translate(40 30)">{inside}{"".join(legend)}{title}</g>')
+
+
+def svg(wide: int, high: int, inside: str) -> str:
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{wide}" height="{high}" font-family="sans-serif" '
+        f'font-size="11"><rect width="100%" height="100%" fill="white"/>{inside}</svg>\n'
+    )
+
+
+def panel(
+    found: dict[str, list[dict[str, Any]]],
+    name: str,
+    others: list[str],
+    wide: int,
+    high: int,
+    other_style: str = 'stroke="#ccc"',
+) -> str:
+    """The axes, the means of `others`, the runs of one algorithm, and their mean."""
+    budget = max(one["steps"] for ones in found.values() for one in ones) * PROMPTS * ANSWERS
     grid = [budget * i / 8 for i in range(9)]
-    means = {name: [fmean(at(one["curve"], x) for one in ones) for x in grid] for name, ones in found.items()}
 
     def line(values: list[float], xs: list[float], style: str) -> str:
         points = " ".join(f"{x / budget * wide:.1f},{(1 - y) * high:.1f}" for x, y in zip(xs, values, strict=True))
         return f'<polyline fill="none" points="{points}" {style}/>'
 
-    panels = []
-    for place, (name, ones) in enumerate(found.items()):
-        x, y = 40 + place % columns * (wide + 25), 30 + place // columns * (high + 45)
-        others = [line(values, grid, 'stroke="#ccc"') for other, values in means.items() if other != name]
-        own = []
-        for one in ones:
-            points = [(samples, value) for samples, value in one["curve"] if samples < budget] + [(budget, final(one))]
-            xs, values = zip(*points, strict=True)
-            own.append(line(list(values), list(xs), 'stroke="#7aa6d8"'))
-        frame = f'<path d="M0 0V{high}H{wide}" fill="none" stroke="#555"/>'
-        marks = [f'<text x="-4" y="{(1 - v) * high + 4}" text-anchor="end">{v:g}</text>' for v in (0, 0.5, 1)]
-        marks.append(f'<text x="{wide}" y="{high + 13}" text-anchor="end">{budget:,} samples</text>')
-        title = f'<text y="-8" font-weight="bold">{ROWS[name].title}</text>'
-        mean = line(means[name], grid, 'stroke="#1f4e8c" stroke-width="2.5"')
-        panels.append(f'<g transform="translate({x} {y})">{"".join([*others, *own, mean, frame, *marks, title])}</g>')
-    rows = -(-len(found) // columns)
-    size = f'width="{40 + columns * (wide + 25)}" height="{30 + rows * (high + 45)}"'
-    style = 'font-family="sans-serif" font-size="11"'
-    return (
-        f'<svg xmlns="http://www.w3.org/2000/svg" {size} {style}>'
-        f'<rect width="100%" height="100%" fill="white"/>{"".join(panels)}</svg>\n'
-    )
+    def mean(of: str, style: str) -> str:
+        return line([fmean(at(one["curve"], x) for one in found[of]) for x in grid], grid, style)
+
+    lines = [mean(other, other_style) for other in others if other != name]
+    for one in found[name]:
+        points = [(samples, value) for samples, value in one["curve"] if samples < budget] + [(budget, final(one))]
+        xs, values = zip(*points, strict=True)
+        lines.append(line(list(values), list(xs), 'stroke="#7aa6d8"'))
+    lines += [mean(name, 'stroke="#1f4e8c" stroke-width="2.5"')]
+    lines += [f'<path d="M0 0V{high}H{wide}" fill="none" stroke="#555"/>']
+    lines += [f'<text x="-4" y="{(1 - v) * high + 4}" text-anchor="end">{v:g}</text>' for v in (0, 0.5, 1)]
+    return "".join([*lines, f'<text x="{wide}" y="{high + 13}" text-anchor="end">{budget:,} samples</text>'])
+
+
+def read_found(results: Path = RESULTS) -> dict[str, list[dict[str, Any]]]:
+    """The stored runs of each row that has some, in the order of `ROWS`."""
+    ones = read_results(results)
+    found = {name: [one for one in ones if one["row"] == name] for name in ROWS}
+    return {name: rows for name, rows in found.items() if rows}
 
 
 def show(results: Path) -> None:
     """Print the table of what there is, and write the picture beside the results."""
-    ones = read_results(results)
-    found = {name: [one for one in ones if one["row"] == name] for name in ROWS}
-    found = {name: rows for name, rows in found.items() if rows}
+    found = read_found(results)
     print(table(found))
     results.with_suffix(".svg").write_text(picture(found))
 

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
+import algorithm_curves
 import architectures
 import hyperparameter_page
 from pydantic import BaseModel
@@ -39,6 +40,8 @@ ALGORITHMS = {
 }
 OPTIONS = {option.key: option for option in (*ESTIMATOR_OPTIONS, *LOSS_OPTIONS)}
 VERIFIERS = "packages/r1-rewards/src/r1_rewards/__init__.py"
+SECTIONS = {"When to use it": "Use it ", "Metrics to watch": "Watch ", "When it fails": "Fails "}  # of a docstring
+ISSUE = re.compile(r"github\.com/([\w.-]+/[\w.-]+)/issues/(\d+)")
 LIST = re.compile(r"- |\d+\. ")
 BOUNDS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<", "least": "≥", "above": ">", "most": "≤", "below": "<"}
 
@@ -52,7 +55,10 @@ def pages() -> dict[str, str]:
     found[VERIFIERS] = verifier_names()
     for key, entries, options in ALGORITHMS.values():
         for entry in dict.fromkeys(entries().values()):
-            found[f"docs/algorithms/{page_name(key, entry)}.md"] = algorithm(key, entry, options)
+            page = f"docs/algorithms/{page_name(key, entry)}"
+            found[f"{page}.md"] = algorithm(key, entry, options)
+            if rows := algorithm_curves.rows(key, entry.names):
+                found[f"{page}.svg"] = algorithm_curves.picture(rows[0])
     return found
 
 
@@ -299,16 +305,18 @@ def algorithm(key: str, entry: Entry, options: tuple[Option, ...]) -> str:
     code = entry.load()
     module = inspect.getmodule(code)
     said = [*paragraphs(inspect.getdoc(module)), *paragraphs(inspect.getdoc(code))]
-    when = [text for text in said if text.startswith("Use it ")]
+    sections = {title: [text for text in said if text.startswith(start)] for title, start in SECTIONS.items()}
     path = Path(inspect.getfile(code)).relative_to(ROOT).as_posix()
     names = " or ".join(f"`{key}={name}`" for name in entry.names)
     lines = [f"# {entry.names[0]}", "", NOTE, "", f"Chosen by {names}.", ""]
-    first, *rest = (one for one in said if one not in when)
+    first, *rest = (one for one in said if not one.startswith(tuple(SECTIONS.values())))
     lines += [prose(first), "", *formula(code.formula)]
     for text in rest:
         lines += [prose(text), ""]
-    if when:
-        lines += ["## When to use it", "", *(prose(text) for text in when), ""]
+    for title, texts in sections.items():
+        if texts:
+            lines += [f"## {title}", "", *(ISSUE.sub(r"[\1#\2](https://\g<0>)", prose(text)) for text in texts), ""]
+    lines += ["## Measured", "", *algorithm_curves.section(key, entry.names, page_name(key, entry)), ""]
     lines += ["## Settings", ""]
     rows = [
         f"| `{option.key}` | {cell(type_words(setting.type))} | `{plain(setting.default)}` | "

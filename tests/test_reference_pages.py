@@ -3,10 +3,11 @@
 import inspect
 import re
 from dataclasses import is_dataclass
+from functools import cache
 from importlib import import_module
 
 import pytest
-from reference_pages import ALGORITHMS, ROOT, follows_actor, page_name
+from reference_pages import ALGORITHMS, ROOT, SECTIONS, follows_actor, page_name
 from test_layering import PUBLIC
 from write_tables import stale_pages
 
@@ -19,6 +20,17 @@ from r1_rewards.verifiers import BUILTINS
 
 ROW = re.compile(r"^\| `([\w.]+)` \| (.+?) \| (.+?) \| (.+) \|$", re.MULTILINE)
 ENTRIES = [(key, one) for key, entries, _ in ALGORITHMS.values() for one in dict.fromkeys(entries().values())]
+
+
+@cache
+def documented_metrics() -> set[str]:
+    """Return the names that docs/metrics.md has, those in braces one by one."""
+    found = set[str]()
+    for name in re.findall(r"`([^`]+)`", (ROOT / "docs/metrics.md").read_text()):
+        head, _, inner = name.partition("{")
+        inner, _, tail = inner.partition("}")
+        found |= {f"{head}{one}{tail}" for one in inner.split(",")}
+    return found
 
 
 def test_the_pages_are_as_the_code_has_them() -> None:
@@ -44,7 +56,13 @@ def test_an_algorithms_page_says_what_it_is_when_to_use_it_and_its_settings(key:
     page = (ROOT / f"docs/algorithms/{page_name(key, entry)}.md").read_text()
     assert f"`{key}={entry.names[0]}`" in page
     assert re.search(r"\n```math\n.+\n```\n", page), "its class has no `formula`"
-    assert page.count("\nUse it ") == 1, "its docstring has a paragraph that begins `Use it`"
+    for title, start in SECTIONS.items():
+        assert page.count(f"\n## {title}\n\n{start}") == 1, f"its docstring has a paragraph that begins `{start}`"
+    metrics = re.findall(r"`(\w+(?:/[\w@]+)+)`", page.split("\n## Metrics to watch\n")[1].split("\n## ")[0])
+    code = (ROOT / re.findall(r"Code: \[`(.+)`\]", page)[0]).read_text()
+    assert len(metrics) >= 2
+    for metric in metrics:
+        assert metric in documented_metrics() or f'"{metric.removeprefix("actor/")}":' in code, metric
     assert ROW.findall(page) or not entry.settings
 
 

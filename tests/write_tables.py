@@ -35,7 +35,8 @@ def main(words: list[str]) -> int:
 def stale_pages() -> dict[str, str | None]:
     """The generated pages that are not as the code has them, with the text that they should have; None: none."""
     right: dict[str, str | None] = pages() | api_pages()
-    there = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in ROOT.glob("docs/a*/*.md")}
+    written = [*ROOT.glob("docs/a*/*.md"), *ROOT.glob("docs/a*/*.svg")]
+    there = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in written}
     there |= {path: (ROOT / path).read_text("utf-8") for path in right if (ROOT / path).is_file()}
     return {path: right.get(path) for path in sorted({*right, *there}) if right.get(path) != there.get(path)}
 

@@ -20,6 +20,12 @@ class DrGRPO(Estimator):
 
     Use it where prompts that are nearly always or never solved shall not weigh more than others, with
     `worker.actor.loss_avg_mode=seq-mean-token-sum-norm`.
+
+    Watch `reward/groups_without_variance`, `critic/advantages/max` and `actor/grad_norm`.
+
+    Fails where sources have rewards of different scales, or rewards are small beside a KL or an entropy term, because
+    advantages keep the rewards' scale. With another `loss_avg_mode`, the length of an answer changes its weight again
+    (arXiv 2503.20783).
     """
 
     names = ("dr_grpo",)

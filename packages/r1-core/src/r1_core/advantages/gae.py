@@ -29,6 +29,12 @@ class GAE(Estimator):
 
     Use it where credit shall differ from token to token, and there is memory and time for a critic. One answer a
     prompt is enough.
+
+    Watch `critic/vf_explained_var`, `critic/vf_loss` and `actor/entropy_loss`.
+
+    Fails where the critic is wrong: one that starts from zero misleads the first updates, and `lam` below 1 lets a
+    reward at the end of a long answer fade before it reaches the start (arXiv 2503.01491): use
+    `trainer.critic_warmup`, `lam=1`, and a critic's rate above the policy's. Cost: a second model.
     """
 
     names = ("gae",)

@@ -24,6 +24,11 @@ class GDPO(Estimator):
     Raises ValueError without `parts`, with another number of weights than parts, or with token penalties.
 
     Use it where the reward has several parts of different scales, such as accuracy and format.
+
+    Watch each `reward/PART`, and `critic/advantages/max`.
+
+    Fails where a part is noise: normalized, it weighs as much as accuracy, however small its scale was. Weigh it down
+    (`gdpo_reward_weights`), or leave it out (`gdpo_reward_keys`). With a single part it is GRPO, normalized twice.
     """
 
     names = ("gdpo",)

@@ -23,6 +23,11 @@ class GiGPO(Estimator):
     """`norm_by_std=False` omits both divisions. A state that occurs once in a group gives A_step = 0.
 
     Use it for episodes of many turns whose states recur, where one advantage for a whole episode says too little.
+
+    Watch `episode/turns/mean`, `reward/groups_without_variance` and `critic/advantages/max`.
+
+    Fails where states never recur, as in free text: A_step is then 0 on every turn and GRPO remains. A state that
+    leaves out what matters, such as the rest of the inventory, compares turns that differ.
     """
 
     names = ("gigpo",)

@@ -25,6 +25,11 @@ class GPG(Estimator):
     Equal rewards and groups of one give exactly 0.
 
     Use it with the loss `gpg` where many groups carry no gradient and you want the plain policy gradient.
+
+    Watch `reward/groups_without_variance` and `actor/grad_norm`.
+
+    Fails where hardly a group has a gradient: alpha is N / M, so the few samples left are scaled up, noise included.
+    Filter such groups (`algorithm.online_filtering`) before you trust the scale.
     """
 
     names = ("gpg",)

@@ -21,6 +21,12 @@ class GRPO(Estimator):
     Groups of equal rewards and groups of one get exactly 0.
 
     Use it first: it needs several answers to a prompt and nothing else.
+
+    Watch `reward/groups_without_variance`, `actor/entropy_loss` and `response_length/mean`.
+
+    Fails where most groups are all right or all wrong: they have no gradient, and their share grows as the model learns
+    (arXiv 2503.14476). Dividing by the std gives prompts of little spread more weight, and a mean over each answer's
+    own tokens makes wrong answers longer (arXiv 2503.20783): `dr_grpo` has neither.
     """
 
     names = ("grpo",)

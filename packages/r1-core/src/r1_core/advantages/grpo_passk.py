@@ -21,6 +21,11 @@ class GRPOPassK(Estimator):
     """`norm_by_std=False` omits the division, as in the paper. A tie for the best and a group of one give 0.
 
     Use it to optimize pass@k, where one right answer of k counts, instead of the average answer.
+
+    Watch `reward/groups_without_variance`, `critic/advantages/max` and `val/avg@K`.
+
+    Fails where two answers of a group tie for the best, as with rewards of 0 and 1 and two right answers: the group
+    then teaches nothing. So it learns from hard prompts alone, and never pushes a wrong answer down.
     """
 
     names = ("grpo_passk",)

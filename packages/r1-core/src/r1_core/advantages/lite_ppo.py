@@ -22,6 +22,11 @@ class LitePPO(Estimator):
     """The std is unbiased (n − 1). Equal rewards in a group and groups of one give exactly 0.
 
     Use it where rewards hardly differ within groups, so that dividing by a group's own std would inflate noise.
+
+    Watch `critic/advantages/max`, `reward/groups_without_variance` and `actor/entropy_loss`.
+
+    Fails where a batch mixes sources of different reward scales: one std for all leaves the small ones without weight.
+    In a batch of few prompts the std itself is noise.
     """
 
     names = ("lite_ppo",)

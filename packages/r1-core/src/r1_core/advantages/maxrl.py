@@ -22,6 +22,11 @@ class MaxRL(Estimator):
     ValueError.
 
     Use it where prompts are hard and rewards are 1 or 0: the few right answers to a hard prompt weigh more.
+
+    Watch `critic/advantages/max` and `actor/grad_norm`.
+
+    Fails where a group's mean is tiny but not 0: one right answer of n has advantage n − 1, so a verifier's false
+    positives on hard prompts dominate the gradient. A reward with a small part for the format is no success rate.
     """
 
     names = ("maxrl",)

@@ -20,6 +20,11 @@ class OPO(Estimator):
     """No settings. Equal rewards and groups of one give exactly 0.
 
     Use it with one optimizer step a step, where answers to a prompt differ in length.
+
+    Watch `actor/ppo_kl`, `response_length/mean` and `reward/groups_without_variance`.
+
+    Fails off policy: with several optimizer steps a step, or stale samples, its baseline is no longer the one of least
+    variance (arXiv 2505.23585 assumes exact on-policy training). With answers of equal length it is GRPO without std.
     """
 
     names = ("opo",)

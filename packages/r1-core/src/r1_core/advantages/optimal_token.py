@@ -27,6 +27,12 @@ class OptimalTokenBaseline(Estimator):
     continues, its baseline is 0 instead of its own return. A group of one has advantage 0 unless `free_tail`.
 
     Use it where answers are long and gradient variance is the problem; it needs an extra forward pass.
+
+    Watch `timing_s/old`, `actor/grad_norm` and `critic/advantages/max`.
+
+    Fails where answers of a group differ much in length: past the second longest, one answer stands alone, and its
+    baseline is its own return unless `free_tail`. Tokens of equal rank are compared although they may say different
+    things.
     """
 
     names = ("optimal_token_baseline",)

@@ -30,6 +30,11 @@ class Reinforce(Estimator):
     """Constant groups and groups of one have the shaped score 0. With penalties, advantages are float64.
 
     Use it to reproduce runs of OpenRLHF and LMM-R1, and with the KL in the reward.
+
+    Watch `critic/kl`, `critic/advantages/mean` and `reward/groups_without_variance`.
+
+    Fails where most groups are constant: whitening subtracts the batch's mean from them, too, and scales the few that
+    differ up. A `reward_clip` below the rewards' range makes right and wrong equal.
     """
 
     names = ("reinforce_baseline",)

@@ -25,6 +25,12 @@ class ReinforcePlusPlus(Estimator):
     only (LMM-R1's no_advantage_std_norm).
 
     Use it where a prompt has one answer (`worker.rollout.n=1`) and there is no critic: the batch is the baseline.
+
+    Watch `reward/overall`, `response_length/mean` and `critic/kl`.
+
+    Fails where prompts differ in difficulty: without a group as baseline, right answers to easy prompts are pushed up
+    in every step, although nothing is left to learn. Users report rewards that fell suddenly while answers grew
+    (github.com/hkust-nlp/simpleRL-reason/issues/35) or after a steady rise (github.com/hiyouga/EasyR1/issues/463).
     """
 
     names = ("reinforce_plus_plus",)

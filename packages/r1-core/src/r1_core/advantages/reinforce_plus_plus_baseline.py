@@ -20,6 +20,11 @@ class ReinforcePlusPlusBaseline(Estimator):
     """No settings. A batch of constant groups gives exactly 0.
 
     Use it where groups of nearly equal rewards shall weigh less than others.
+
+    Watch `critic/advantages/mean`, `reward/groups_without_variance` and `response_length/mean`.
+
+    Fails where few groups differ: the batch's std is then small, and the few are scaled up. Answers of different length
+    shift the token mean, so that constant groups get an advantage that is not 0.
     """
 
     names = ("reinforce_plus_plus_baseline",)

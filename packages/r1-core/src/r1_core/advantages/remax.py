@@ -21,6 +21,12 @@ class ReMax(Estimator):
 
     Use it where a prompt has one answer and there is no critic; each prompt gets an additional greedy answer, which is
     scored but not trained on.
+
+    Watch `reward/overall`, `actor/entropy_loss` and `timing_s/gen`.
+
+    Fails where the greedy answer is no typical one: if it is always right, right answers have advantage 0 and only
+    mistakes teach; if it is always wrong, mistakes have 0. As entropy falls, sampled answers equal the greedy one and
+    nothing is left.
     """
 
     names = ("remax",)

@@ -19,6 +19,11 @@ class RLOO(Estimator):
     """No settings. Equal rewards and groups of one give exactly 0.
 
     Use it for an unbiased gradient with advantages on the scale of the rewards.
+
+    Watch `reward/groups_without_variance`, `critic/advantages/max` and `actor/grad_norm`.
+
+    Fails with few answers a prompt: of two, each one's baseline is the other's reward alone. Advantages keep the scale
+    of the rewards, so a rate that suits rewards of 0 and 1 does not suit rewards of 0 to 100.
     """
 
     names = ("rloo",)

@@ -17,6 +17,11 @@ class CISPO(PolicyLoss):
     `pg_clipfrac_higher` counts tokens with a clipped weight.
 
     Use it with several optimizer steps a step: PPO's clip then removes rare but important tokens from the update.
+
+    Watch `actor/pg_clipfrac_higher`, `actor/ppo_kl` and `actor/entropy_loss`.
+
+    Fails with stale samples: no token is ever dropped, so nothing stops the update. If `actor/ppo_kl` grows from step
+    to step, take fewer optimizer steps.
     """
 
     names = ("cispo",)

@@ -33,6 +33,12 @@ class ClipCov(PolicyLoss):
     `cov_frac` counts the removed tokens.
 
     Use it where entropy falls early (`actor/entropy_loss`) and a wider upper clip does not stop it.
+
+    Watch `actor/cov_frac`, `actor/entropy_loss` and `actor/pg_clipfrac_higher`.
+
+    Fails in small batches: 0.0002 of fewer than 10,000 tokens is one token, and the loss is nearly PPO's. With many
+    optimizer steps a step its authors saw entropy collapse or surge, and advise fewer steps or a larger share
+    (github.com/PRIME-RL/Entropy-Mechanism-of-RL/issues/20).
     """
 
     names = ("clip_cov",)
@@ -80,6 +86,11 @@ class KLCov(PolicyLoss):
     At least one token is penalized unless `ratio` is 0; the metric `cov_frac` counts them.
 
     Use it where entropy falls early, to penalize the responsible tokens instead of dropping them.
+
+    Watch `actor/cov_frac`, `actor/entropy_loss` and `actor/ppo_kl`.
+
+    Fails with one optimizer step a step: |log(pi / pi_old)| is then 0, and so is the penalty
+    (github.com/PRIME-RL/Entropy-Mechanism-of-RL/issues/1).
     """
 
     names = ("kl_cov",)

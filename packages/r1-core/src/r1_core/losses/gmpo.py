@@ -26,6 +26,11 @@ class GMPO(PolicyLoss):
     the band.
 
     Use it where single tokens of extreme ratio destabilize training: a geometric mean dampens them.
+
+    Watch `actor/pg_clipfrac_higher`, `actor/pg_clipfrac_lower` and `actor/ppo_kl`.
+
+    Fails where credit differs from token to token, as with `gae`: it takes the mean advantage of the row. In a long
+    answer a single token hardly moves the mean, so an extreme one passes unseen.
     """
 
     names = ("gmpo", "geo_mean")

@@ -16,6 +16,11 @@ class PolicyGradient(PolicyLoss):
     batch, or with stale samples, add importance weights (`losses.correction`).
 
     Use it with one optimizer step a step, for example with the estimator `gpg`.
+
+    Watch `actor/ppo_kl` and `actor/grad_norm`.
+
+    Fails off policy: with several optimizer steps a step or stale samples nothing corrects or limits the update. In the
+    quickstart four steps a step did no harm, at ratios near 1.
     """
 
     names = ("gpg", "reinforce")

@@ -17,6 +17,12 @@ class PPOClip(PolicyLoss):
     clip: bounds the loss of a bad token whose ratio exploded; infinity turns it off).
 
     Use it first. Before the first optimizer step of a step every ratio is 1, so the clip acts from the second one on.
+
+    Watch `actor/pg_clipfrac_higher`, `actor/ppo_kl` and `actor/entropy_loss`.
+
+    Fails where entropy falls early: with equal widths an unlikely token may hardly grow (arXiv 2503.14476), so widen
+    `clip_high`. It clips nothing with one optimizer step a step, whatever the widths; then a rate that is too high has
+    no other brake than the gradient's norm.
     """
 
     names = ("default",)

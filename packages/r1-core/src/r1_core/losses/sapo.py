@@ -19,6 +19,11 @@ class SAPO(PolicyLoss):
     tau_pos: updates of bad tokens raise many other tokens and are less stable.
 
     Use it with several optimizer steps a step, where a hard clip drops tokens just outside its range.
+
+    Watch `actor/ppo_kl` and `actor/entropy_loss`.
+
+    Fails where ratios leave 1 far behind: the gate fades but never stops, and no metric counts what it holds back. A
+    larger tau holds back more.
     """
 
     names = ("sapo",)

@@ -26,6 +26,11 @@ class VESPO(PolicyLoss):
     to [log 1e-8, 20]. The metric `vespo_phi` is the weight.
 
     Use it with many optimizer steps a step: answers far off policy fade out smoothly.
+
+    Watch `actor/vespo_phi` and `actor/ppo_kl`.
+
+    Fails with long answers whose ratios drift together: their product leaves 1 exponentially in the length, phi fades
+    to 0, and such answers teach nothing. `actor/vespo_phi` far below 1 says so.
     """
 
     names = ("vespo",)
