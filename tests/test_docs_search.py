@@ -42,13 +42,19 @@ def page(site: Path) -> Iterator[Any]:
 
 
 def search(page: Any, words: str) -> list[str]:
-    """The pages that the search lists, the best first."""
-    field = page.locator("input.md-search__input")
+    """The pages that the search lists, the best first.
+
+    The site asks for results at each key that comes up. One key of the words is typed, after the last results are gone:
+    so the next results are those of all words, however slow the machine is.
+    """
+    field, found = page.locator("input.md-search__input"), page.locator(".md-search-result__meta")
     field.click()
     field.fill("")
-    field.press_sequentially(words)
-    page.locator(".md-search-result__meta", has_text="matching").wait_for(timeout=20_000)
-    page.wait_for_timeout(500)
+    field.press("Backspace")
+    found.get_by_text("Type to start searching").wait_for(timeout=60_000)
+    field.fill(words[:-1])
+    field.press(words[-1])
+    found.get_by_text("matching").wait_for(timeout=60_000)
     return [str(link) for link in page.locator(".md-search-result__link").evaluate_all("a => a.map(e => e.href)")]
 
 
