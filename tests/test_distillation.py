@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import ranked_runs
+import ranks
 import torch
 from endtoend import QUICKSTART, R1, ROOT, SMALL, read_log
 from safetensors.torch import load_file, save_file
@@ -65,24 +67,21 @@ def rows_of(folder: Path, step: int = 1) -> list[dict[str, Any]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_two_ranks_distil_as_one_does(r1: R1, tmp_path: Path, teacher: Path, form: str) -> None:
-    words = [*STEPS, f"worker.teacher.model.model_path={teacher}", *FORMS[form]]
-    logs = []
-    for ranks in (1, 2):
-        folder = tmp_path / str(ranks)
-        more = [f"trainer.save_checkpoint_path={folder}", f"trainer.n_gpus_per_node={ranks}"]
-        result = r1("train", QUICKSTART, *SMALL, *words, *more)
-        assert result.exit_code == 0, result.output
-        assert "distillation: 1 · " in result.output
-        logs.append([record for record in read_log(folder) if "actor/grad_norm" in record])
+    """Ranks under Ray distil in test_distillation_numbers."""
+    words = ["train", QUICKSTART, *SMALL, *STEPS, f"worker.teacher.model.model_path={teacher}", *FORMS[form]]
+    assert "distillation: 1 · " in r1(*words, f"trainer.save_checkpoint_path={tmp_path / 'one'}").output
+    found = [read_log(tmp_path / "one"), *ranks.run(ranked_runs.train, tmp_path / "two", *words)]
+    for folder in (tmp_path / "one", tmp_path / "two/0", tmp_path / "two/1"):
         for row in rows_of(folder):
             assert row["teacher_logprobs"] is None if form == "loss" else min(row["teacher_logprobs"]) < 0
             assert (row["teacher_top"] is None) == (form != "topk")
             assert {len(one) for one in row["teacher_top_ids"] or ()} == ({4} if form == "topk" else set())
     name = "distillation/kl" if form == "advantage" else "distillation/divergence"
-    for one, two in zip(*logs, strict=True):
+    for one, *others in zip(*found, strict=True):
         assert one["actor/grad_norm"] > 1e-3
-        for key in (name, "actor/grad_norm", "critic/advantages/mean"):
-            assert two[key] == pytest.approx(one[key], rel=1e-3, abs=1e-6)
+        for two in others:
+            for key in (name, "actor/grad_norm", "critic/advantages/mean"):
+                assert two[key] == pytest.approx(one[key], rel=1e-3, abs=1e-6)
 
 
 @pytest.mark.slow
@@ -112,19 +111,22 @@ def test_a_teacher_with_pictures_behind_http_is_the_one_that_is_loaded(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kind", [["trainer.n_gpus_per_node=2"], ["worker.actor.model.lora.rank=4", "worker.actor.model.lora.alpha=8"]]
-)
-def test_a_policy_that_teaches_itself_goes_on_from_its_checkpoint_to_the_bit(
-    r1: R1, tmp_path: Path, kind: list[str]
-) -> None:
-    words = [*STEPS, "worker.teacher.model.model_path=policy", "algorithm.distillation.sync=ema:0.25", *kind]
-    words += [*FORMS["topk"], "worker.actor.optim.lr_warmup_steps=0", "trainer.max_steps=3"]
+@pytest.mark.parametrize("kind", ["two ranks", "an adapter"])
+def test_a_policy_that_teaches_itself_goes_on_from_its_checkpoint_to_the_bit(r1: R1, tmp_path: Path, kind: str) -> None:
+    words = ["train", QUICKSTART, *SMALL, *STEPS, *FORMS["topk"], "worker.teacher.model.model_path=policy"]
+    words += ["algorithm.distillation.sync=ema:0.25", "worker.actor.optim.lr_warmup_steps=0", "trainer.max_steps=3"]
     once, again = tmp_path / "once", tmp_path / "again"
+    runs = (once, ["trainer.save_freq=2"]), (again, [])
+    if kind == "two ranks":
+        once, again = once / "0", again / "0"
     middle = once / "global_step_2"
-    for folder, more in ((once, ["trainer.save_freq=2"]), (again, [f"trainer.load_checkpoint_path={middle}"])):
-        result = r1("train", QUICKSTART, *SMALL, *words, *more, f"trainer.save_checkpoint_path={folder}")
-        assert result.exit_code == 0, result.output
+    for folder, more in runs:
+        more = more or [f"trainer.load_checkpoint_path={middle}"]
+        if kind == "two ranks":
+            ranks.run(ranked_runs.train, folder, *words, *more)
+        else:
+            lora = ["worker.actor.model.lora.rank=4", "worker.actor.model.lora.alpha=8"]
+            r1(*words, *more, *lora, f"trainer.save_checkpoint_path={folder}")
     assert any((middle / "actor").glob("teacher*.safetensors"))
     names = ("tokens", "teacher_logprobs", "teacher_top", "teacher_top_ids")
     for one, other in zip(rows_of(once, 3), rows_of(again, 3), strict=True):

@@ -8,6 +8,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+import ranked_runs
+import ranks
 import torch
 from endtoend import QUICKSTART, R1, ROOT, SMALL, read_log
 from PIL import Image
@@ -78,30 +80,39 @@ def column(rows: Rows, name: str) -> Tensor:
     return torch.cat([torch.tensor(row[name], dtype=torch.float64) for row in rows])
 
 
-def trained(r1: R1, folder: Path, *words: str) -> tuple[Rows, dict[str, Any], Path]:
-    """The answers of the second step, what it logged, and the weights that it began with."""
+def trained(r1: R1, folder: Path, *words: str, world: int = 1) -> tuple[Rows, dict[str, Any], Path]:
+    """The answers of the second step, what it logged, and the weights that it began with.
+
+    Args:
+        world: train on so many gloo ranks.
+    """
     more = ["trainer.save_freq=1", "worker.actor.optim.lr_warmup_steps=0", "worker.actor.optim.lr=1e-2"]
-    r1("train", QUICKSTART, *SMALL, *STEPS, *more, *words, f"trainer.save_checkpoint_path={folder}")
+    words = ("train", QUICKSTART, *SMALL, *STEPS, *more, *words)
+    if world == 1:
+        r1(*words, f"trainer.save_checkpoint_path={folder}")
+    else:
+        ranks.run(ranked_runs.train, folder, *words, world=world)
+        folder /= "0"
     begun = folder / "global_step_1"
-    if "worker.actor.model.lora.rank=4" in words:
+    if LORA[0] in words:
         r1("merge", begun, "--output", folder / "merged")
     return rows_of(folder, 2), read_log(folder)[1], folder / "merged" if LORA[0] in words else begun / "actor"
 
 
 @pytest.mark.parametrize(
-    "words",
+    ("words", "world"),
     [
-        ["trainer.max_staleness=1"],
-        pytest.param(["trainer.max_staleness=1", "worker.actor.padding_free=false", *LORA], marks=pytest.mark.slow),
-        [*ONLINE, "worker.actor.ppo_epochs=2"],
-        pytest.param(["trainer.n_gpus_per_node=2"], marks=pytest.mark.slow),
+        (["trainer.max_staleness=1"], 1),
+        pytest.param(["trainer.max_staleness=1", "worker.actor.padding_free=false", *LORA], 1, marks=pytest.mark.slow),
+        ([*ONLINE, "worker.actor.ppo_epochs=2"], 1),
+        pytest.param([], 2, marks=pytest.mark.slow),
     ],
-    ids=" ".join,
+    ids=str,
 )
-def test_advantages_beside(r1: R1, tmp_path: Path, teachers: list[Path], words: list[str]) -> None:
+def test_advantages_beside(r1: R1, tmp_path: Path, teachers: list[Path], words: list[str], world: int) -> None:
     """A = clip(log ν − log π_old), π_old the learner's, with which stale samples are corrected."""
     teacher = f"worker.teacher.model.model_path={teachers[0]}"
-    rows, logged, policy = trained(r1, tmp_path, teacher, "algorithm.distillation.clip=0.5", *words)
+    rows, logged, policy = trained(r1, tmp_path, teacher, "algorithm.distillation.clip=0.5", *words, world=world)
     nu, old = (torch.cat(of_tokens(rows, read(path, rows))) for path in (teachers[0], policy))
     torch.testing.assert_close(column(rows, "teacher_logprobs"), nu, atol=GAP, rtol=0)
     torch.testing.assert_close(column(rows, "old_logprobs"), old, atol=GAP, rtol=0)
@@ -115,12 +126,12 @@ def test_advantages_beside(r1: R1, tmp_path: Path, teachers: list[Path], words: 
         assert logged["actor/pg_loss"] == pytest.approx(-(weights * advantages).mean().item(), abs=2 * GAP)
 
 
-@pytest.mark.parametrize("words", [[], pytest.param(["trainer.n_gpus_per_node=2"], marks=pytest.mark.slow)], ids=str)
-def test_a_sharper_picture_for_the_policy_at_its_start(r1: R1, tmp_path: Path, words: list[str]) -> None:
+@pytest.mark.parametrize("world", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_sharper_picture_for_the_policy_at_its_start(r1: R1, tmp_path: Path, world: int) -> None:
     """The answer's positions go on behind the teacher's own, longer prompt."""
     itself = ["worker.teacher.model.model_path=policy", "algorithm.distillation.sync=never"]
     pixels = [f"data.max_pixels={SMALL_PIXELS}", f"worker.teacher.max_pixels={SHARP}"]
-    rows, _, policy = trained(r1, tmp_path, *itself, *pixels, *words)
+    rows, _, policy = trained(r1, tmp_path, *itself, *pixels, world=world)
     sharp = [prompt_of(row, SHARP) for row in rows]
     assert all(len(one) == len(row["prompt_tokens"]) + 12 for one, row in zip(sharp, rows, strict=True))
     nu = torch.cat(of_tokens(rows, read(MODEL, rows, SHARP, sharp)))
