@@ -181,6 +181,27 @@ def test_a_runs_folder_its_best_checkpoint_an_adapter_and_the_merged_folder_answ
     assert other.stdout != found[0].stdout
 
 
+@pytest.mark.slow
+def test_a_moved_run_whose_format_prompt_is_gone_has_its_own_copy(
+    run: Path, picture: str, tmp_path: Path, r1: R1
+) -> None:
+    moved = shutil.copytree(run, tmp_path / "moved")
+    asked = "--seed", 3, "--image", picture
+    expected, file = say(run, *asked).stdout, run.parent / "format.jinja"
+    best = json.loads((run / "checkpoint_tracker.json").read_text())["best_global_step"]
+    assert expected != say(run, *asked, "data.format_prompt=null").stdout
+    file.rename(gone := tmp_path / "gone.jinja")
+    try:
+        for words in ([moved], [moved / f"global_step_{best}/actor", moved / "experiment_config.json"]):
+            assert say(*words, *asked).stdout == expected
+        r1("eval", moved, "data.val_files=examples/quickstart/val.parquet[:2]")
+        r1("merge", moved, "--output", tmp_path / "merged")
+    finally:
+        gone.rename(file)
+    prompts = json.loads((tmp_path / "merged/r1_prompts.json").read_text())
+    assert prompts["format_prompt"] == "{{ content }} Answer briefly."
+
+
 def test_piped_input_is_one_question_whose_answer_alone_is_printed(r1: R1) -> None:
     found = say(MODEL, QUICKSTART, "--temperature", 0, stdin="How many\nshapes?\n")
     assert found.exit_code == 0, found.output

@@ -147,6 +147,8 @@ def test_a_run_that_is_not_complete_or_saved_nothing_says_so(tmp_path: Path) -> 
     assert lines[0] == "step 2/3: the run is not complete; to resume, run the same command again"
     assert lines[2] == f"next: r1 eval {tmp_path / 'global_step_2'}"
     assert any(line.endswith(" TASK.yaml") for line in closing_lines(store, 3, 3, "r1", has_task=False))
+    without_rows = closing_lines(store, 2, 3, "r1", has_rows=False)
+    assert without_rows[2] == f"next: r1 eval {tmp_path / 'global_step_2'} data.val_files=ROWS"
     assert "reward_function=reward_model" in closing_lines(store, 3, 3, "r1", reward_model=True)[2]
     idle = closing_lines(store, 3, 3, "r1", idle=3)
     assert idle[2].startswith("no step learned anything")

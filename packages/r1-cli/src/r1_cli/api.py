@@ -143,10 +143,10 @@ class OpenRun:
     def _end(self, exit_code: int) -> None:
         """Close the run after its last step, or after a signal; then raise what a signal raises."""
         assert self._opened is not None
-        store = self._opened.run.store
+        store, has_rows = self._opened.run.store, self._opened.run.validation is not None
         if not exit_code:
             self._close("complete")
-            print_next_steps(self._console, store, self._at, self.total_steps)
+            print_next_steps(self._console, store, self._at, self.total_steps, has_rows=has_rows)
             return
         self._close(f"left after step {self.step}, by a signal")
         raise KeyboardInterrupt if exit_code == 128 + signal.SIGINT else SystemExit(exit_code)

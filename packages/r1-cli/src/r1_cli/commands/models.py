@@ -65,12 +65,21 @@ def chosen_checkpoint(model: str) -> str:
 
 
 def own_configuration(model: str, settings: tuple[str, ...]) -> list[str]:
-    """Return the word that names the configuration of a checkpoint's run, if no configuration is named."""
+    """Return the words for the configuration of a checkpoint's run, or of the run whose configuration is named."""
     from r1_cli.config.load import split_words
-    from r1_cli.runs.reader import CONFIG_FILE, run_of
+    from r1_cli.runs.reader import CONFIG_FILE, RunReader, run_of
+    from r1_cli.runs.templates import override_words
 
     run, (named, _) = run_of(Path(model)), split_words(settings)
-    return [f"config={run / CONFIG_FILE}"] if named is None and run is not None else []
+    if named is not None:
+        run = Path(named).parent if Path(named).name == CONFIG_FILE else None
+    if run is None:
+        return []
+    try:
+        words = override_words(run, RunReader(run).settings())
+    except ValueError:  # it is damaged: reading it as a configuration says how
+        words = []
+    return words if named is not None else [f"config={run / CONFIG_FILE}", *words]
 
 
 @click.command(short_help="Write a checkpoint as a Hugging Face folder.")

@@ -24,7 +24,9 @@ def run(file: Path, dry_run: bool) -> None:
     from r1_cli.checkpoint.locks import lock_folder
     from r1_cli.config import ConfigError
     from r1_cli.config.stages import read_stages
+    from r1_cli.jobs.next_steps import NO_ROWS
     from r1_cli.jobs.stages import StageError, StageRun
+    from r1_cli.runs.reader import RunReader
     from r1_cli.runs.report.stages import write_stages_report
     from r1_cli.runs.stages import read_stage_results
 
@@ -57,4 +59,6 @@ def run(file: Path, dry_run: bool) -> None:
     outputs = [one.output for one in read_stage_results(stages.output)[1]]
     trained = [one for one in outputs if one is not None and one.name.startswith("global_step_")]
     if trained:
-        click.echo(f"next: r1 eval {trained[-1]}")
+        data = RunReader(trained[-1].parent).settings().get("data", {})
+        has_rows = data.get("val_files") or data.get("val_sources")
+        click.echo(f"next: r1 eval {trained[-1]}{'' if has_rows else NO_ROWS}")

@@ -15,6 +15,7 @@ from r1_cli.jobs.resume import digest_code, record_rows, report_changes, report_
 from r1_cli.models.files import read_assets
 from r1_cli.runs.manifest import record_start
 from r1_cli.runs.reader import RunReader
+from r1_cli.runs.templates import copy_templates
 from r1_cli.runs.track import RunInfo, Tracker
 from r1_cli.train.recorder import Recorder
 from r1_cli.train.types import Position
@@ -41,6 +42,7 @@ def open_logs(context: TrainingContext, data: Data, at: Position) -> Logs:
     info = RunInfo(trainer.project_name, trainer.experiment_name, path, printable(context.config), at.step)
     named = [*data.training.named(), *data.validation.named(" (validation)")]
     record_rows(path, named, resumed=resumed)
+    copy_templates(path, info.config)
     starts = RunReader(path).starts()
     digests = {name: part.digest for name, part in named}
     numerics = {"threads": context.threads, "micro_batches": at.micro_batches}

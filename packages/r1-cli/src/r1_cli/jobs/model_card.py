@@ -13,6 +13,7 @@ from r1_cli.config.section import flatten
 from r1_cli.runs.history import History, JsonObject, NoHistoryError
 from r1_cli.runs.manifest import PACKAGES
 from r1_cli.runs.reader import RunReader, run_of
+from r1_cli.runs.templates import with_copies
 
 CARD, PROMPTS = "README.md", "r1_prompts.json"
 HUB_NAME = re.compile(r"[\w.-]+/[\w.-]+")
@@ -148,7 +149,7 @@ def _prompts(settings: Mapping[str, object]) -> str:
 def read_settings(run: Path | None) -> dict[str, object]:
     """Return the settings of a run by dotted keys; {} if there is no run, or its file is damaged."""
     try:
-        found: object = RunReader(run).settings() if run is not None else {}
+        found: object = with_copies(run, RunReader(run).settings()) if run is not None else {}
     except (OSError, ValueError):
         return {}
     return dict(flatten(found)) if isinstance(found, dict) else {}

@@ -13,6 +13,8 @@ from r1_cli.checkpoint.folders import CheckpointStore, read_state
 from r1_cli.plan.announce import NOTHING_SAVED
 from r1_cli.train.types import Position
 
+NO_ROWS = " data.val_files=ROWS"  # what `r1 eval` needs besides, if a run's configuration has no validation rows
+
 
 def print_next_steps(
     console: Console,
@@ -21,12 +23,13 @@ def print_next_steps(
     total_steps: int,
     *,
     has_task: bool = True,
+    has_rows: bool = True,
     reward_model: bool = False,
 ) -> None:
-    """Print the lines. Without `has_task`, the run's configuration has no rewards to evaluate a model by."""
+    """Print the lines, see `closing_lines`."""
     command = typed_command(sys.argv[0], os.environ)
     for line in closing_lines(
-        store, at.step, total_steps, command, at.idle, has_task=has_task, reward_model=reward_model
+        store, at.step, total_steps, command, at.idle, has_task=has_task, has_rows=has_rows, reward_model=reward_model
     ):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -39,9 +42,17 @@ def closing_lines(
     idle: int = 0,
     *,
     has_task: bool = True,
+    has_rows: bool = True,
     reward_model: bool = False,
 ) -> list[str]:
-    """Return the lines. `command` is how the user calls `r1`; `idle` counts the latest steps without signal."""
+    """Return the lines.
+
+    Args:
+        command: how the user calls `r1`.
+        idle: the latest steps without signal, counted.
+        has_task: the run's configuration has rewards to evaluate a model by.
+        has_rows: it has validation rows.
+    """
     done = f"step {step}/{total_steps}: " + (
         "the run is complete" if step >= total_steps else "the run is not complete"
     )
@@ -55,7 +66,8 @@ def closing_lines(
         chosen = store.path(best)
         lines.append(f"best in validation: {chosen} (reward {read_state(chosen)['val_reward_score']:.3f})")
     folder = shlex.quote(str(chosen))
-    run, task = shlex.quote(str(store.root)), "" if has_task else " TASK.yaml"
+    run, task = shlex.quote(str(store.root)), "" if has_rows else NO_ROWS
+    task = task if has_task else " TASK.yaml"
     after = [
         f"eval {folder}{task}",
         f"chat {folder}",

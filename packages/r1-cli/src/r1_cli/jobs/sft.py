@@ -86,7 +86,8 @@ def fine_tune(config: RunConfig, provenance: Provenance, *, until: int | None = 
     if until is None:
         has_task = config.worker.reward.reward_function is not None
         rewards = config.sft.loss == "reward"
-        print_next_steps(console, folder.store, last, schedule.total_steps, has_task=has_task, reward_model=rewards)
+        has_rows, total = bool(validation_sources(config.data)), schedule.total_steps
+        print_next_steps(console, folder.store, last, total, has_task=has_task, has_rows=has_rows, reward_model=rewards)
     return saving.stop.exit_code
 
 

@@ -57,7 +57,8 @@ def train(config: RunConfig, provenance: Provenance, *, until: int | None = None
         if run.stop.exit_code:
             opened.manifest_entry["end"] = f"left after step {last.step}, by a signal"
     if until is None:
-        print_next_steps(console, folder.store, last, run.schedule.total_steps)
+        has_rows = run.validation is not None
+        print_next_steps(console, folder.store, last, run.schedule.total_steps, has_rows=has_rows)
     return run.stop.exit_code
 
 
