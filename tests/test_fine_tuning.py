@@ -93,6 +93,7 @@ def test_a_run_takes_exact_epochs_and_records_them(r1: R1, tmp_path: Path) -> No
     run = tmp_path / "run"
     said = r1("sft", write_settings(tmp_path), "trainer.save_freq=-1").output
     assert "the last of 4 rows" in said
+    assert "sft.loss=nll needs none" in said
     assert "step 6/6: the run is complete" in said
     steps = read_log(run)
     assert [step["sft/samples"] for step in steps] == [8, 8, 4, 8, 8, 4]

@@ -1,5 +1,6 @@
 """`r1 run` of whole files of stages: one killed at several moments, and the example, shortened."""
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -148,10 +149,13 @@ def test_the_example_runs_every_stage_once(tmp_path: Path) -> None:
     first = (run := start(file)).communicate()
     assert run.returncode == 0, first
     assert [line.split()[-1] for line in first.splitlines() if line.startswith("r1 run: stage")] == [*stages]
+    assert re.search(
+        r"complete: .*report.html\n  final_score: \S+ [01]\.\d{3}\nnext: .* chat .*/final/.*\n +.* view ", first
+    )
     before = {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.safetensors")}
     again = (run := start(file)).communicate()
     assert run.returncode == 0, again
-    assert again.count(": stands\n") == len(stages) == 9
+    assert again.count(": complete\n") == len(stages) == 9
     assert "r1 run: stage" not in again
     assert before == {path: path.stat().st_mtime_ns for path in (tmp_path / "out").rglob("*.safetensors")}
     page = (tmp_path / "out/report.html").read_text()

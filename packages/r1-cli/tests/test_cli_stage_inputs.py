@@ -219,7 +219,7 @@ def test_a_stage_whose_output_is_missing_or_that_was_stopped_does_not_stand(
         run.run(run.stages[0])
     answer = 0, None
     run.run(run.stages[0])
-    assert run.states() == {"one": "stands"}
+    assert run.states() == {"one": "complete"}
     result.unlink()
     assert run.states() == {"one": "resumes"}
     record = tmp_path / "out/one.stage.json"

@@ -95,7 +95,7 @@ def test_a_run_that_is_stopped_has_the_exit_code_of_a_training(tmp_path: Path) -
         for _ in range(2):
             run.send_signal(signal.SIGTERM)
             assert line(run) == "SIGTERM"
-        assert line(run).startswith("r1: stage one was stopped by SIGTERM; to go on: r1 run ")
+        assert line(run).startswith("r1: stage one was stopped by SIGTERM; to resume: ")
         assert run.wait() == 128 + signal.SIGTERM
 
 

@@ -108,14 +108,14 @@ def test_a_stage_stands_resumes_or_begins_anew(tmp_path: Path, monkeypatch: pyte
     answers = run.stages[0]
     assert run.states()["answers"] == "begins"
     with pytest.raises(
-        StageError, match=r"stage answers ended with code 1; to go on: r1 run .*stages.yaml\n.*r1 sample"
+        StageError, match=r"stage answers ended with code 1; to resume: .+ run .*stages.yaml\n.*r1 sample"
     ):
         run.run(answers)
     assert run.states()["answers"] == "resumes"
     code = 0
     run.run(answers)
     assert StageRun(read(tmp_path)).states() == {
-        "answers": "stands", "chosen": "begins", "cold": "begins", "score": "begins",
+        "answers": "complete", "chosen": "begins", "cold": "begins", "score": "begins",
     }  # fmt: skip
     changed = StageRun(read(tmp_path, CHOOSE.replace("n: 8", "n: 4")))
     assert changed.states()["answers"] == "begins"
@@ -154,7 +154,7 @@ stages:
     assert "all 2 stages are complete" in run()
     record = json.loads((tmp_path / "out/merged.stage.json").read_text())
     again = run()
-    assert again.count(": stands") == 2
+    assert again.count(": complete") == 2
     assert json.loads((tmp_path / "out/merged.stage.json").read_text()) == record
     assert (tmp_path / "out/merged/model/config.json").is_file()
     assert "first/report.html" in (tmp_path / "out/report.html").read_text()

@@ -1,5 +1,6 @@
 """`r1 run`: run the stages of one file, such as sft, train, sample, rows, sft, train, eval."""
 
+import shlex
 from pathlib import Path
 
 import click
@@ -24,11 +25,8 @@ def run(file: Path, dry_run: bool) -> None:
     from r1_cli.checkpoint.locks import lock_folder
     from r1_cli.config import ConfigError
     from r1_cli.config.stages import read_stages
-    from r1_cli.jobs.next_steps import NO_ROWS
     from r1_cli.jobs.stages import StageError, StageRun
-    from r1_cli.runs.reader import RunReader
     from r1_cli.runs.report.stages import write_stages_report
-    from r1_cli.runs.stages import read_stage_results
 
     with user_errors(ConfigError, CheckpointError):
         stages = read_stages(file)
@@ -44,9 +42,9 @@ def run(file: Path, dry_run: bool) -> None:
             stages.output.mkdir(parents=True, exist_ok=True)
             with lock_folder(stages.output, ".stages.lock", key="output"):
                 plan.begin()
-                for one in stages.stages:
-                    if plan.state(one) != "stands":
-                        click.echo(f"r1 run: stage {one.name}")
+                for number, one in enumerate(stages.stages, start=1):
+                    if plan.state(one) != "complete":
+                        click.echo(f"r1 run: stage {number}/{len(stages.stages)} {one.name}")
                         try:
                             plan.run(one)
                         except StageError as error:
@@ -56,9 +54,21 @@ def run(file: Path, dry_run: bool) -> None:
                             raise SystemExit(128 + error.stopped_by) from error  # as of `r1 train`
                 page = write_stages_report(stages.output)
     click.echo(f"all {len(stages.stages)} stages are complete: {page}")
-    outputs = [one.output for one in read_stage_results(stages.output)[1]]
-    trained = [one for one in outputs if one is not None and one.name.startswith("global_step_")]
-    if trained:
-        data = RunReader(trained[-1].parent).settings().get("data", {})
-        has_rows = data.get("val_files") or data.get("val_sources")
-        click.echo(f"next: r1 eval {trained[-1]}{'' if has_rows else NO_ROWS}")
+    print_results(stages.output)
+
+
+def print_results(output: Path) -> None:
+    """Print what each evaluation measured, and the commands to run next."""
+    from r1_cli.jobs.next_steps import next_commands
+    from r1_cli.runs.stages import read_stage_results, recorded_folders
+
+    results = read_stage_results(output)[1]
+    for one in results:
+        if measured := one.measured:
+            click.echo(f"  {one.name}: {measured}")
+    trained = [one.output for one in results if one.output and one.output.name.startswith("global_step_")]
+    words = [f"chat {shlex.quote(str(trained[-1]))}"] if trained else []
+    if recorded_folders([output]) != [output]:
+        words.append(f"view {shlex.quote(str(output))}")
+    for line in next_commands(words):
+        click.echo(line)

@@ -1,4 +1,4 @@
-"""`r1 run`: run stages one after the other, each as a command in a process of its own; skip those that stand."""
+"""`r1 run`: run stages one after the other, each as a command in a process of its own; skip those that are complete."""
 
 import hashlib
 import json
@@ -22,6 +22,7 @@ from r1_cli.config.problems import ConfigError, Problem
 from r1_cli.config.rules import Command
 from r1_cli.config.settings import read_file
 from r1_cli.config.stages import REFERENCE, Stage, Stages, resolve
+from r1_cli.jobs.next_steps import typed_command
 from r1_cli.runs.stages import STAGES_FILE, read_object, stage_record
 from r1_data.types import JsonObject
 from r1_rewards.sandbox.jail.kernel import die_with_parent
@@ -34,7 +35,7 @@ PATH_KEY = re.compile(
 )  # keys whose values are paths without a / or a dot
 OUTPUT_DATA = (".parquet", ".safetensors")  # a folder has reports and logs, too
 
-State = Literal["stands", "resumes", "begins"]
+State = Literal["complete", "resumes", "begins"]
 
 
 class StageError(Exception):
@@ -81,7 +82,7 @@ class StageFolder:
         before = known.get("reads") or {}
         if known.get("digest") != digest or any(before.get(name) != now for name, now in reads.items()):
             return "begins"
-        return "stands" if known.get("ended") and self.output is not None else "resumes"
+        return "complete" if known.get("ended") and self.output is not None else "resumes"
 
     def begin(self, digest: str, reads: Mapping[str, str]) -> None:
         """Note that the stage begins; set aside what it wrote from other inputs."""
@@ -146,7 +147,8 @@ class StageRun:
         spent = float(folder.record().get("seconds", 0.0)) + time.time() - begun
         output = folder.output if code == 0 else None
         folder.write(seconds=spent, ended=output is not None, output=output and str(output))
-        then = f"to go on: r1 run {shlex.quote(str(self.file))}\n  the stage's command: {typed}"
+        again = f"{typed_command(sys.argv[0], os.environ)} run {shlex.quote(str(self.file))}"
+        then = f"to resume: {again}\n  the stage's command: {typed}"
         if stopped_by is not None:
             name = signal.Signals(stopped_by).name
             raise StageError(f"stage {stage.name} was stopped by {name}; {then}", stopped_by)

@@ -253,7 +253,9 @@ def _critic_rows(plan: Plan) -> list[tuple[str, str, str]]:
 TEACHERS_PLACE = "worker.teacher.offload: on the host; of the policy itself: a copy of what is trained"
 
 
-def memory_rows(memory: Memory | None, *, engine: bool = True) -> list[tuple[str, str, str]]:
+def memory_rows(
+    memory: Memory | None, *, engine: bool = True, reference: str = "none with disable_kl or lora"
+) -> list[tuple[str, str, str]]:
     if memory is None:
         return [("model states", "unknown (hub model)", "model_path")]
     sampling = "weights for sampling", size_text(memory.engine), "rollout.dtype; none apart, factors of a shared base"
@@ -264,7 +266,7 @@ def memory_rows(memory: Memory | None, *, engine: bool = True) -> list[tuple[str
         ("weights", size_text(memory.weights), weights),
         ("gradients", size_text(memory.gradients), "one per trained weight"),
         ("optimizer states", size_text(memory.optimizer), "optim.strategy"),
-        ("reference", size_text(memory.reference), "none with disable_kl or lora"),
+        ("reference", size_text(memory.reference), reference),
         *([("teacher", size_text(memory.teacher), TEACHERS_PLACE)] if memory.teacher else []),
         *([sampling] if engine else []),
         *([("critic", size_text(memory.critic.total), "weights, gradients, optimizer")] if memory.critic else []),

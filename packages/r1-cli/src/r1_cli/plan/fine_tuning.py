@@ -64,7 +64,8 @@ def show_plan(
     passes = f"{epochs} {'epoch' if epochs == '1' else 'epochs'}"
     table.add_row("steps in all", f"{plan.total_steps:,}", f"{source}, {passes}")
     table.add_section()
-    for row in memory_rows(plan.memory, engine=sft.val_generations):
+    reference = "the start; none with lora" if sft.needs_reference else f"sft.loss={sft.loss} needs none"
+    for row in memory_rows(plan.memory, engine=sft.val_generations, reference=reference):
         table.add_row(*row)
     show_table(console, table)
     if placement.ranks:

@@ -21,6 +21,15 @@ class StageResult:
     output: Path | None  # None: not complete
     seconds: float
 
+    @property
+    def measured(self) -> str:
+        """The accuracy of an evaluation, over all its answers; "" of another stage."""
+        if self.command != "eval" or self.output is None:
+            return ""
+        found = read_object(self.output)
+        name = next((key for key in found if key.startswith("avg@")), "accuracy")
+        return f"{name} {found[name]:.3f}" if name in found else ""
+
 
 def stage_record(root: Path, name: str) -> Path:
     return root / f"{name}.stage.json"

@@ -20,9 +20,9 @@ def write_stages_report(root: Path, file: Path | None = None) -> Path:
     title, results = read_stage_results(root)
     rows, parts = [], list[str]()
     for one in results:
-        rows.append((one.name, f"{one.seconds:,.1f} s", one.output or "not complete", one.typed))
+        rows.append((one.name, f"{one.seconds:,.1f} s", one.measured, one.output or "not complete", one.typed))
         parts += [f"<h2>{escape(one.name)}</h2>", *_describe(one, file.parent)]
-    head = table(rows, ("stage", "time", "output", "command"))
+    head = table(rows, ("stage", "time", "accuracy", "output", "command"))
     file.write_text(render_page(title, f"<h1>{escape(title)}</h1>{head}{''.join(parts)}"), encoding="utf-8")
     return file
 
