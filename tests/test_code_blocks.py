@@ -29,11 +29,16 @@ TRAINER = f"{ROLLOUT}::test_the_example_of_a_trainer_samples_a_group_and_finds_i
 PUBLIC = "packages/r1-rewards/tests/test_rewards_public.py::test_a_file_is_scored_line_by_line_with_reasons"
 QUICK = "tests/test_quickstart.py::test_"
 NODES = "tests/test_clusters.py::test_two_started_nodes_reach_one_process_accuracy_and_one_rank_goes_on"
+VLLM = "tests/test_vllm_run.py::test_the_commands_of_the_page_have_options_that_vllm_knows"
 SERVED = "test_the_page_asks_a_real_server_about_text_and_a_picture"
 SHIM = "tests/test_easyr1_shim.py::test_a_command_of_easyr1_starts_r1_with_the_same_words"
 POOL = "packages/r1-rollout/tests/test_rollout_vllm_servers.py"
 HOUR = "tests/test_first_hour.py::test_a_stranger_reaches_a_model_of_their_own"
 ALIKE = "test_a_runs_folder_its_best_checkpoint_an_adapter_and_the_merged_folder_answer_alike"
+ADAPTER = (
+    "tests/test_adapters.py::test_a_run_of_an_adapter_is_proven_goes_on_to_the_bit_and_is_read_by_the_other_commands"
+)
+FORMATS = "tests/test_row_formats_page.py::test_every_example_is_in_a_table_and_every_format_has_an_example"
 CHAT, PUSH = "tests/test_chat.py", "tests/test_merge_push.py"
 PIPED = "test_piped_input_is_one_question_whose_answer_alone_is_printed"
 PRIVATE = "test_a_folder_is_uploaded_as_private_with_its_card_and_the_token_is_written_nowhere"
@@ -65,8 +70,10 @@ BY: Mapping[str, Mapping[str, list[str]]] = {
     "docs/compare.md": {"indented": [f"{CLI}after_diff.py::test_each_kind_of_change_is_told_with_both_values"]},
     "docs/after-training.md": {
         "console": [f"{CHAT}::{ALIKE}", HOUR],
-        "bash": [f"{CHAT}::{PIPED}", f"{PUSH}::{PRIVATE}", SERVER, "not run: llama.cpp is on no package index"],
+        "bash": [f"{CHAT}::{PIPED}", f"{PUSH}::{PRIVATE}", *[VLLM] * 2, "not run: llama.cpp is on no package index"],
     },
+    "docs/adapters.md": {"console": [ADAPTER, RUN], "yaml": [RUN]},
+    "docs/row-formats.md": {"title": [FORMATS] * 22},
     "docs/first-run.md": {"sh": [INSTALLS, HOUR]},
     "docs/many-devices.md": {"sh": [NODES]},
     "docs/one-step.md": {"text": [f"{DOCS}::test_the_numbers_of_one_step_are_those_of_the_page"]},
@@ -152,6 +159,7 @@ BY: Mapping[str, Mapping[str, list[str]]] = {
     "examples/sums/README.md": {"indented": [MINUTES]},
 }
 SLOW = {  # train, or start processes that judge and decode
+    "docs/adapters.md",
     "docs/fine-tuning.md",
     "docs/first-run.md",
     "docs/one-step.md",

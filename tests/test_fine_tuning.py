@@ -24,7 +24,9 @@ from PIL import Image
 from safetensors.torch import load_file
 from two_nodes import HERE, NODES, two_nodes
 
+import r1_cli
 from r1_cli.checkpoint.folders import CheckpointStore
+from r1_cli.config import ConfigError
 from r1_cli.runs.reader import RunReader
 from r1_cli.train import run as run_loop
 
@@ -127,6 +129,19 @@ def test_a_finished_run_is_validated_and_read_by_the_other_commands(r1: R1, tmp_
     assert not any(words in page for words in ("adv_estimator", "worker.rollout.n", "truth"))
     assert "identical" in r1("diff", run, run).output
     r1("merge", run / "global_step_6", "--output", tmp_path / "merged")
+    in_python = [*map(str, words[2:]), f"trainer.save_checkpoint_path={tmp_path / 'python'}"]
+    for last_step in (2, 6):  # stopped, and opened again
+        with r1_cli.open_run(words[1], *in_python, quiet=True) as tuning:
+            for step in tuning:
+                assert step.metrics["sft/nll"] > 0
+                assert not step.groups
+                if step.number == last_step:
+                    tuning.stop()
+    assert without_clock(read_log(tmp_path / "python")) == without_clock(read_log(run))
+    assert_same_weights(tmp_path / "python", run)
+    assert RunReader(tmp_path / "python").starts()[-1]["end"] == "complete"
+    with pytest.raises(ConfigError, match=r"worker\.actor\.loss_type: is for r1 train, and"):
+        r1_cli.open_run(words[1], loss=lambda inputs: inputs.logprobs)
 
 
 def wait_for_growth(log: Path, process: Forked) -> None:

@@ -1,10 +1,12 @@
 """Runs that sample with vLLM: the quickstart, and rows with every kind of media."""
 
 import importlib.util
+import re
+import shlex
 from pathlib import Path
 
 import pytest
-from endtoend import QUICKSTART, R1, SMALL, read_log
+from endtoend import QUICKSTART, R1, ROOT, SMALL, read_log
 from safetensors.torch import load_file
 from test_media import MIXED, write_rows
 
@@ -67,3 +69,14 @@ def test_a_cache_too_small_for_the_model_is_a_message_and_no_traceback(r1: R1, t
     )  # fmt: skip
     assert result.exit_code == 2
     assert "vLLM cannot start" in result.output
+
+
+def test_the_commands_of_the_page_have_options_that_vllm_knows() -> None:
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    commands = re.findall(r"^vllm serve (.+)$", (ROOT / "docs/after-training.md").read_text(), re.MULTILINE)
+    assert len(commands) == 2
+    for command in commands:
+        known = make_arg_parser(FlexibleArgumentParser()).parse_args(shlex.split(command))
+        assert known.served_model_name == ["my-model"] or known.lora_modules[0].name == "mine"

@@ -1,4 +1,4 @@
-"""`r1_cli.open_run`: what `r1 train` does, from Python, a step at a time."""
+"""`r1_cli.open_run`: what `r1 train` and `r1 sft` do, from Python, a step at a time."""
 
 import signal
 import weakref
@@ -14,12 +14,14 @@ from typing import Any, Self
 from rich.console import Console
 
 from r1_cli.build.algorithm import try_algorithm
-from r1_cli.build.own_functions import ESTIMATOR, LOSS, REWARD, OwnFunctions
+from r1_cli.build.own_functions import ESTIMATOR, LOSS, REWARD, TOOLS, OwnFunctions
 from r1_cli.checkpoint.stop import Stopped
-from r1_cli.config import ConfigError, Problem, RunConfig, require_available
+from r1_cli.config import ConfigError, Problem, Provenance, RunConfig, require_available
+from r1_cli.config.fine_tuning import as_training
 from r1_cli.config.load import Source, load_source
-from r1_cli.jobs.context import open_folder
+from r1_cli.jobs.context import RunFolder, open_folder
 from r1_cli.jobs.next_steps import print_next_steps
+from r1_cli.jobs.sft import open_fine_tuning_run
 from r1_cli.jobs.train import Opened, open_training_run, validate_only
 from r1_cli.plan.disk import require_disk_space
 from r1_cli.runs.reader import RunReader
@@ -40,11 +42,11 @@ class Step:
 
     number: int  # from 1
     metrics: Mapping[str, float]  # as in `experiment_log.jsonl`; with `val/…` if the step was validated
-    groups: Sequence[Group]  # that it trained on: prompts, each with its scored responses
+    groups: Sequence[Group]  # that it trained on: prompts, each with its scored responses; none in fine-tuning
 
 
 class OpenRun:
-    """A run of `r1 train` whose steps a Python program takes, by iterating it.
+    """A run of `r1 train` or `r1 sft` whose steps a Python program takes, by iterating it.
 
     `config` is its checked configuration, `folder` the path of its folder, and `total_steps` the number of its steps.
 
@@ -56,7 +58,7 @@ class OpenRun:
         self.config, self.folder = config, opened.run.store.root
         self.total_steps = opened.run.schedule.total_steps
         self._opened: Opened | None = opened  # None once it is closed
-        self._at, self._steps = opened.at, _take_steps(config, opened)
+        self._at, self._steps, self._next_steps = opened.at, _take_steps(config, opened), opened.next_steps
         self._console = console
         opened.manifest_entry["end"] = "left without being closed"
         stack.callback(self._steps.close)
@@ -143,10 +145,10 @@ class OpenRun:
     def _end(self, exit_code: int) -> None:
         """Close the run after its last step, or after a signal; then raise what a signal raises."""
         assert self._opened is not None
-        store, has_rows = self._opened.run.store, self._opened.run.validation is not None
+        store = self._opened.run.store
         if not exit_code:
             self._close("complete")
-            print_next_steps(self._console, store, self._at, self.total_steps, has_rows=has_rows)
+            print_next_steps(self._console, store, self._at, self.total_steps, **self._next_steps)
             return
         self._close(f"left after step {self.step}, by a signal")
         raise KeyboardInterrupt if exit_code == 128 + signal.SIGINT else SystemExit(exit_code)
@@ -172,6 +174,8 @@ def _take_steps(config: RunConfig, opened: Opened) -> Generator[Taken, None, Non
 def read_config(config: Source, *settings: str) -> RunConfig:
     """Return a checked configuration of `r1 train` as typed sections, which cannot be changed.
 
+    If it sets a key of `sft`, it is checked as one of `r1 sft`.
+
     Args:
         config: its file, a mapping of its sections, or a `RunConfig`, such as one to change.
         settings: `key=value`, as on the command line.
@@ -194,6 +198,8 @@ def open_run(
     quiet: bool = False,
 ) -> OpenRun:
     """Open the run that `r1 train` would start or resume with this configuration, before its next step.
+
+    If the configuration sets a key of `sft`, it is the run of `r1 sft`.
 
     Functions have the forms that r1 takes from files. A function of a script or a notebook is written, with what it
     uses, to `code/` in the run's folder. A reward, loss or estimator that cannot be written (a lambda, a closure, a
@@ -227,7 +233,7 @@ def open_run(
             own.add_tools(tools)
         checked, provenance = load_source(config, [*settings, *own.words()])
         require_available(checked, provenance)
-        _require_one_process(checked, own)
+        _require_usable(checked, own, tunes=provenance.is_set("sft"))
         if checked.trainer.max_staleness and checked.colocated:
             require_main_guard(STALENESS)
         if checked.data.filter_overlong_prompts_workers != 1:
@@ -237,14 +243,25 @@ def open_run(
         folder = open_folder(checked, stack)
         checked = own.moved(checked, folder.path)
         stack.enter_context(own.given())
-        try_algorithm(checked)
-        require_disk_space(checked)
-        opened = open_training_run(checked, provenance, folder, console, stack)
+        opened = _open(checked, provenance, folder, console, stack)
         return OpenRun(checked, opened, stack.pop_all(), console)
 
 
-def _require_one_process(config: RunConfig, own: OwnFunctions) -> None:
-    """Raise ConfigError if ranks in other processes need a loss that only this one can call."""
+def _open(config: RunConfig, provenance: Provenance, folder: RunFolder, console: Console, stack: ExitStack) -> Opened:
+    """Open the run of `r1 sft` if the configuration sets a key of `sft`, else that of `r1 train`."""
+    if provenance.is_set("sft"):
+        require_disk_space(as_training(config))
+        return open_fine_tuning_run(config, provenance, folder, console, stack)
+    try_algorithm(config)
+    require_disk_space(config)
+    return open_training_run(config, provenance, folder, console, stack)
+
+
+def _require_usable(config: RunConfig, own: OwnFunctions, *, tunes: bool) -> None:
+    """Raise ConfigError if fine-tuning would not call a function, or ranks need a loss that only this process has."""
+    if tunes and (unused := [key for key in (LOSS, ESTIMATOR, TOOLS) if key in own.specs]):
+        message = "is for r1 train, and this configuration sets a key of sft: leave the function out, and set sft.loss"
+        raise ConfigError([Problem(unused[0], message)])
     if config.on_cluster and own.specs.get(LOSS) in own.called_here:
         message = "is a function that only this process can call, and ranks have their own: write it to a file"
         raise ConfigError([Problem(LOSS, message)])

@@ -65,14 +65,16 @@ def load_config(words: Sequence[str], *, command: Command | None = "train") -> t
 
 
 def load_source(source: Source, words: Sequence[str] = ()) -> tuple[RunConfig, Provenance]:
-    """Check a configuration of a Python program as `load_config` checks a command's; `words` are `key=value`.
+    """Check a configuration of a Python program as `load_config` checks one of `r1 train`, or of `r1 sft`.
+
+    It is one of `r1 sft` if it sets a key of that section. `words` are `key=value`.
 
     Sections say by themselves which of their values were set.
     """
     if isinstance(source, str | PathLike):
-        return load_config([f"config={fspath(source)}", *words])
+        return load_config([f"config={fspath(source)}", *words], command=None)
     tree = source.model_dump(mode="json", exclude_unset=True) if isinstance(source, RunConfig) else source
-    return _load(read_tree(tree), None, words, "train")
+    return _load(read_tree(tree), None, words, None)
 
 
 def _load(

@@ -23,13 +23,14 @@ from r1_cli.config import Provenance, RunConfig
 from r1_cli.config.fine_tuning import as_training
 from r1_cli.config.section import with_value
 from r1_cli.config.sources import Source, training_sources, validation_sources
-from r1_cli.jobs.context import TrainingContext, open_folder, open_training
+from r1_cli.jobs.context import RunFolder, TrainingContext, open_folder, open_training
 from r1_cli.jobs.data import Data, DataSplit
 from r1_cli.jobs.data import open_data as open_prompts
 from r1_cli.jobs.logs import Logs, Saving, open_logs, open_saving
 from r1_cli.jobs.models import Models, Trained, check_models, load_engine, prepare_trained, resume
 from r1_cli.jobs.next_steps import print_next_steps
 from r1_cli.jobs.rollout import open_sampler, open_validation
+from r1_cli.jobs.train import Opened
 from r1_cli.plan.disk import require_disk_space
 from r1_cli.plan.fine_tuning import FineTuningPlan, make_plan, show_plan
 from r1_cli.runs.track.console import configure_logging
@@ -58,37 +59,53 @@ def fine_tune(config: RunConfig, provenance: Provenance, *, until: int | None = 
     require_disk_space(as_training(config))
     with ExitStack() as stack:
         folder = open_folder(config, stack)
-        learning, samples = as_training(config), config.sft.val_generations  # as the learner sees it
-        training = open_training(learning, provenance, folder, console, stack, samples=samples)
-        if config.sft.loss == "reward":
-            training = replace(training, model=as_classifier(training.model))
-        devices = training.config.trainer.n_gpus_per_node
-        context = replace(training, config=with_value(config, "trainer.n_gpus_per_node", devices))
-        data = open_data(context)
-        rows, batch = data.training, training.config.worker.actor.global_batch_size
-        stream = build_stream(training.config, rows.prompts, rows.sources, rows.rates, batch, drop_last=False)
-        plan = plan_of(training.config, data, stream)
-        show_plan(console, context.config, provenance, plan, context.placement)
-        schedule = build_schedule(training.config, plan.total_steps, until)
-        data.training.prompts.prefetch(stream.batch(0))
-        models = prepare_trained(training, schedule)()
-        training, micro_batches = check_models(training, data, models, context.config)
-        at = resume(training, data, models, micro_batches)
-        context.begin(at.step, schedule.total_steps)
-        logs = open_logs(context, data, at)
-        generation = open_generation(context, models, logs) if config.sft.val_generations else None
-        saving = open_saving(context)
-        tuning = build_fine_tuning(training, data, models, schedule, stream, saving, logs, generation)
-        stack.enter_context(saving.stop.listening())
-        last = run.train(tuning, at)
-        if saving.stop.exit_code:
-            logs.manifest_entry["end"] = f"left after step {last.step}, by a signal"
+        opened = open_fine_tuning_run(config, provenance, folder, console, stack, until=until)
+        stop, total_steps = opened.run.stop, opened.run.schedule.total_steps
+        stack.enter_context(stop.listening())
+        last = run.train(opened.run, opened.at)
+        if stop.exit_code:
+            opened.manifest_entry["end"] = f"left after step {last.step}, by a signal"
     if until is None:
-        has_task = config.worker.reward.reward_function is not None
-        rewards = config.sft.loss == "reward"
-        has_rows, total = bool(validation_sources(config.data)), schedule.total_steps
-        print_next_steps(console, folder.store, last, total, has_task=has_task, has_rows=has_rows, reward_model=rewards)
-    return saving.stop.exit_code
+        print_next_steps(console, folder.store, last, total_steps, **opened.next_steps)
+    return stop.exit_code
+
+
+def open_fine_tuning_run(
+    config: RunConfig,
+    provenance: Provenance,
+    folder: RunFolder,
+    console: Console,
+    stack: ExitStack,
+    *,
+    until: int | None = None,
+) -> Opened:
+    """Load what the run consists of; `stack` closes it. Arguments and errors as of `fine_tune`."""
+    learning, samples = as_training(config), config.sft.val_generations  # as the learner sees it
+    training = open_training(learning, provenance, folder, console, stack, samples=samples)
+    if config.sft.loss == "reward":
+        training = replace(training, model=as_classifier(training.model))
+    devices = training.config.trainer.n_gpus_per_node
+    context = replace(training, config=with_value(config, "trainer.n_gpus_per_node", devices))
+    data = open_data(context)
+    rows, batch = data.training, training.config.worker.actor.global_batch_size
+    stream = build_stream(training.config, rows.prompts, rows.sources, rows.rates, batch, drop_last=False)
+    plan = plan_of(training.config, data, stream)
+    show_plan(console, context.config, provenance, plan, context.placement)
+    schedule = build_schedule(training.config, plan.total_steps, until)
+    data.training.prompts.prefetch(stream.batch(0))
+    models = prepare_trained(training, schedule)()
+    training, micro_batches = check_models(training, data, models, context.config)
+    at = resume(training, data, models, micro_batches)
+    context.begin(at.step, schedule.total_steps)
+    logs = open_logs(context, data, at)
+    generation = open_generation(context, models, logs) if config.sft.val_generations else None
+    tuning = build_fine_tuning(training, data, models, schedule, stream, open_saving(context), logs, generation)
+    after = {
+        "has_task": config.worker.reward.reward_function is not None,
+        "has_rows": bool(validation_sources(config.data)),
+        "reward_model": config.sft.loss == "reward",
+    }
+    return Opened(tuning, at, logs.manifest_entry, after)
 
 
 def build_fine_tuning(

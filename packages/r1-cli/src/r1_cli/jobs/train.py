@@ -1,7 +1,8 @@
 """`r1 train`, from a checked configuration to a trained checkpoint."""
 
+from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from r1_cli.jobs.rollout import Sampling, open_sampler, open_sampling
 from r1_cli.plan.disk import require_disk_space
 from r1_cli.runs.track.console import configure_logging
 from r1_cli.train import loop
+from r1_cli.train.run import TrainingRun
 from r1_cli.train.types import Policy, Position, Schedule, Teacher
 
 
@@ -25,9 +27,10 @@ from r1_cli.train.types import Policy, Position, Schedule, Teacher
 class Opened:
     """A run before its next step."""
 
-    run: loop.Run
+    run: TrainingRun
     at: Position
     manifest_entry: dict[str, Any]  # of this start; its `end` says how the run ended
+    next_steps: Mapping[str, bool] = field(default_factory=dict)  # what `print_next_steps` has to know of it
 
 
 def train(config: RunConfig, provenance: Provenance, *, until: int | None = None, answers: Path | None = None) -> int:
@@ -57,8 +60,7 @@ def train(config: RunConfig, provenance: Provenance, *, until: int | None = None
         if run.stop.exit_code:
             opened.manifest_entry["end"] = f"left after step {last.step}, by a signal"
     if until is None:
-        has_rows = run.validation is not None
-        print_next_steps(console, folder.store, last, run.schedule.total_steps, has_rows=has_rows)
+        print_next_steps(console, folder.store, last, run.schedule.total_steps, **opened.next_steps)
     return run.stop.exit_code
 
 
@@ -93,7 +95,7 @@ def open_training_run(
     sampler = open_sampler(context, data, models, logs.recorder)
     sampling = open_sampling(context, data, schedule, stream, sampler, at)
     run = assemble(context, data, models, logs, schedule, sampling)
-    return Opened(run, at, logs.manifest_entry)
+    return Opened(run, at, logs.manifest_entry, {"has_rows": run.validation is not None})
 
 
 def assemble(
@@ -128,9 +130,9 @@ def open_teacher(context: TrainingContext, learner: Policy, data: PromptData) ->
     return build_teacher(context.config, context.hardware, context.model, learner, data.teachers)
 
 
-def validate_only(run: loop.Run, at: Position) -> int:
+def validate_only(run: TrainingRun, at: Position) -> int:
     """Log the validation of the current weights; return the exit code."""
-    if run.validation is None:
+    if not run.validates:
         raise ValueError("there is nothing to validate on: data.val_files is null")
     run.tracker.log(at.step, *run.validate(at.step))
     loop.flush(run)
