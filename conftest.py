@@ -7,13 +7,20 @@ import sys
 import zlib
 from collections import Counter
 from collections.abc import Iterator
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from itertools import chain
+from typing import Any
 
 import pytest
 from hypothesis import settings
 
 # Read by torch when it is loaded, in this process and in all that tests start: models this small take longer with more.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Ray ends its actors when the whole machine's memory is nearly full, whoever uses it: a reason for no test to fail.
+os.environ.setdefault("RAY_memory_monitor_refresh_ms", "0")
 
 # Without bytecode files, each of the hundreds of processes that tests start compiles torch and all it imports.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
@@ -36,6 +43,20 @@ def pytest_collection_finish() -> None:
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
     seed(str(item.path.name))  # of fixtures that several tests of a module share
+    if item.get_closest_marker("vllm") and find_spec("vllm"):
+        inspect_models_here()
+
+
+@cache
+def inspect_models_here() -> None:
+    """Let vLLM look at a model's class in this process; it would import itself in another one for each architecture.
+
+    It does so because a look may initialize CUDA, which tests do not use.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("VLLM_LOGGING_LEVEL", "WARNING")  # as an engine's import would
+        registry: Any = import_module("vllm.model_executor.models.registry")
+    registry._run_in_subprocess = lambda look: look()
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -34,6 +34,7 @@ class Nodes:
         programs = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
         self._environment = {**kept, "PATH": programs, "COLUMNS": "200", "RAY_TMPDIR": folder}
         self._environment |= {"RAY_worker_niceness": "0", "RAY_USAGE_STATS_ENABLED": "0"}
+        self._environment |= {"RAY_memory_monitor_refresh_ms": "0"}  # as conftest.py has it
         self._head, self._other = head.replace("6379", "0"), other  # a port that nobody else has
 
     def start(self) -> None:
