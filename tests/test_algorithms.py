@@ -126,6 +126,7 @@ def test_every_estimator_takes_the_kl_in_the_reward(standing: Standing, name: st
     assert spreads[0][1] != pytest.approx(spreads[1][1], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_an_adaptive_coefficient_moves_and_is_gone_on_with(r1: R1, tmp_path: Path) -> None:
     steered = [
         "algorithm.disable_kl=false",

@@ -219,3 +219,9 @@ def test_a_run_of_single_answers_loads_nothing_of_episodes() -> None:
     parts = ("r1_cli.train.episodes", "r1_cli.train.groups.trajectory", "r1_data.turns", "r1_rewards.environments")
     code = f"import sys, r1_cli.jobs.train; assert not [m for m in sys.modules if m.startswith({parts})]"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_no_benchmark_and_no_test_helper_have_one_name() -> None:
+    """Both are imported by name, and a spawned rank would import whichever folder comes first in `sys.path`."""
+    helpers = {path.stem for folder in ("tests", "packages/*/tests") for path in ROOT.glob(f"{folder}/*.py")}
+    assert sorted(path.name for path in ROOT.glob("benchmarks/*.py") if path.stem in helpers) == []
