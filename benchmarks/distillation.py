@@ -15,7 +15,7 @@ over its start and ends 0.10 above both controls, and neither control gains 0.04
 With `--hint`, the teacher is the student's own start and is told the answer behind the question. For each seed,
 `r1 sft` first teaches the quickstart's model to copy it from 1,000 such questions. Controls: a teacher that is told the
 next row's answer, and one with the student's prompts and its weights of up to 20 steps before. The bar is that of
-`--sharper`.
+`--sharper`; the first control misses it, because its teacher sees the picture (`hints.py`).
 
 With `--cost`, the processor time of what each form adds to a step, as multiples of the update of GRPO's loss, measured
 in turn: medians of five rounds, of a random model whose teacher is as large.

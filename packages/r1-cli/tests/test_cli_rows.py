@@ -32,10 +32,13 @@ def read(renderer: Renderer, folder: Path, *answers: str) -> PromptDataset:
 
 
 def test_every_row_that_is_left_out_stands_in_the_run_folder_with_its_reason(
-    renderer: Renderer, tmp_path: Path
+    renderer: Renderer, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
+    record_rows(tmp_path / "run", [("train", read(renderer, tmp_path, "2", ""))], resumed=False)
+    assert f"1 row is left out, with the reason in {tmp_path}/run/left_out_rows.txt" in caplog.text
     rows = read(renderer, tmp_path, "2", "", "2", "")
     record_rows(tmp_path / "run", [("train", rows)], resumed=False)
+    assert "2 rows are left out, with" in caplog.text
     lines = (tmp_path / "run" / "left_out_rows.txt").read_text().splitlines()
     assert [line.split(": ")[:2] for line in lines] == [["train", "rows.jsonl:2"], ["train", "rows.jsonl:4"]]
     assert all("problem" in line or "prompt" in line for line in lines)

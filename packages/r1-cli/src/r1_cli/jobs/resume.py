@@ -105,7 +105,8 @@ def record_rows(folder: Path, named: Sequence[tuple[str, PromptDataset]], *, res
     lines = [f"{name}: {reason}\n" for name, rows in named for reason in rows.left_out()]
     if lines:
         (folder / LEFT_OUT).write_text("".join(lines), encoding="utf-8")
-        log.warning("all %d rows that are left out are listed in %s", len(lines), folder / LEFT_OUT)
+        count = "1 row is" if len(lines) == 1 else f"{len(lines):,} rows are"
+        log.warning("%s left out, with the reason in %s", count, folder / LEFT_OUT)
     path, digests = folder / DIGESTS, {name: rows.digest for name, rows in named}
     if resumed and path.is_file():
         before = json.loads(path.read_text(encoding="utf-8"))
