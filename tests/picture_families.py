@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -31,8 +31,9 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 from transformers.models.auto.video_processing_auto import VIDEO_PROCESSOR_MAPPING_NAMES
 from transformers.video_utils import VideoMetadata
 
-from r1_cli.models.load import without_dropout
+from r1_cli.models.load import configure_modules, without_dropout
 from r1_cli.train.groups.group import extend_positions
+from r1_core.learner import Learner
 from r1_core.learner.logprobs import count_features
 from r1_core.types import Sample
 from r1_data.pictures import from_pil
@@ -42,11 +43,12 @@ from r1_data.types import DataError, Example, Prompt, Video
 from r1_data.vision import Vision
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.probes import Probes, spread_tokens
-from r1_rollout.token_kinds import find_kinds, hand_on_kinds, media_kinds
+from r1_rollout.token_kinds import find_kinds, media_kinds, prepare_media
 from r1_rollout.types import SamplingParams
 
 RECORD = Path(__file__).with_name("picture_families.json")
 START, END, IMAGE, VIDEO = families.MEDIA_TOKENS
+HALF = 0.25  # nats that a token's log-prob may be off in bfloat16
 SIZES = ([(60, 200), (120, 120)], [(90, 60)], [])  # (width, height) of each row's pictures
 
 
@@ -194,9 +196,10 @@ def make_tokenizer(family: Family) -> Any:
     ends = dict.fromkeys(("eoi", "image_end", "end_image", "video_end"), END)
     named = {"image": IMAGE, "context_image": IMAGE, "video": VIDEO, "img_line_break": "|", **starts, **ends}
     named["end_of_utterance"] = families.END
-    for kind, token in {**named, **family.tokens}.items():
-        setattr(tokenizer, f"{kind}_token", token)
-        setattr(tokenizer, f"{kind}_token_id", tokenizer.convert_tokens_to_ids(token))
+    # So that they are saved with it.
+    tokenizer._set_model_specific_special_tokens(
+        {f"{kind}_token": one for kind, one in (named | family.tokens).items()}
+    )
     return tokenizer
 
 
@@ -347,7 +350,7 @@ def ask(name: str) -> Answer:
     except Exception as error:
         return Answer(why=f"not tried: {first_line(error)}")
     plain, told, kinds = copy.deepcopy(model), copy.deepcopy(model), media_kinds(model.config)
-    hand_on_kinds(told)
+    prepare_media(told)
     plain.set_attn_implementation("eager")
     renderer = Renderer(processor, position_ids=position_ids_of(model.config) or count_tokens)
     examples, vision = [make_example(sizes) for sizes in SIZES], renderer.vision
@@ -387,6 +390,8 @@ def ask(name: str) -> Answer:
     learned = architectures.ask_learner(model, plain, samples, alone, probes)
     engine = ask_engine(plain, prompts, alone) if learned.layout else ""
     wrong = learned.wrong or ("" if engine in ("", "right") else engine)
+    if learned.layout and not wrong:
+        wrong = ask_half(plain, prompts, samples, alone, learned, engine=engine == "right")
     return Answer(
         learned.layout,
         engine == "right",
@@ -418,8 +423,8 @@ def compare_prompts(
     return ""
 
 
-def ask_engine(plain: Any, prompts: list[Prompt], alone: Callable[[Any, Sample], Tensor]) -> str:
-    """Return "right", "" if the engine refuses the model, or what is wrong."""
+def ask_engine(plain: Any, prompts: list[Prompt], alone: Callable[[Any, Sample], Tensor], exact: Any = None) -> str:
+    """Return "right", "" if the engine refuses the model, or what is wrong. `exact`: `plain` in float32."""
     banned = [*range(250, 258), *range(259, plain.config.get_text_config().vocab_size)]
     try:
         engine = EmbeddedEngine(copy.deepcopy(plain), end_token_ids=[258], banned_token_ids=banned, version=0)
@@ -433,8 +438,40 @@ def ask_engine(plain: Any, prompts: list[Prompt], alone: Callable[[Any, Sample],
             ids = torch.tensor([*prompt.token_ids, *one.token_ids])
             row = Sample(ids, ids >= 0, ids[None], number, 0.0, prompt_length=len(prompt.token_ids))
             with torch.no_grad():
-                worst = max(worst, measure_gap(torch.as_tensor(one.logprobs), alone(plain, row)))
-    return "right" if worst <= architectures.TOLERANCE else f"the embedded engine is off by {worst:.2g}"
+                worst = max(worst, measure_gap(torch.as_tensor(one.logprobs), alone(exact or plain, row)))
+    allowed = architectures.TOLERANCE if exact is None else HALF
+    return "right" if worst <= allowed else f"the embedded engine is off by {worst:.2g}"
+
+
+def ask_half(
+    plain: Any,
+    prompts: list[Prompt],
+    samples: list[Sample],
+    alone: Callable[[Any, Sample], Tensor],
+    learned: architectures.Answer,
+    *,
+    engine: bool,
+) -> str:
+    """Return what fails in bfloat16, or is further from float32 than the model's own forward in bfloat16."""
+    half = copy.deepcopy(plain).to(torch.bfloat16)
+    prepare_media(half)
+    model = copy.deepcopy(half)
+    try:
+        configure_modules(model, torch.bfloat16, torch.device("cpu"))
+        learner = Learner(model, torch.optim.SGD(model.parameters(), lr=0.0), lambda step: 1.0)
+        learner.batching = replace(learner.batching, padding_free=True, share_prompts=True)
+        if learned.layout != "shared":
+            learner.set_layout(learned.layout, own_attention=learned.attention == "own")
+        found = [one.old_logprobs[one.loss_mask] for one in learner.add_logprobs(samples, ["old_logprobs"])]
+        learner.forward_backward(samples, architectures.SumOfLogprobs())
+        if engine and (wrong := ask_engine(half, prompts, alone, plain)) != "right":
+            return f"bfloat16: {wrong}"
+    except Exception as error:
+        return f"bfloat16: {first_line(error)}"
+    with torch.no_grad():
+        expected, own = (torch.cat([alone(one, sample) for sample in samples]) for one in (plain, half))
+    off, allowed = float((torch.cat(found) - expected).abs().mean()), 2 * float((own - expected).abs().mean()) + 0.01
+    return "" if off <= allowed else f"bfloat16: log-probs are off by {off:.2g}, {allowed:.2g} allowed"
 
 
 def main(words: list[str]) -> None:

@@ -198,7 +198,8 @@ def _find_axes(processor: "ProcessorMixin") -> dict[str, int] | None:
         _check_rows(processor, {*together} - {*PER_TOKEN}, pictures)
         return None
     kept = {name: axis for name, axis in axes.items() if name not in PER_TOKEN}
-    if any(len({one[name].shape[1:] for one in [*alone, together]}) > 1 for name in kept):
+    # Some inputs are there for large pictures only.
+    if any(len({one[name].shape[1:] if name in one else None for one in [*alone, together]}) > 1 for name in kept):
         _check_rows(processor, kept, pictures)
     return kept
 

@@ -1,4 +1,4 @@
-"""Say which tokens stand for pictures, to models that attend over a picture's tokens in both directions."""
+"""Give a model's forward its pictures as it needs them: in its own precision, with the kinds of the tokens."""
 
 import inspect
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,30 @@ if TYPE_CHECKING:
 
 # What models call the kinds of tokens: 0 text, 1 pictures, 2 videos.
 NAMES = ("token_type_ids", "mm_token_type_ids")
+_TEXT_INPUTS = ("attention_mask", "inputs_embeds")  # that may be floating-point, too
 _KEYS = (("image_token_id", 1), ("image_token_index", 1), ("video_token_id", 2), ("video_token_index", 2))
+
+
+def prepare_media(model: "PreTrainedModel") -> None:
+    """Cast the inputs of pictures to the model's dtype, and hand on the kinds of tokens.
+
+    Processors return float32, and not every vision tower casts it to the dtype of its weights.
+    """
+    if not media_kinds(model.config) or setting(model, "casts_media"):
+        return
+
+    def cast(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+        dtype = module.get_input_embeddings().weight.dtype
+        media = {
+            name: value.to(dtype)
+            for name, value in kwargs.items()
+            if name not in _TEXT_INPUTS and torch.is_tensor(value) and value.is_floating_point()
+        }
+        return args, kwargs | media
+
+    model.register_forward_pre_hook(cast, with_kwargs=True)
+    model.casts_media = True
+    hand_on_kinds(model)
 
 
 def hand_on_kinds(model: "PreTrainedModel") -> None:

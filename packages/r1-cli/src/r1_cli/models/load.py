@@ -32,7 +32,7 @@ from r1_cli.models.sharded_loading import ShardedLoadingError, load_sharded, mov
 from r1_cli.models.value_head import Head, initialize_head, quiet_loading, with_one_output
 from r1_core.learner.parallel import Parallel, Shard
 from r1_rollout.routing import Routing
-from r1_rollout.token_kinds import hand_on_kinds
+from r1_rollout.token_kinds import prepare_media
 
 
 class ModelError(ValueError):
@@ -137,9 +137,9 @@ def load_model(
 
 
 def configure_modules(model: transformers.PreTrainedModel, dtype: torch.dtype, device: torch.device) -> None:
-    """Replace patch convolutions, attention and experts by r1's, for `dtype` on `device`; hand on kinds of tokens."""
+    """Replace patch convolutions, attention and experts by r1's, for `dtype` on `device`; prepare pictures' inputs."""
     replace_patch_convolutions(model)
-    hand_on_kinds(model)
+    prepare_media(model)
     attend_packed(model)
     configure_experts(model, dtype, device)
 

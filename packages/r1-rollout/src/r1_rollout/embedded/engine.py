@@ -25,7 +25,7 @@ from r1_rollout.errors import PromptError
 from r1_rollout.routing import Routing, require_routing
 from r1_rollout.sampling import banned_tokens
 from r1_rollout.session import SteppedSession
-from r1_rollout.token_kinds import hand_on_kinds
+from r1_rollout.token_kinds import prepare_media
 from r1_rollout.types import Comparison, Expected, OldEngineNames, PromptLike, SamplingParams
 from r1_rollout.weight_checks import compare
 from r1_rollout.weights import WeightSource, WeightStore
@@ -87,7 +87,7 @@ class EmbeddedEngine(OldEngineNames):
                 forward; its routers cannot be recorded; an end token is banned, or nothing is allowed.
         """
         self._reach = prepare(model)
-        hand_on_kinds(model)
+        prepare_media(model)
         text = model.config.get_text_config()
         banned = banned_tokens(text.vocab_size, banned_token_ids)
         if both := sorted({*end_token_ids} & {*banned_token_ids}):

@@ -53,7 +53,7 @@ class VllmEngine(OldEngineNames):
         model = llm.model_config
         self._dtype: torch.dtype = model.dtype
         self._limits = Limits(model.get_vocab_size(), model.max_model_len)
-        self._media = MediaReader.of(model.hf_config)
+        self._media = MediaReader.of(model.hf_config) if model.uses_mrope else None
         self._version = version
         self._latest = -1 if version is None else version
         self._inside = self._asleep = False
@@ -302,15 +302,9 @@ class VllmEngine(OldEngineNames):
     # Called by vLLM's thread.
 
     def _add(self, prompt: PromptLike, requests: "dict[str, Settings]") -> None:
-        from vllm.inputs import tokens_input
+        from r1_rollout.vllm.media import process_pictures
 
-        from r1_rollout.vllm.media import require_no_media
-
-        if self._media:
-            inputs = self._media.read(prompt)
-        else:
-            require_no_media(prompt)
-            inputs = tokens_input(list(prompt.token_ids))
+        inputs = self._media.read(prompt) if self._media else process_pictures(self._llm.renderer, prompt)
         for name, settings in requests.items():
             try:
                 self._llm.llm_engine.add_request(name, inputs, settings, lora_request=self._adapter)

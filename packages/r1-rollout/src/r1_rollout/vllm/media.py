@@ -1,8 +1,11 @@
-"""Prompts with media as vLLM's inputs: tokens, and the very tensors that the learner's model will see.
+"""Prompts with media as vLLM's inputs.
 
-vLLM gets the processor's output, not the pictures, so nothing is resized, normalised or counted twice.
+Of families with M-RoPE, vLLM gets the very tensors that the learner's model will see, so nothing is resized, normalised
+or counted twice. Of other families, vLLM's processor reads the pictures again, as its servers do, and must find the
+prompt's tokens.
 """
 
+import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -20,6 +23,7 @@ from r1_rollout.vllm.compat import BROUGHT
 
 if TYPE_CHECKING:
     from transformers import PreTrainedConfig
+    from vllm.renderers import BaseRenderer
 
 # The forward arguments of the Qwen-VL families, which vLLM's models of them read by the same names.
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
@@ -35,6 +39,7 @@ class MediaReader:
 
     @classmethod
     def of(cls, config: "PreTrainedConfig") -> "MediaReader | None":
+        """Return a reader for models with M-RoPE; None for others."""
         vision = setting(config, "vision_config")
         merge = setting(vision, "spatial_merge_size")
         if merge is None:
@@ -65,13 +70,32 @@ class MediaReader:
         return list(_ranges(places, counts))
 
 
-def require_no_media(prompt: PromptLike) -> None:
-    """Raise PromptError if a prompt has inputs that an engine without a `MediaReader` would drop."""
-    if inputs := sorted(prompt.model_inputs.keys() - IGNORED):
+def process_pictures(renderer: "BaseRenderer[Any]", prompt: PromptLike) -> EngineInput:
+    """Let vLLM's own processor read a prompt's pictures.
+
+    Raises PromptError: vLLM cannot read them, or reads other tokens than the prompt's.
+    """
+    media = sorted(prompt.model_inputs.keys() - IGNORED)
+    if not media:
+        return tokens_input(list(prompt.token_ids))
+    images = list(getattr(prompt, "images", ()))
+    if not images or getattr(prompt, "videos", ()):
         raise PromptError(
-            f"prompt {prompt.id} has {', '.join(inputs)}, but vLLM in this process takes pictures of the "
-            "Qwen-VL families only: use the embedded engine, or vLLM servers, for this model"
+            f"prompt {prompt.id} has {', '.join(media)}, but vLLM takes only pictures of this model's family: use the "
+            "embedded engine, or leave the row out"
         )
+    tokens: Any = {"prompt_token_ids": list(prompt.engine_token_ids), "multi_modal_data": {"image": images}}  # type: ignore[attr-defined]
+    try:
+        inputs = renderer.process_for_engine(tokens, time.time())
+    except Exception as error:  # whatever the processor of a family raises
+        raise PromptError(f"prompt {prompt.id}: vLLM cannot read its pictures: {error}") from error
+    found = list(inputs["prompt_token_ids"])
+    if found != list(prompt.token_ids):
+        raise PromptError(
+            f"prompt {prompt.id}: vLLM's processor makes {len(found)} tokens of it, not these {len(prompt.token_ids)}: "
+            "use the embedded engine for this model's pictures"
+        )
+    return inputs
 
 
 def _rotary(prompt: PromptLike) -> Tensor:
