@@ -252,8 +252,9 @@ their norm, samples of the embedded engine within 1e-5, beyond the window of sli
 samples from {sampled} of the {learn} architectures of the first table. Rows of this comparison are text. {shown}
 architectures also train with pictures: their tokens and inputs are those of the processor's own call, log-probs and
 gradients (of the vision tower, too) those of the model's own forward. No weights of a published checkpoint were tried
-for this page, and nothing of it ran on a GPU. vLLM: whether vLLM {vllm} lists the architecture. Replay: of mixtures of
-experts, whether the learner can use the experts that an engine chose ([router
+for this page, and nothing of it ran on a GPU. vLLM: whether vLLM {vllm} lists the architecture; "with pictures", where
+it was tried on a processor: started, given the learner's weights, its log-probs are within 1e-4 of the model's own.
+Replay: of mixtures of experts, whether the learner can use the experts that an engine chose ([router
 replay](engines.md#mixtures-of-experts)).
 
 The shapes of {shapes} published checkpoints, from Qwen3-0.6B to DeepSeek-V3, were tried without their weights: they
@@ -272,7 +273,7 @@ size (the Qwen line), r1 resizes it once, within `data.min_pixels` and `data.max
 processor with the picture as it is, and the processor alone decides its size. At its start a run compares the
 placeholders that the processor writes for a picture with the features that the model's vision tower computes. Videos
 are read in the first way only. Where the tokens of a picture depend on the others of its row (llava_onevision),
-pictures are read in prompts, not in conversations to learn from and not in later turns.
+later turns cannot add pictures.
 
 Rows with pictures are refused for the models below; runs without pictures train. Each line is what the error says.
 
@@ -297,13 +298,17 @@ def page() -> str:
     record = {name: Answer(**held) for name, held in json.loads(RECORD.read_text(encoding="utf-8")).items()}
     served = set(json.loads(RECORD.with_name("architectures_vllm.json").read_text(encoding="utf-8")))
     shown = json.loads(RECORD.with_name("picture_families.json").read_text(encoding="utf-8"))
+    sampled_by_vllm = json.loads(RECORD.with_name("vllm_pictures.json").read_text(encoding="utf-8"))
     classes = {**MODEL_FOR_CAUSAL_LM_MAPPING_NAMES, **MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES}
     lines, rest, learn = [], [], [answer for answer in record.values() if answer.layout]
     for name, answer in record.items():
-        why = "; ".join(filter(None, [answer.why, answer.refusal if answer.layout else ""])).replace("|", "\\|")
+        tried = sampled_by_vllm.get(name, "")
+        vllm = "yes" if classes[name] in served else "no"
+        vllm = "with pictures" if tried == "right" else vllm
+        bad = f"vLLM does not sample with pictures ({tried})" if tried not in ("", "right") else ""
+        why = "; ".join(filter(None, [answer.why, answer.refusal if answer.layout else "", bad])).replace("|", "\\|")
         if answer.layout:
             way = WAYS[answer.layout] + (", own attention" if answer.attention == "own" else "")
-            vllm = "yes" if classes[name] in served else "no"
             engine = "yes" if answer.engine else "no"
             media = " | ".join(describe_media(name, shown))
             lines.append(f"| {name} | {way} | {media} | {engine} | {vllm} | {answer.replay} | {why} |")

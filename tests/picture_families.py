@@ -88,6 +88,8 @@ AYA = {
     "img_line_break_token": "|", "tile_token": "tile", "tile_global_token": "whole", "patch_size": 14, "img_size": 56,
     "downsample_factor": 2,
 }  # fmt: skip
+STEP = ("<im_patch>", "<patch_start>", "<patch_end>", "<patch_newline>", "<im_start>", "<im_end>")
+COMPASS = ("<|IMAGE_PAD|>", "<|VIDEO_PAD|>", "<|VISION_START|>", "<|VISION_END|>")
 LLAMA4 = ("<|image|>", "<|image_start|>", "<|image_end|>", "<|patch|>", "<|tile_x_separator|>", "<|tile_y_separator|>")
 IDEFICS = ("<image>", "<fake_token_around_image>", "<global-img>")
 
@@ -96,6 +98,12 @@ OVIS = ("<image>", "<IMG_ATOM>", "<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG
 
 FAMILIES: dict[str, Family] = {
     "aya_vision": Family(image=TILES, own=AYA, patch=VIDEO, vision=TOWER, config={"downsample_factor": 2}),
+    "cohere_compass": Family(
+        special=COMPASS, placeholder=COMPASS[0], image={"size": AREA},
+        tokens=dict(zip(("image", "video", "vision_start", "vision_end"), COMPASS, strict=True)),
+    ),
+    "kimi_k25": Family(config={"projection_hidden_size": 64}),
+    "step3p7": Family(special=STEP, placeholder=STEP[0], image={"size": SIDE, "patch_size": 56}),
     "cohere2_vision": Family(image={**TILES, "patch_size": 2}, vision=TOWER),
     "cosmos3_edge": Family(image={"size": AREA}),
     "got_ocr2": Family(special=("<img>", "</img>", "<imgpad>"), placeholder="<imgpad>"),
@@ -177,12 +185,12 @@ FAMILIES: dict[str, Family] = {
 
 # No tiny processor or model with a vision tower was found for these.
 UNTRIED = (
-    "aria", "blip", "blip-2", "chameleon", "cohere_compass", "deepseek_ocr2", "deepseek_vl_hybrid",
+    "aria", "blip", "blip-2", "chameleon", "deepseek_ocr2", "deepseek_vl_hybrid",
     "diffusion_gemma", "emu3", "evolla", "fast_vlm", "florence2", "fuyu", "gemma3n", "gemma4_unified", "git",
     "granite4_vision", "hunyuan_vl", "idefics", "inkling_mm_model", "instructblip", "instructblipvideo", "janus",
-    "kimi_k25", "kosmos-2", "kosmos-2.5", "minimax_m3_vl", "mistral4", "muse_glimmer", "nemotron_h_omni",
+    "kosmos-2", "kosmos-2.5", "minimax_m3_vl", "mistral4", "muse_glimmer", "nemotron_h_omni",
     "perception_lm", "pi0", "pix2struct", "pp_chart2table", "pp_formulanet", "qianfan_ocr", "qwen2_5_omni_thinker",
-    "qwen3_omni_moe_thinker", "shieldgemma2", "step3p7", "t5gemma2", "udop", "vision-encoder-decoder",
+    "qwen3_omni_moe_thinker", "shieldgemma2", "t5gemma2", "udop", "vision-encoder-decoder",
 )  # fmt: skip
 
 
@@ -212,6 +220,7 @@ def make_processor(name: str) -> Any:
     kind = getattr(hf, family.processor or PROCESSOR_MAPPING_NAMES[name])
     around = f"{START}{IMAGE}{END}"
     template = families.CHAT_TEMPLATE.replace(around, around if family.placeholder == IMAGE else family.placeholder)
+    template = template.replace(VIDEO, family.tokens.get("video", VIDEO))
     images = getattr(hf, family.image_class or _first(IMAGE_PROCESSOR_MAPPING_NAMES[name]))(**family.image)
     parts = {"image_processor": images, "tokenizer": make_tokenizer(family), "chat_template": template}
     if "video_processor" in inspect.signature(kind.__init__).parameters:

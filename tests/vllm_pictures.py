@@ -82,7 +82,9 @@ def ask_in_a_process(name: str) -> str:
 
 
 def main(names: list[str]) -> None:
-    import vllm  # noqa: F401 (once, for all processes)
+    from vllm.model_executor.models import registry  # imported once, for all processes
+
+    registry._run_in_subprocess = lambda call: call()  # which would import vLLM again for each architecture
 
     shown: dict[str, Any] = json.loads(picture_families.RECORD.read_text(encoding="utf-8"))
     for name in names or [name for name, one in shown.items() if one["layout"] and name not in HALF]:

@@ -204,7 +204,7 @@ class ConversationRenderer:
             return token_ids, mask
         vision = self.renderer.require_vision()
         try:
-            written = iter([vision.picture_ids(picture) for picture in pictures])
+            written = iter(vision.row_ids(pictures))
         except ValueError as error:
             raise MediaError(str(error)) from error
         media = {token_id for _, token_id in vision.tokens.values()}

@@ -141,9 +141,9 @@ class Vision:
         """Return how many tokens a row's pictures add to their placeholders."""
         return sum(self.picture_tokens(picture) - 1 for picture in pictures)
 
-    def picture_ids(self, reference: PictureReference) -> list[int]:
-        """Return the tokens in the place of a picture's placeholder."""
-        return [self.tokens["picture"][1]] * self.picture_tokens(reference)
+    def row_ids(self, pictures: Sequence[PictureReference]) -> list[list[int]]:
+        """Return the tokens in the place of each placeholder of a row, which has no other pictures."""
+        return [[self.tokens["picture"][1]] * self.picture_tokens(picture) for picture in pictures]
 
     def video_text(self, video: Video) -> str:
         """Return a video's placeholders, with any text that the family puts between them."""

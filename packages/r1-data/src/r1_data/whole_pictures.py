@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from transformers import ProcessorMixin
 
+_BETWEEN = " and "
 _SHAPES = ((90, 60), (60, 420), (900, 700))  # width, height
 
 
@@ -45,16 +46,19 @@ class WholePictures:
         self.tokens = {"picture": _placeholder(processor)}
         self._axes = _find_axes(processor)  # of pictures, by the name of the input; None: rows are measured whole
 
-    def picture_ids(self, reference: PictureReference) -> list[int]:
-        """Return the tokens in the place of a picture's placeholder. Raises MediaError if others decide, too."""
-        self._require_axes()
-        return self._measure(reference).token_ids
+    def row_ids(self, pictures: Sequence[PictureReference]) -> list[list[int]]:
+        """Return the tokens in the place of each placeholder of a row, which has no other pictures."""
+        if self._axes is not None or not pictures:
+            return [self._measure(picture).token_ids for picture in pictures]
+        apart = self._processor.tokenizer(_BETWEEN, add_special_tokens=False)["input_ids"]
+        found = self._call_blank(pictures, _BETWEEN)["input_ids"][0].tolist()
+        ends = [at for at in range(len(found)) if found[at : at + len(apart)] == apart]
+        starts = [0, *(end + len(apart) for end in ends)]
+        return [found[start:end] for start, end in zip(starts, [*ends, len(found)], strict=True)]
 
     def added_tokens(self, pictures: Sequence[PictureReference]) -> int:
         """Return how many tokens a row's pictures add to their placeholders."""
-        if self._axes is None and pictures:
-            return len(self._call_blank(pictures)["input_ids"][0]) - len(pictures)
-        return sum(len(self.picture_ids(picture)) - 1 for picture in pictures)
+        return sum(len(run) - 1 for run in self.row_ids(pictures))
 
     def video_text(self, video: Video) -> str:
         raise self._no_videos(video)
@@ -73,7 +77,10 @@ class WholePictures:
         return Pixels([from_pil(load_image(self._picture(reference))) for reference in map(fetched, media)], [], [])
 
     def process(self, text: str, pixels: Pixels) -> "dict[str, Tensor]":
-        """Call the processor with a rendered chat and its pictures."""
+        """Call the processor with a rendered chat and its pictures, or its tokenizer if there are none."""
+        if not pixels.images:  # some processors read no text alone
+            tokenizer = self._processor.tokenizer
+            return {"input_ids": tokenizer(text, add_special_tokens=False, return_tensors="pt")["input_ids"]}
         return _call(self._processor, text, pixels.images)
 
     def process_pictures(self, token_ids: list[int], images: "Sequence[Tensor]") -> "dict[str, Tensor]":
@@ -102,9 +109,8 @@ class WholePictures:
 
     def _require_axes(self) -> dict[str, int]:
         if self._axes is None:
-            where = f"pictures of {type(self._processor).__name__} are read in prompts only"
-            why = "the tokens of a picture depend on the others of its row"
-            raise MediaError(f"{where}, not in conversations and later turns: {why}")
+            where = f"pictures of {type(self._processor).__name__} cannot be added in later turns"
+            raise MediaError(f"{where}: the tokens of a picture depend on the others of its row")
         return self._axes
 
     def _measure(self, reference: PictureReference) -> _Read:
@@ -115,14 +121,14 @@ class WholePictures:
             self._sizes[width, height] = _Read(output["input_ids"][0].tolist(), shapes)
         return self._sizes[width, height]
 
-    def _call_blank(self, pictures: Sequence[PictureReference]) -> "dict[str, Tensor]":
-        """Call the processor with blank pictures of the same sizes. Raises MediaError."""
+    def _call_blank(self, pictures: Sequence[PictureReference], between: str = "") -> "dict[str, Tensor]":
+        """Call the processor with blank pictures of the same sizes and text between them. Raises MediaError."""
         from PIL.Image import new
 
         sizes = [image_size(picture) for picture in pictures]
         blank = [from_pil(new("RGB", (width, height))) for height, width in sizes]
         try:
-            return _call(self._processor, self.tokens["picture"][0] * len(blank), blank)
+            return _call(self._processor, between.join([self.tokens["picture"][0]] * len(blank)), blank)
         except ValueError as error:
             raise MediaError(f"{', '.join(map(describe, pictures))}: {error}") from error
 
@@ -141,7 +147,8 @@ def _expand(is_placeholder: bool, own: int, runs: "Iterator[list[int]]") -> Sequ
 
 
 def _placeholder(processor: "ProcessorMixin") -> tuple[str, int]:
-    token: str | None = getattr(processor, "image_token", None)
+    # Some repeat another token for a picture than the one that a chat has in its place.
+    token: str | None = getattr(processor, "image_placeholder_token", None) or getattr(processor, "image_token", None)
     token_id = None if token is None else processor.tokenizer.convert_tokens_to_ids(token)
     if token is None or token_id is None or token_id == processor.tokenizer.unk_token_id:
         raise DataError("it has no image_token that its tokenizer knows")
@@ -178,7 +185,7 @@ def _find_axes(processor: "ProcessorMixin") -> dict[str, int] | None:
     """
     from PIL.Image import new
 
-    token, pictures = processor.image_token, [from_pil(new("RGB", shape, "white")) for shape in _SHAPES]
+    token, pictures = _placeholder(processor)[0], [from_pil(new("RGB", shape, "white")) for shape in _SHAPES]
     try:
         alone = [_call(processor, token, [picture]) for picture in pictures]
         together = _call(processor, token * len(pictures), pictures)
@@ -220,12 +227,12 @@ def _find_axis(alone: "Sequence[Tensor]", together: "Tensor | None") -> int | No
 
 def _is_counted_alike(processor: "ProcessorMixin", pictures: "Sequence[Tensor]") -> bool:
     """Whether pictures add as many tokens beside one another as with text between them."""
-    between, token = " and ", processor.image_token
+    token = _placeholder(processor)[0]
     try:
-        found = [_call(processor, text.join([token] * len(pictures)), pictures) for text in ("", between)]
+        found = [_call(processor, text.join([token] * len(pictures)), pictures) for text in ("", _BETWEEN)]
     except Exception:  # as above
         return False
-    words = processor.tokenizer(between, add_special_tokens=False)["input_ids"]
+    words = processor.tokenizer(_BETWEEN, add_special_tokens=False)["input_ids"]
     beside, apart = (one["input_ids"].shape[1] for one in found)
     return bool(apart == beside + len(words) * (len(pictures) - 1))
 
@@ -234,7 +241,7 @@ def _check_rows(processor: "ProcessorMixin", names: Collection[str], pictures: "
     """Compare the processor's own batch of two rows with what the learner makes of them. Raises DataError."""
     import torch
 
-    token, rows = processor.image_token, [pictures[:2], pictures[2:]]
+    token, rows = _placeholder(processor)[0], [pictures[:2], pictures[2:]]
     try:
         apart = [_call(processor, token * len(row), row) for row in rows]
         batch = _call_rows(processor, [token * len(row) for row in rows], rows)
