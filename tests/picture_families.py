@@ -89,7 +89,6 @@ AYA = {
     "downsample_factor": 2,
 }  # fmt: skip
 STEP = ("<im_patch>", "<patch_start>", "<patch_end>", "<patch_newline>", "<im_start>", "<im_end>")
-COMPASS = ("<|IMAGE_PAD|>", "<|VIDEO_PAD|>", "<|VISION_START|>", "<|VISION_END|>")
 LLAMA4 = ("<|image|>", "<|image_start|>", "<|image_end|>", "<|patch|>", "<|tile_x_separator|>", "<|tile_y_separator|>")
 IDEFICS = ("<image>", "<fake_token_around_image>", "<global-img>")
 
@@ -98,10 +97,6 @@ OVIS = ("<image>", "<IMG_ATOM>", "<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG
 
 FAMILIES: dict[str, Family] = {
     "aya_vision": Family(image=TILES, own=AYA, patch=VIDEO, vision=TOWER, config={"downsample_factor": 2}),
-    "cohere_compass": Family(
-        special=COMPASS, placeholder=COMPASS[0], image={"size": AREA},
-        tokens=dict(zip(("image", "video", "vision_start", "vision_end"), COMPASS, strict=True)),
-    ),
     "kimi_k25": Family(config={"projection_hidden_size": 64}),
     "step3p7": Family(special=STEP, placeholder=STEP[0], image={"size": SIDE, "patch_size": 56}),
     "cohere2_vision": Family(image={**TILES, "patch_size": 2}, vision=TOWER),
@@ -185,7 +180,7 @@ FAMILIES: dict[str, Family] = {
 
 # No tiny processor or model with a vision tower was found for these.
 UNTRIED = (
-    "aria", "blip", "blip-2", "chameleon", "deepseek_ocr2", "deepseek_vl_hybrid",
+    "aria", "blip", "blip-2", "chameleon", "cohere_compass", "deepseek_ocr2", "deepseek_vl_hybrid",
     "diffusion_gemma", "emu3", "evolla", "fast_vlm", "florence2", "fuyu", "gemma3n", "gemma4_unified", "git",
     "granite4_vision", "hunyuan_vl", "idefics", "inkling_mm_model", "instructblip", "instructblipvideo", "janus",
     "kosmos-2", "kosmos-2.5", "minimax_m3_vl", "mistral4", "muse_glimmer", "nemotron_h_omni",

@@ -20,6 +20,7 @@ from r1_cli.config import ConfigError, load_config
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles
 from r1_cli.models.load import ModelError, configure_modules, load_model
+from r1_cli.plan.check.model import examine_layouts
 from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.objective import Objective
@@ -323,3 +324,11 @@ def test_the_comparisons_change_neither_weights_nor_random_numbers() -> None:
     assert all(torch.equal(before[name], tensor) for name, tensor in learner.model.state_dict().items())
     assert all(parameter.grad is None for parameter in learner.model.parameters())
     assert learner.model.config._attn_implementation == "r1_packed"
+
+
+def test_a_base_model_without_a_chat_template_is_checked(tmp_path: Path) -> None:
+    path = families.save_model("qwen2", tmp_path)
+    (tmp_path / "chat_template.jinja").unlink()
+    answers = dict(examine_layouts(path))
+    assert answers["shared prompts"] == "right"
+    assert answers["chat template"] == "none: a run needs data.override_chat_template"

@@ -143,6 +143,18 @@ def test_the_check_of_a_model_says_how_its_pictures_are_read(tmp_path: Path) -> 
     assert answers["pictures"] == "read by the processor's own call; videos are refused"
 
 
+def test_a_model_without_its_processor_is_refused_in_a_sentence(tmp_path: Path) -> None:
+    path = save("llava", tmp_path)
+    for name in ("processor_config.json", "preprocessor_config.json"):
+        (tmp_path / name).unlink(missing_ok=True)
+    with pytest.raises(ModelError) as refused:
+        dict(examine_layouts(path))
+    start, end = f"worker.actor.model.model_path={path}: its processor cannot be read (", "model into the folder"
+    assert str(refused.value).startswith(start)
+    assert str(refused.value).endswith(end)
+    assert "\n" not in str(refused.value)
+
+
 def test_rows_of_text_are_trained_where_pictures_are_wrong(tmp_path: Path) -> None:
     path = save("llava", tmp_path, num_additional_image_tokens=2)
     config = RunConfig.model_validate({"worker": {"actor": {"model": {"model_path": path}}}})

@@ -15,7 +15,7 @@ pytestmark = [
 KNOWN: dict[str, Any] = json.loads(vllm_pictures.RECORD.read_text(encoding="utf-8"))
 
 
-@pytest.mark.parametrize("family", ["internvl"])
+@pytest.mark.parametrize("family", ["internvl", "llava"])
 def test_vllm_samples_with_pictures_as_the_page_says(family: str, tmp_path: Path) -> None:
     assert vllm_pictures.ask(family, tmp_path) == KNOWN[family]
 

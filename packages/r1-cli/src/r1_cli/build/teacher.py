@@ -179,7 +179,7 @@ def require_same_tokens_on_servers(reading: ServedReading, owner: str, path: str
         path: the tokenizer of servers that do not answer `/tokenize`.
     """
     if path:
-        other, _ = load_tokenizer(path, vision_language=False, trust_remote_code=False)
+        other, _ = load_tokenizer(path, vision_language=False, key=f"{owner}, tokenizer_path")
         require_same_tokenizer(f"{owner}, tokenizer_path={path}", own, other)
         return
     texts = [*PROBES, *map(str, own.all_special_tokens)]

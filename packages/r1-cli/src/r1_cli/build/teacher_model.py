@@ -42,15 +42,9 @@ def open_teacher(settings: TeacherConfig, policy: ModelFiles) -> ModelFiles:
             f"{PATH}={path}: its family is {config.model_type}, the policy's {policy.config.model_type}; it is given "
             "the policy's tokens, positions and pictures, so name a model of the same family"
         )
-    try:
-        tokenizer, processor = models.load_tokenizer(
-            path,
-            vision_language=is_vision_language(config),
-            trust_remote_code=settings.model.trust_remote_code,
-        )
-    except (OSError, ValueError) as error:
-        why = str(error).splitlines()[0]
-        raise models.ModelError(f"{PATH}={path}: its tokenizer cannot be read ({why})") from error
+    tokenizer, processor = models.load_tokenizer(
+        path, vision_language=is_vision_language(config), trust_remote_code=settings.model.trust_remote_code, key=PATH
+    )
     require_same_tokenizer(f"{PATH}={path}", policy.tokenizer, tokenizer)
     rows = config.get_text_config().vocab_size
     if rows < len(policy.tokenizer):

@@ -54,10 +54,12 @@ def open_model(config: RunConfig, path: str | None = None) -> ModelFiles:
     hf_config = models.load_config(
         path, trust_remote_code=settings.trust_remote_code, overrides=settings.override_config
     )
+    key = f"worker.actor.model.{'tokenizer' if settings.tokenizer_path else 'model'}_path"
     tokenizer, processor = models.load_tokenizer(
-        resolve_model_path(settings.tokenizer_path or path, "worker.actor.model.tokenizer_path"),
+        resolve_model_path(settings.tokenizer_path or path, key),
         vision_language=is_vision_language(hf_config),
         trust_remote_code=settings.trust_remote_code,
+        key=key,
     )
     return ModelFiles(path, hf_config, tokenizer, processor)
 

@@ -263,13 +263,29 @@ def _checkpoint_on_host(checkpoint: Callable[..., object], locked: bool, layer: 
         return checkpoint(layer, *inputs)
 
 
-def load_tokenizer(path: str, *, vision_language: bool, trust_remote_code: bool = False) -> tuple[Any, Any]:
-    """Return (tokenizer, processor); text models have the tokenizer twice."""
-    if vision_language:
-        processor = AutoProcessor.from_pretrained(path, trust_remote_code=trust_remote_code)
-        return processor.tokenizer, processor
-    tokenizer = AutoTokenizer.from_pretrained(path, trust_remote_code=trust_remote_code)
-    return tokenizer, tokenizer
+def load_tokenizer(
+    path: str,
+    *,
+    vision_language: bool,
+    trust_remote_code: bool = False,
+    key: str = "worker.actor.model.model_path",
+) -> tuple[Any, Any]:
+    """Return (tokenizer, processor) of `path`, the value of `key`; text models have the tokenizer twice.
+
+    Raises ModelError: a file is missing or cannot be read.
+    """
+    family = AutoProcessor if vision_language else AutoTokenizer
+    try:
+        processor: Any = family.from_pretrained(path, trust_remote_code=trust_remote_code)
+    except Exception as error:  # families refuse files with exceptions of any kind
+        files = "tokenizer.json and tokenizer_config.json"
+        files = f"preprocessor_config.json or processor_config.json, and {files}" if vision_language else files
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise ModelError(
+            f"{key}={path}: its {'processor' if vision_language else 'tokenizer'} cannot be read ({why}); copy {files} "
+            "of the published model into the folder"
+        ) from error
+    return (processor.tokenizer, processor) if vision_language else (processor, processor)
 
 
 def load_generation_config(path: str, config: PreTrainedConfig) -> Any:

@@ -42,7 +42,7 @@ def bring(
         came, first: see `weights.known`.
         dtype: of weights that are sent to other processes.
     """
-    llm.collective_rpc(prepare_experts)
+    llm.collective_rpc(prepare_loading)
     if isinstance(weights, DirectWeights):
         receive(llm, weights.calls(), came, first)
         if workers == 1:
@@ -138,16 +138,16 @@ def repack_heads(model: nn.Module) -> None:
             module.quant_method.process_weights_after_loading(module)
 
 
-def prepare_experts(worker: "WorkerBase") -> None:
-    """Let a worker's mixtures of experts load weights in the learner's layout, again and again.
+def prepare_loading(worker: "WorkerBase") -> None:
+    """Let a worker's model load the learner's names, and mixtures of experts its layout, again and again.
 
     vLLM transposes experts of families whose files have them as [in, out]; a learner's are [out, in]. On CPUs vLLM 0.32
     packs the weights of its first load only, and mistakes later ones for packed. It knows modules by the names of the
     families' files, which transformers renames in some (Mixtral's `block_sparse_moe` is the learner's `mlp`).
     """
     model: Any = worker.get_model()
-    if "load_weights" not in vars(model) and any(map(_routes, model.modules())):
-        renamings = find_renamings(model, worker.model_config.hf_text_config.model_type)
+    renamings = find_renamings(model, worker.model_config.hf_text_config.model_type)
+    if "load_weights" not in vars(model) and (renamings or any(map(_routes, model.modules()))):
         model.load_weights = partial(load_renamed, model, model.load_weights, renamings)
     for module in model.modules():
         if getattr(module, "is_fused_checkpoint_transposed", False):
@@ -162,7 +162,12 @@ def find_renamings(model: nn.Module, model_type: str) -> list[tuple[str, str]]:
     from transformers.conversion_mapping import get_checkpoint_conversion_mapping
     from transformers.core_model_loading import WeightRenaming
 
-    names, found = [f".{name}." for name, _ in model.named_modules()], list[tuple[str, str]]()
+    # Towers of CLIP and SigLIP lie in a container, which transformers has left out of its names.
+    towers = [name for name, module in model.named_modules() if [*dict(module.named_children())] == ["vision_model"]]
+    found = [(f"{name}.", f"{name}.vision_model.") for name in towers if name]
+    if not any(map(_routes, model.modules())):
+        return found
+    names = [f".{name}." for name, _ in model.named_modules()]
     for renaming in get_checkpoint_conversion_mapping(model_type) or ():
         if isinstance(renaming, WeightRenaming):
             (theirs,), (ours,) = renaming.source_patterns, renaming.target_patterns
@@ -184,7 +189,7 @@ def load_renamed(
 
     def renamed(name: str) -> str:
         for ours, theirs in renamings:
-            name = name.replace(ours, theirs)
+            name = name if theirs in name else name.replace(ours, theirs)
         if ".experts." in name:
             came.add(group_of(name))
         return name

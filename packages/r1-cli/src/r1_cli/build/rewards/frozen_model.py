@@ -155,10 +155,9 @@ def open_frozen(
 def require_same_tokens(
     path: str, key: str, policy: ModelFiles, *, vision_language: bool, trust_remote_code: bool
 ) -> None:
-    try:
-        tokenizer, _ = models.load_tokenizer(path, vision_language=vision_language, trust_remote_code=trust_remote_code)
-    except (OSError, ValueError) as error:
-        raise models.ModelError(f"{key}={path}: its tokenizer cannot be read ({str(error).splitlines()[0]})") from error
+    tokenizer, _ = models.load_tokenizer(
+        path, vision_language=vision_language, trust_remote_code=trust_remote_code, key=key
+    )
     if problem := find_difference(policy.tokenizer, tokenizer):
         raise models.ModelError(
             f"{key}={path}: {problem}; it is given the policy's tokens, so name a model with the same tokenizer"

@@ -152,6 +152,9 @@ def check_teacher_rows(subject: Subject) -> Iterator[Finding]:
         yield Finding("model.teacher.rows", "error", str(error), f"correct {TEACHER}, or the rows")
 
 
+_PLAIN = "{% for message in messages %}{{ message.content }}{% endfor %}"
+
+
 def examine_layouts(path: str, precision: str = "fp32") -> Iterator[tuple[str, str]]:
     """Yield the questions of `build.packing` about a model, with answers. Raises ModelError."""
     import torch
@@ -166,6 +169,9 @@ def examine_layouts(path: str, precision: str = "fp32") -> Iterator[tuple[str, s
     fsdp = {"torch_dtype": precision, "mp_param_dtype": precision}
     config = RunConfig.model_validate({"worker": {"actor": {"model": {"model_path": path}, "fsdp": fsdp}}})
     model, hardware, own = open_model(config), find_hardware(), list[str]()
+    templates = [one.chat_template for one in (model.processor, model.tokenizer)]
+    if not any(templates):  # as of base models; the questions need none
+        config = config.model_copy(update={"data": config.data.model_copy(update={"override_chat_template": _PLAIN})})
     weights = load_weights(config, model, dtype(precision), hardware.device)
     learner = Learner(weights, torch.optim.SGD(weights.parameters(), lr=0.0), lambda step: 0.0)
 
@@ -184,3 +190,5 @@ def examine_layouts(path: str, precision: str = "fp32") -> Iterator[tuple[str, s
     yield "a run takes", single if faults.packed else packed
     if model.vision_language:
         yield "pictures", renderer.describe_media()
+    if not any(templates):
+        yield "chat template", "none: a run needs data.override_chat_template"
