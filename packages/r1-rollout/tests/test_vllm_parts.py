@@ -10,7 +10,7 @@ from r1_rollout.errors import EngineError
 from r1_rollout.names import core
 from r1_rollout.transports.adapter import check_bound, peft_name
 from r1_rollout.vllm.compat import extended
-from r1_rollout.vllm.sync import absent_names, describe, find_renamings
+from r1_rollout.vllm.sync import absent_names, describe, find_renamings, load_renamed
 from r1_rollout.vllm.thread import EngineThread
 from r1_rollout.weights import buckets
 
@@ -138,6 +138,15 @@ def test_modules_that_an_engine_has_by_the_names_of_files_get_the_learners_weigh
     assert find_renamings(published, "mixtral") == [(".mlp.", ".block_sparse_moe.")]
     assert find_renamings(renamed, "mixtral") == []
     assert find_renamings(renamed, "qwen3_moe") == find_renamings(renamed, "no such family") == []
+    tower, held, both = (torch.nn.Module() for _ in range(3))
+    tower.vision_model, both.vision_model, both.projector = (torch.nn.Linear(2, 2) for _ in range(3))
+    held.tower, held.other = tower, both
+    assert find_renamings(held, "llava") == [("tower.", "tower.vision_model.")]
+    loaded = list[str]()
+    load_renamed(held, lambda weights: loaded.extend(dict(weights)), [("tower.", "tower.vision_model.")], [
+        ("model.tower.a", torch.zeros(1)), ("tower.vision_model.b", torch.zeros(1)),
+    ])  # fmt: skip
+    assert loaded == ["model.tower.vision_model.a", "tower.vision_model.b"]
     published.layers[0].block_sparse_moe.ckpt_gate_proj_name = "w1"
     names = find_renamings(published, "mixtral")
     assert names[1:] == [(".experts.gate_up_proj", ".experts.w13"), (".experts.down_proj", ".experts.w2")]

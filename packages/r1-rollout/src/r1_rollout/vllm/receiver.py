@@ -16,7 +16,7 @@ from vllm.distributed.weight_transfer.nccl_engine import NCCLWeightTransferEngin
 from r1_rollout.transports.adapter import adapted_modules, check_bound, written_names
 from r1_rollout.transports.groups import TcpReceiver
 from r1_rollout.types import Expected, Json, JsonObject
-from r1_rollout.vllm.sync import drop_unfinished, load_folder, prepare_experts, repack_heads
+from r1_rollout.vllm.sync import drop_unfinished, load_folder, prepare_loading, repack_heads
 from r1_rollout.weight_checks import compare
 from r1_rollout.weights import dtype_named
 
@@ -102,7 +102,7 @@ class WeightReceiver:
         """Clear the version and the rest of an unfinished load, which would count for the next."""
         worker: Any = self
         self.r1_base = self.r1_version = None
-        prepare_experts(worker)
+        prepare_loading(worker)
         if self.r1_unfinished:
             with suppress(RuntimeError):  # there is no update, or it failed: vLLM has closed it
                 worker.finish_weight_update()

@@ -165,11 +165,9 @@ def find_renamings(model: nn.Module, model_type: str) -> list[tuple[str, str]]:
     # Towers of CLIP and SigLIP lie in a container, which transformers has left out of its names.
     towers = [name for name, module in model.named_modules() if [*dict(module.named_children())] == ["vision_model"]]
     found = [(f"{name}.", f"{name}.vision_model.") for name in towers if name]
-    if not any(map(_routes, model.modules())):
-        return found
     names = [f".{name}." for name, _ in model.named_modules()]
     for renaming in get_checkpoint_conversion_mapping(model_type) or ():
-        if isinstance(renaming, WeightRenaming):
+        if isinstance(renaming, WeightRenaming) and len(renaming.source_patterns) == 1:
             (theirs,), (ours,) = renaming.source_patterns, renaming.target_patterns
             if any(theirs in name for name in names) and not any(ours in name for name in names):
                 found.append((ours, theirs))
