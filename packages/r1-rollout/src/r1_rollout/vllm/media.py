@@ -78,7 +78,7 @@ def process_pictures(renderer: "BaseRenderer[Any]", prompt: PromptLike) -> Engin
     media = sorted(prompt.model_inputs.keys() - IGNORED)
     if not media:
         return tokens_input(list(prompt.token_ids))
-    images = list(getattr(prompt, "images", ()))
+    images: list[Any] = [*getattr(prompt, "images", ())]
     if not images or getattr(prompt, "videos", ()):
         raise PromptError(
             f"prompt {prompt.id} has {', '.join(media)}, but vLLM takes only pictures of this model's family: use the "
