@@ -88,6 +88,8 @@ AYA = {
     "img_line_break_token": "|", "tile_token": "tile", "tile_global_token": "whole", "patch_size": 14, "img_size": 56,
     "downsample_factor": 2,
 }  # fmt: skip
+COMPASS = ("<|IMAGE_PAD|>", "<|VIDEO_PAD|>", "<|VISION_START|>", "<|VISION_END|>")
+GLIMMER = ("<|video|>", "<|vid_frame_separator|>", "<|vid_start|>", "<|vid_end|>")
 STEP = ("<im_patch>", "<patch_start>", "<patch_end>", "<patch_newline>", "<im_start>", "<im_end>")
 LLAMA4 = ("<|image|>", "<|image_start|>", "<|image_end|>", "<|patch|>", "<|tile_x_separator|>", "<|tile_y_separator|>")
 IDEFICS = ("<image>", "<fake_token_around_image>", "<global-img>")
@@ -97,6 +99,19 @@ OVIS = ("<image>", "<IMG_ATOM>", "<IMG_START>", "<IMG_GRID>", "<IMG_COL>", "<IMG
 
 FAMILIES: dict[str, Family] = {
     "aya_vision": Family(image=TILES, own=AYA, patch=VIDEO, vision=TOWER, config={"downsample_factor": 2}),
+    "cohere_compass": Family(
+        special=COMPASS, placeholder=COMPASS[0], image={"size": AREA, "patch_size": 16},
+        tokens=dict(zip(("image", "video", "vision_start", "vision_end"), COMPASS, strict=True)),
+    ),
+    "qianfan_ocr": Family(
+        special=("<image>",), placeholder="<image>", patch=IMAGE, image=TILES, own={"image_seq_length": 4},
+        vision=SQUARES,
+    ),
+    "janus": Family(image={"size": SIDE}, own={"num_image_tokens": 16}, vision={**TOWER, "projection_dim": 64}),
+    "muse_glimmer": Family(
+        special=(*LLAMA4, *GLIMMER), placeholder="<|patch|>", image={"size": AREA},
+        config={"out_hidden_size": 256, "projector_hidden_size": 64},
+    ),
     "kimi_k25": Family(config={"projection_hidden_size": 64}),
     "step3p7": Family(special=STEP, placeholder=STEP[0], image={"size": SIDE, "patch_size": 56}),
     "cohere2_vision": Family(image={**TILES, "patch_size": 2}, vision=TOWER),
@@ -180,11 +195,11 @@ FAMILIES: dict[str, Family] = {
 
 # No tiny processor or model with a vision tower was found for these.
 UNTRIED = (
-    "aria", "blip", "blip-2", "chameleon", "cohere_compass", "deepseek_ocr2", "deepseek_vl_hybrid",
+    "aria", "blip", "blip-2", "chameleon", "deepseek_ocr2", "deepseek_vl_hybrid",
     "diffusion_gemma", "emu3", "evolla", "fast_vlm", "florence2", "fuyu", "gemma3n", "gemma4_unified", "git",
-    "granite4_vision", "hunyuan_vl", "idefics", "inkling_mm_model", "instructblip", "instructblipvideo", "janus",
-    "kosmos-2", "kosmos-2.5", "minimax_m3_vl", "mistral4", "muse_glimmer", "nemotron_h_omni",
-    "perception_lm", "pi0", "pix2struct", "pp_chart2table", "pp_formulanet", "qianfan_ocr", "qwen2_5_omni_thinker",
+    "granite4_vision", "hunyuan_vl", "idefics", "inkling_mm_model", "instructblip", "instructblipvideo",
+    "kosmos-2", "kosmos-2.5", "minimax_m3_vl", "mistral4", "nemotron_h_omni",
+    "perception_lm", "pi0", "pix2struct", "pp_chart2table", "pp_formulanet", "qwen2_5_omni_thinker",
     "qwen3_omni_moe_thinker", "shieldgemma2", "t5gemma2", "udop", "vision-encoder-decoder",
 )  # fmt: skip
 
@@ -237,7 +252,7 @@ def unchecked_package(kind: Any) -> Iterator[None]:
 def make_config(name: str) -> Any:
     family, config = FAMILIES[name], without_dropout(tiny_models.make_config(name))
     known = make_tokenizer(family).convert_tokens_to_ids
-    own, video = known(family.patch or family.placeholder), known(VIDEO)
+    own, video = known(family.patch or family.placeholder), known(family.tokens.get("video", VIDEO))
     ids = {"image_token_id": own, "image_token_index": own, "video_token_id": video, "video_token_index": video}
     ids |= {"vision_start_token_id": known(START), "image_start_token_id": known(START)}
     ids |= {"vision_end_token_id": known(END), "image_end_token_id": known(END)}

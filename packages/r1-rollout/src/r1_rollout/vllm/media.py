@@ -79,7 +79,7 @@ def process_pictures(renderer: "BaseRenderer[Any]", prompt: PromptLike) -> Engin
     if not media:
         return tokens_input(list(prompt.token_ids))
     images: list[Any] = [*getattr(prompt, "images", ())]
-    if not images or getattr(prompt, "videos", ()):
+    if not images or getattr(prompt, "videos", None):
         raise PromptError(
             f"prompt {prompt.id} has {', '.join(media)}, but vLLM takes only pictures of this model's family: use the "
             "embedded engine, or leave the row out"
