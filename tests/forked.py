@@ -68,6 +68,11 @@ class Forked:
     def kill(self) -> None:
         self.send_signal(signal.SIGKILL)
 
+    def printed(self) -> str:
+        """Return what the process has printed so far."""
+        file = self._output.fileno()
+        return os.pread(file, os.fstat(file).st_size, 0).decode(errors="replace")  # its place to write stays
+
     def communicate(self, timeout: float = 600.0) -> str:
         """Wait for the end; return what the process has printed."""
         self.wait(timeout)

@@ -1,6 +1,6 @@
 """A model of transformers behind HTTP, answering as `vllm serve --enable-scale-out` does, in a process of its own.
 
-`python teacher_server.py MODEL [--max-pixels N] [--slow SECONDS] [--dies-after ANSWERS] [--most-logprobs K]`
+`teacher_server.py MODEL [--max-pixels N] [--slow SECONDS] [--dies-after ANSWERS] [--most-logprobs K]`
 prints its address. Pictures are resized and expanded by the model's own processor.
 """
 

@@ -1,8 +1,6 @@
 """Runs that distil: all forms, on one rank and on two, from a server in another process, and what they record."""
 
 import re
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,11 +11,14 @@ import ranked_runs
 import ranks
 import torch
 from endtoend import QUICKSTART, R1, ROOT, SMALL, read_log
+from forked import Forked
+from patience import eventually
 from safetensors.torch import load_file, save_file
 
 from r1_cli.runs.reader import RunReader
 
 MODEL = ROOT / "examples/quickstart/model"
+ADDRESS = re.compile(r"^(http://127\.0\.0\.1:\d+)\n", re.M)
 STEPS = [
     "trainer.max_steps=2", "trainer.save_freq=-1", "trainer.val_freq=-1", "trainer.val_before_train=false",
     "worker.reward.reward_function=null", "worker.rollout.n=1", "worker.actor.global_batch_size=4",
@@ -51,13 +52,15 @@ FORMS = {
 @contextmanager
 def serving(model: Path, *options: str) -> Iterator[str]:
     """The address of the model in a process of its own."""
-    words = [sys.executable, str(ROOT / "tests/teacher_server.py"), str(model), *options]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-        assert process.stdout is not None
-        try:
-            yield process.stdout.readline().strip()
-        finally:
-            process.kill()
+    process = Forked(str(model), *options, program=(ROOT / "tests/teacher_server.py").read_text())
+    try:
+        assert eventually(lambda: process.poll() is not None or ADDRESS.search(process.printed()))
+        found = ADDRESS.search(process.printed())
+        assert found, process.printed()
+        yield found[1]
+    finally:
+        process.kill()
+        process.wait()
 
 
 def rows_of(folder: Path, step: int = 1) -> list[dict[str, Any]]:
