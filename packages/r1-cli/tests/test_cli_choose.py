@@ -11,11 +11,13 @@ from types import SimpleNamespace
 from typing import cast
 
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
 from r1_cli.build.rows import OpenSource
 from r1_cli.jobs.rows import to_row
+from r1_cli.main import main
 from r1_cli.runs.rows.choose import (
     Choice,
     ChoiceError,
@@ -233,3 +235,11 @@ def test_a_row_has_the_tools_that_its_prompt_showed_as_json(tmp_path: Path) -> N
 def test_choosing_rows_loads_no_torch() -> None:
     code = "import sys, r1_cli.jobs.rows; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout.strip() == "False"
+
+
+@pytest.mark.parametrize("words", [("--margin", "nan"), ("--min-score", "nan"), ("--min-score", "inf")])
+def test_a_number_that_no_score_compares_with_is_refused(tmp_path: Path, words: tuple[str, str]) -> None:
+    command = ["rows", str(tmp_path), "--as", "rates", "--output", str(tmp_path / "rows.parquet"), *words]
+    result = CliRunner().invoke(main, command)
+    assert result.exit_code == 2
+    assert f"{words[0]}': '{words[1]}' is not a finite number" in result.output

@@ -403,7 +403,7 @@ def test_on_processors_the_quickstart_fits_and_no_time_is_told() -> None:
         (["worker.rollout.nn=3"], "did you mean"),
         (["--gpus", "3xH100"], "devices"),
         (["--answer-tokens", "0"], "0 is not in the range"),
-        (["--learning-efficiency", "nan"], "range"),
+        (["--learning-efficiency", "nan"], "finite"),
     ],
 )
 def test_odd_words_are_answered_with_what_is_wrong(words: list[str], said: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from r1_cli.commands.common import ANY_WORDS, UserError, share_processors, user_errors
+from r1_cli.commands.common import ANY_WORDS, FiniteRange, UserError, share_processors, user_errors
 from r1_cli.commands.models import chosen_checkpoint, model_path, own_configuration
 
 
@@ -14,7 +14,7 @@ from r1_cli.commands.models import chosen_checkpoint, model_path, own_configurat
 @click.argument("model")
 @click.argument("settings", nargs=-1, type=click.UNPROCESSED, metavar="[CONFIG.yaml] [KEY=VALUE]...")
 @click.option("--image", "images", multiple=True, metavar="PATH", help="A picture for the first question; repeatable.")
-@click.option("--temperature", type=click.FloatRange(min=0), help="0: greedy; by default as the run validates.")
+@click.option("--temperature", type=FiniteRange(min=0), help="0: greedy; by default as the run validates.")
 @click.option("--max-tokens", type=click.IntRange(min=1), help="Of an answer; by default data.max_response_length.")
 @click.option("--seed", type=int, help="Of the sampling; by default worker.rollout.seed.")
 @click.option("--thoughts", is_flag=True, help="Show what stands in <think>, in place of folding it.")

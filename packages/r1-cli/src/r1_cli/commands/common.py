@@ -1,6 +1,7 @@
 """What commands share: errors that users can correct, argument types, and process settings."""
 
 import errno
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -38,6 +39,16 @@ class Existing(click.Path):
                 raise
             told = f"{error.message.rstrip('.')}{where_or_near(str(value))}"
             raise click.BadParameter(told, ctx=ctx, param=param) from error
+
+
+class FiniteRange(click.FloatRange):
+    """A number in a range, which is neither NaN nor infinite: each comparison with NaN would let it pass."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value!r} is not a finite number", param, ctx)
+        return found
 
 
 @contextmanager

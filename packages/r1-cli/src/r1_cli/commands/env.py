@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
-from r1_cli.commands.common import ANY_WORDS, UserError, user_errors, visible
+from r1_cli.commands.common import ANY_WORDS, FiniteRange, UserError, user_errors, visible
 
 if TYPE_CHECKING:
     from r1_rewards.environments.types import EnvironmentSetup
@@ -23,7 +23,7 @@ def env() -> None:
 def _shared(command: Command) -> Command:
     for decorate in (
         click.option(
-            "--timeout", type=click.FloatRange(min=0.01), default=10.0, show_default=True, help="Seconds per call."
+            "--timeout", type=FiniteRange(min=0.01), default=10.0, show_default=True, help="Seconds per call."
         ),
         click.option("--row", metavar="JSON", help='A row with its columns, as {"answer": "5"}.'),
         click.option("--data", metavar="FILE", help="Rows, as in data.train_files; by default four sums."),

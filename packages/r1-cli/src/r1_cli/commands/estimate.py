@@ -1,20 +1,12 @@
 """`r1 estimate`: estimate memory and time of a run, for devices here or elsewhere."""
 
 import json
-from typing import Any
 
 import click
 
-from r1_cli.commands.common import ANY_WORDS, user_errors
+from r1_cli.commands.common import ANY_WORDS, FiniteRange, user_errors
 
-
-class Share(click.FloatRange):
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
-        found = super().convert(value, param, ctx)
-        return found if found == found else self.fail(f"{value} is not in the range 0<x<=1", param, ctx)
-
-
-SHARE = Share(min=0, max=1, min_open=True)
+SHARE = FiniteRange(min=0, max=1, min_open=True)
 TOKENS = click.IntRange(min=1)
 
 

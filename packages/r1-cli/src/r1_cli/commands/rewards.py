@@ -7,7 +7,7 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from r1_cli.commands.common import ANY_WORDS, share_processors, user_errors, visible
+from r1_cli.commands.common import ANY_WORDS, FiniteRange, share_processors, user_errors, visible
 
 NAMED = 3  # failed checks
 
@@ -24,7 +24,7 @@ def reward() -> None:
 @click.option("--prompt-key", metavar="COLUMN", help="The column of the prompts.")
 @click.option("--answer-key", metavar="COLUMN", help="The column of the ground truths.")
 @click.option("--samples", type=click.IntRange(min=1), default=32, show_default=True, help="Number of rows.")
-@click.option("--timeout", type=click.FloatRange(min=0.01), default=10.0, show_default=True, help="Seconds per answer.")
+@click.option("--timeout", type=FiniteRange(min=0.01), default=10.0, show_default=True, help="Seconds per answer.")
 def test(
     spec: str,
     settings: tuple[str, ...],

@@ -5,7 +5,7 @@ from typing import Literal
 
 import click
 
-from r1_cli.commands.common import ANY_WORDS, Existing, UserError, share_processors, user_errors, writing
+from r1_cli.commands.common import ANY_WORDS, Existing, FiniteRange, UserError, share_processors, user_errors, writing
 from r1_cli.commands.models import model_path
 
 
@@ -20,7 +20,7 @@ from r1_cli.commands.models import model_path
 @click.option("--served-name", help="Of the model of an endpoint; MODEL is then its address.")
 @click.option("--api-key-env", default="OPENAI_API_KEY", show_default=True, help="Variable with an endpoint's key.")
 @click.option("--concurrency", type=click.IntRange(min=1), default=32, show_default=True, help="Requests at a time.")
-@click.option("--timeout", type=click.FloatRange(min=0.01), default=600.0, show_default=True, help="Seconds a request.")
+@click.option("--timeout", type=FiniteRange(min=0.01), default=600.0, show_default=True, help="Seconds a request.")
 def sample(
     model: str,
     settings: tuple[str, ...],
@@ -86,8 +86,10 @@ def sample(
 )
 @click.option("--per-row", type=click.IntRange(min=1), help="Answers or pairs a row; default 1, with --keep all any.")
 @click.option("--band", metavar="LOW:HIGH", help="Only rows with these pass rates.")
-@click.option("--min-score", type=float, help="Score from which an answer is right; default: accuracy above 0.5.")
-@click.option("--margin", type=click.FloatRange(min=0), default=0.0, help="Least difference of a pair's scores.")
+@click.option(
+    "--min-score", type=FiniteRange(), help="Score from which an answer is right; default: accuracy above 0.5."
+)
+@click.option("--margin", type=FiniteRange(min=0), default=0.0, help="Least difference of a pair's scores.")
 @click.option("--keep-cut", is_flag=True, help="Choose answers, too, that the limit of tokens cut.")
 @click.option("--few", is_flag=True, help="Accept that over 95 % of the rows are dropped.")
 @click.option("--control", is_flag=True, help="Write as many rows by lot beside, to compare with.")
