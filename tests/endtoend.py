@@ -3,11 +3,11 @@
 import json
 import re
 from collections.abc import Callable
-from itertools import product
 from pathlib import Path
 from typing import Any
 
 from click.testing import Result
+from metric_tables import metric_rows, pattern
 
 ROOT = Path(__file__).resolve().parents[1]
 QUICKSTART = "examples/quickstart/config.yaml"
@@ -48,13 +48,5 @@ def listed_metrics(section: str = "") -> list[re.Pattern[str]]:
 
     Of all sections but the critic's, which most runs have not, or of that one that is asked for.
     """
-    page = (ROOT / "docs/metrics.md").read_text()
-    sections = {text.partition("\n")[0]: text for text in page.split("\n## ")}
-    critics = sections.pop("The critic")
-    page = critics if section == "The critic" else "\n".join(sections.values())
-    cells = [line.split("|")[1] for line in page.splitlines() if line.startswith("| `")]
-    names = []
-    for name in (name for cell in cells for name in re.findall(r"`([^`]+)`", cell)):
-        parts = [part.split(",") for part in re.split(r"[{}]", name)]
-        names += ["".join(choice) for choice in product(*parts)]
-    return [re.compile(re.sub(r"\b[A-Z]{1,}\b|(?<=@)K|PART|NAME", r"[^ ]+", re.escape(name))) for name in names]
+    rows = [row for row in metric_rows() if (row.section == "The critic") == (section == "The critic")]
+    return [re.compile(pattern(name)) for row in rows for name in row.names]

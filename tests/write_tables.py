@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 from api_pages import api_pages
+from metric_tables import viewed_metrics
 from reference_pages import pages
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -34,7 +35,7 @@ def main(words: list[str]) -> int:
 
 def stale_pages() -> dict[str, str | None]:
     """The generated pages that are not as the code has them, with the text that they should have; None: none."""
-    right: dict[str, str | None] = pages() | api_pages()
+    right: dict[str, str | None] = pages() | api_pages() | viewed_metrics()
     written = [*ROOT.glob("docs/a*/*.md"), *ROOT.glob("docs/a*/*.svg")]
     there = {path.relative_to(ROOT).as_posix(): path.read_text("utf-8") for path in written}
     there |= {path: (ROOT / path).read_text("utf-8") for path in right if (ROOT / path).is_file()}

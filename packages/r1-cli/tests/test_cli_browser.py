@@ -1,6 +1,8 @@
 """The page of `r1 view` in headless Chromium: curves, samples, what is appended, scripts, keyboard, narrow and dark."""
 
+import io
 import json
+import os
 import re
 import shutil
 import socket
@@ -71,11 +73,13 @@ def open_page(browser: Any, address: str, **how: Any) -> tuple[Any, list[str]]:
 
 def test_curves_of_two_runs_grow_while_they_are_shown(tmp_path: Path, browser: Any, serve: Any) -> None:
     one, two = write_run(tmp_path / "one", steps=3), write_run(tmp_path / "two", steps=3, offset=0.5)
-    page, wrong = open_page(browser, serve(one, two))
+    page, wrong = open_page(browser, serve(one, two) + "#charts")
     chart = page.locator("figure", has_text="reward/overall")
     chart.wait_for()
     assert chart.locator("path.curve").count() == 2
-    assert re.search(r"last:\s*one [\d.]+\s*two [\d.]+", chart.locator(".readout").inner_text())
+    assert re.search(r"last\s*one\s*0.6667\s*two\s*1.167", chart.locator(".readout").inner_text())
+    assert chart.locator("text.end").all_inner_texts() == ["one", "two"]
+    assert "The reward, mean over prompts" in chart.locator(".help").inner_text()
     assert "live" in page.locator("header").inner_text()
     with (one / "experiment_log.jsonl").open("a") as file:
         file.write(json.dumps({"step": 4, "reward/overall": 7.5}) + "\n")
@@ -83,6 +87,12 @@ def test_curves_of_two_runs_grow_while_they_are_shown(tmp_path: Path, browser: A
     chart.locator("svg").focus()
     page.keyboard.press("Home")
     assert "step 1" in chart.locator(".readout").inner_text()
+    other = page.locator("figure", has_text="actor/grad_norm")
+    assert "step 1" in other.locator(".readout").inner_text(), "all charts share the step"
+    page.get_by_label("Step of all charts").press("End")
+    assert "last" in other.locator(".readout").inner_text()
+    chart.locator("svg").hover(position={"x": 60, "y": 60})
+    assert "step 1" in other.locator(".readout").inner_text()
     page.get_by_label("Find metrics").fill("grad")
     page.get_by_label("log scale").check()
     page.locator("figure", has_text="actor/grad_norm").wait_for()
@@ -94,9 +104,9 @@ def test_a_run_of_fine_tuning_shows_its_rows_coloured_by_their_loss(tmp_path: Pa
     (tmp_path / "sft").mkdir()
     (tmp_path / "sft/experiment_log.jsonl").write_text(json.dumps({"step": 1, "sft/nll": 0.5, "actor/lr": 1.0}) + "\n")
     write_samples(tmp_path / "sft", 1, phase="sft")
-    page, wrong = open_page(browser, serve(tmp_path / "sft"))
+    page, wrong = open_page(browser, serve(tmp_path / "sft") + "#charts")
     page.locator("figure", has_text="sft/nll").wait_for()
-    assert page.locator("figure").count() == 1
+    assert page.locator("section").first.get_attribute("aria-label") == "Fine-tuning"
     page.keyboard.press("s")
     page.get_by_text("12 answers").wait_for()
     assert page.get_by_role("button", name="failed reward").count() == 0
@@ -213,26 +223,78 @@ def test_a_hundred_thousand_answers_are_a_few_elements(tmp_path: Path, browser: 
     assert not wrong
 
 
-@pytest.mark.parametrize("colours", ["light", "dark"])
-def test_narrow_screens_scroll_only_downwards(tmp_path: Path, browser: Any, serve: Any, colours: str) -> None:
-    address = serve(write_run(tmp_path / "one"))
-    page, wrong = open_page(browser, address, viewport={"width": 360, "height": 740}, color_scheme=colours)
-    for name in ("curves", "samples"):
-        page.get_by_role("button", name=name, exact=True).click()
-        if name == "samples":
-            page.locator(".row", has_text="says").first.click()
-            page.locator("article").first.wait_for()
-        assert page.evaluate("document.documentElement.scrollWidth") <= 360, name
-    back = page.evaluate("getComputedStyle(document.body).backgroundColor")
-    assert back == ("rgb(247, 245, 240)" if colours == "light" else "rgb(19, 19, 17)")
-    assert not wrong
+DESK, PHONE = {"width": 1360, "height": 900}, {"width": 390, "height": 844}
+# Ten views: the runs that are shown, the page, the screen, its colours, and texts that stand there.
+VIEWS: dict[str, tuple[tuple[str, ...], str, dict[str, int], str, tuple[str, ...]]] = {
+    "overview": (("one",), "overview", DESK, "light", ("Step 3 of 9", "Reward", "Nothing of what is known")),
+    "overview-phone": (("one",), "overview", PHONE, "dark", ("Step 3 of 9", "Tokens an answer")),
+    "overview-runs": (("one", "died"), "overview", DESK, "light", ("What differs", "worker.rollout.n", "OSError")),
+    "overview-runs-phone": (("one", "died"), "overview", PHONE, "light", ("What differs", "It stopped")),
+    "died": (("died",), "overview", DESK, "dark", ("It stopped", "No space left", "No step was complete")),
+    "waiting": (("none",), "overview", PHONE, "light", ("Waiting for the run to begin", "does not exist yet")),
+    "charts": (("one", "two"), "charts", DESK, "light", ("Rewards and advantages", "reward/overall", "it should rise")),
+    "charts-phone": (("one", "two"), "charts", PHONE, "dark", ("reward/overall", "smoothing")),
+    "samples": (("one",), "samples", DESK, "light", ("36 answers", "score")),
+    "samples-phone": (("one",), "samples", PHONE, "dark", ("36 answers",)),
+}  # fmt: skip
+
+
+def write_viewed(folder: Path) -> None:
+    """Write the runs of VIEWS: two with answers, and one that ended before its first step."""
+    config: dict[str, Any] = {"worker": {"rollout": {"n": 4}}, "trainer": {"max_steps": 9}}
+    start = {"began": "2026-01-01T00:00:00+00:00", "ended": None, "end": "", "from_step": 0, "config": config}
+    for name, more in {
+        "one": {},
+        "two": {"ended": "2026-01-01T00:09:00+00:00", "end": "complete"},
+        "died": {
+            "ended": "2026-01-01T00:09:00+00:00", "end": "OSError: [Errno 28] No space left on device: 'x'" * 4,
+            "config": config | {"worker": {"rollout": {"n": 8}}},
+        },
+    }.items():  # fmt: skip
+        if name != "died":
+            write_run(folder / name)
+            log = folder / name / "experiment_log.jsonl"
+            rows = [json.loads(line) | {"response_length/mean": 12.5} for line in log.read_text().splitlines()]
+            log.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (folder / name).mkdir(exist_ok=True)
+        (folder / name / "manifest.json").write_text(json.dumps({"starts": [start | more]}))
+
+
+def test_ten_views_are_whole_on_desk_and_phone_in_light_and_dark(tmp_path: Path, browser: Any, serve: Any) -> None:
+    """With R1_VIEW_PICTURES=FOLDER it writes their pictures there, of the runs R1_VIEW_RUNS=A,B if they are given."""
+    write_viewed(tmp_path)
+    own, pictures = os.environ.get("R1_VIEW_RUNS", ""), os.environ.get("R1_VIEW_PICTURES")
+    for name, (runs, page_name, size, colours, texts) in VIEWS.items():
+        folders = [Path(run) for run in own.split(",")][: len(runs)] if own else [tmp_path / run for run in runs]
+        page, wrong = open_page(browser, f"{serve(*folders)}#{page_name}", viewport=size, color_scheme=colours)
+        for text in () if own else texts:
+            page.get_by_text(text).locator("visible=true").first.wait_for()
+        page.wait_for_function("() => !document.querySelector('main [aria-busy=true]')")
+        wide, screen = page.evaluate(
+            "(({scrollWidth, clientWidth}) => [scrollWidth, clientWidth])(document.documentElement)"
+        )
+        assert wide <= screen, name
+        assert not wrong, name
+        back = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert back == ("rgb(247, 245, 240)" if colours == "light" else "rgb(19, 19, 17)")
+        if pictures:
+            write_picture(page.screenshot(), Path(pictures) / f"view-{name}.png")
+        page.context.close()
+
+
+def write_picture(shot: bytes, path: Path) -> None:
+    """Write a screenshot with 48 colours: less than 60 KB."""
+    from PIL import Image
+
+    Image.open(io.BytesIO(shot)).convert("RGB").quantize(48, dither=Image.Dither.NONE).save(path, optimize=True)
+    assert path.stat().st_size < 60_000, path
 
 
 def test_each_of_nine_runs_has_a_line_of_its_own_and_labels_lie_inside(
     tmp_path: Path, browser: Any, serve: Any
 ) -> None:
     runs = [write_run(tmp_path / f"run_{number}", steps=3, offset=-1.2345e-5) for number in range(9)]
-    page, wrong = open_page(browser, serve(*runs))
+    page, wrong = open_page(browser, serve(*runs) + "#charts")
     chart = page.locator("figure", has_text="reward/overall")
     chart.wait_for()
     look = "lines => lines.map(l => getComputedStyle(l).stroke + getComputedStyle(l).strokeDasharray)"
@@ -260,18 +322,21 @@ def test_an_opened_group_is_in_sight_on_a_phone_and_controls_leave_room(
 def test_nothing_is_said_of_steps_before_the_log_is_there(tmp_path: Path, browser: Any, serve: Any) -> None:
     page = browser.new_context().new_page()
     page.route("**/api/curves*", lambda route: page.wait_for_timeout(1500) or route.continue_())
-    page.goto(serve(write_run(tmp_path / "one")))
-    page.get_by_text("Loading").wait_for()
-    assert page.get_by_text("No step is logged yet").count() == 0
+    page.goto(serve(write_run(tmp_path / "one")) + "#charts")
+    page.get_by_text("Loading the metrics").wait_for()
+    assert page.get_by_text("Waiting for").count() == 0
     page.locator("figure").first.wait_for()
 
 
-def test_an_empty_run_says_so(tmp_path: Path, browser: Any, serve: Any) -> None:
-    page, wrong = open_page(browser, serve(tmp_path))
-    page.get_by_text("No step is logged yet.").wait_for()
+def test_a_run_that_has_not_begun_is_waited_for(tmp_path: Path, browser: Any, serve: Any) -> None:
+    page, wrong = open_page(browser, serve(tmp_path / "run"))
+    page.get_by_text("Waiting for the run to begin").wait_for()
+    page.get_by_text("this folder does not exist yet").wait_for()
+    page.keyboard.press("c")
+    page.get_by_text("Waiting for the first step").wait_for()
     page.keyboard.press("s")
     page.get_by_text("No sample of this phase is recorded").wait_for()
-    write_log(tmp_path, 2)
+    write_log(tmp_path / "run", 2)
     page.keyboard.press("c")
     page.locator("figure").first.wait_for(timeout=10_000)
     assert not wrong

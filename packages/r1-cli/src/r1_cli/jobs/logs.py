@@ -36,7 +36,7 @@ class Saving:
     assets: Callable[[], Mapping[str, bytes]]  # other files of a checkpoint, by path
 
 
-def open_logs(context: TrainingContext, data: Data, at: Position) -> Logs:
+def open_logs(context: TrainingContext, data: Data, at: Position, total_steps: int) -> Logs:
     trainer, path, stack = context.config.trainer, context.folder.path, context.stack
     resumed = context.folder.start is not None
     info = RunInfo(trainer.project_name, trainer.experiment_name, path, printable(context.config), at.step)
@@ -46,8 +46,9 @@ def open_logs(context: TrainingContext, data: Data, at: Position) -> Logs:
     starts = RunReader(path).starts()
     digests = {name: part.digest for name, part in named}
     numerics = {"threads": context.threads, "micro_batches": at.micro_batches}
-    code = digest_code(info.config)
-    entry = stack.enter_context(record_start(path, info.config, digests, context.devices, at.step, numerics, code))
+    code, devices = digest_code(info.config), context.devices
+    plan = {"steps": total_steps, "rows": {name: len(part) for name, part in named}}
+    entry = stack.enter_context(record_start(path, info.config, digests, devices, at.step, numerics, code, plan))
     if resumed:
         threads = starts[-1].get("numerics", {}).get("threads", context.threads) if starts else context.threads
         before = {**RunReader(path).settings(), "OMP_NUM_THREADS": threads}

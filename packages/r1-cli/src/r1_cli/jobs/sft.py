@@ -97,7 +97,7 @@ def open_fine_tuning_run(
     training, micro_batches = check_models(training, data, models, context.config)
     at = resume(training, data, models, micro_batches)
     context.begin(at.step, schedule.total_steps)
-    logs = open_logs(context, data, at)
+    logs = open_logs(context, data, at, schedule.total_steps)
     generation = open_generation(context, models, logs) if config.sft.val_generations else None
     tuning = build_fine_tuning(training, data, models, schedule, stream, open_saving(context), logs, generation)
     after = {

@@ -91,7 +91,7 @@ def open_training_run(
     context, micro_batches = check_models(context, data, models)
     at = resume(context, data, models, micro_batches)
     context.begin(at.step, schedule.total_steps)
-    logs = open_logs(context, data, at)
+    logs = open_logs(context, data, at, schedule.total_steps)
     sampler = open_sampler(context, data, models, logs.recorder)
     sampling = open_sampling(context, data, schedule, stream, sampler, at)
     run = assemble(context, data, models, logs, schedule, sampling)

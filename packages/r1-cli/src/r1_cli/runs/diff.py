@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,8 +81,14 @@ def compare(one: RunReader, other: RunReader) -> Differences:
 
 
 def changed(first: Mapping[str, object], second: Mapping[str, object]) -> list[Change]:
-    names = sorted(first.keys() | second.keys())
-    return [Change(name, first.get(name), second.get(name)) for name in names if first.get(name) != second.get(name)]
+    return [Change(name, *values) for name, values in differing((first, second)).items()]
+
+
+def differing(settings: Sequence[Mapping[str, object]]) -> dict[str, list[object]]:
+    """Return the values of each name that is not the same in all mappings; None where it is missing."""
+    names = sorted({name for one in settings for name in one})
+    values = {name: [one.get(name) for one in settings] for name in names}
+    return {name: found for name, found in values.items() if any(value != found[0] for value in found)}
 
 
 def find_unequal(one: History, other: History) -> tuple[int, list[str]] | None:

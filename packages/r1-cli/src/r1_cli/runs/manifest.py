@@ -40,6 +40,7 @@ def record_start(
     step: int,
     numerics: Mapping[str, object] | None = None,
     code: Mapping[str, str] | None = None,
+    plan: Mapping[str, object] | None = None,
 ) -> Iterator[JsonObject]:
     """Add a start of the run to its manifest, and its end when the block ends.
 
@@ -48,7 +49,8 @@ def record_start(
     Args: folder: the run's. config: the printed settings, without secrets. rows: a digest of the rows of each source,
     by name. devices: names of the devices. step: the step it resumes from. numerics: what else decides the last bits of
     the numbers: `threads` of the training process, and the automatic `micro_batches` by key. code: a digest of each of
-    the user's files that the settings name, by `file.py:name`.
+    the user's files that the settings name, by `file.py:name`. plan: `steps` in all, and the number of `rows` of each
+    source, by name.
     """
     start = {
         "began": now(),
@@ -61,6 +63,7 @@ def record_start(
         "rows": dict(rows),
         "code": dict(code or {}),
         "numerics": dict(numerics or {}),
+        "plan": dict(plan or {}),
         "seeds": {"data": config["data"]["seed"], "rollout": config["worker"]["rollout"]["seed"]},
         **_software(),
         "host": _host(devices),

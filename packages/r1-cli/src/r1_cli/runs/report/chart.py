@@ -46,8 +46,8 @@ def draw(
     )
 
 
-def thin(points: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    size = -(-len(points) // MOST_POINTS)
+def thin(points: Sequence[tuple[float, float]], most: int = MOST_POINTS) -> list[tuple[float, float]]:
+    size = -(-len(points) // most)
     parts = [points[at : at + size] for at in range(0, len(points), max(size, 1))]
     return [(sum(x for x, _ in part) / len(part), sum(y / len(part) for _, y in part)) for part in parts]
 

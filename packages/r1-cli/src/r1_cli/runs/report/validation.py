@@ -19,10 +19,10 @@ class Measured:
     high: float
 
 
-def measure(run: RunReader) -> list[Measured]:
-    """Return the score of each recorded validation; a row's score is its answers' mean."""
+def measure(run: RunReader, steps: Sequence[int] | None = None) -> list[Measured]:
+    """Return the score of each recorded validation, or of those of `steps`; a row's score is its answers' mean."""
     found = []
-    for step in run.recorded_steps("validation"):
+    for step in run.recorded_steps("validation") if steps is None else steps:
         rows: dict[int, list[float]] = {}
         for one in run.readable_samples(step, "validation", ["group", "score", "parts"]):
             score = one["parts"].get("accuracy", one["score"])

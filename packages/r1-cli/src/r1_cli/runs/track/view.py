@@ -39,6 +39,16 @@ BLOCKS = " ▁▂▃▄▅▆▇█"  # of a line, from nothing to all of it
 LABEL = 9  # characters of the numbers beside a curve
 
 
+def seconds_of(record: Record) -> float:
+    """Return the seconds of a logged step, with what followed it."""
+    return sum(record.get(f"timing_s/{name}", 0.0) for name in ("step", "validation", "save_checkpoint"))
+
+
+def seconds_left(recent: Sequence[float], step: int, total: int) -> float | None:
+    """Return the seconds that the rest of a run takes, by the times of its recent steps; None without one."""
+    return None if not recent else max(total - step, 0) * sum(recent) / len(recent)
+
+
 @dataclass(slots=True)
 class View:
     title: str
@@ -61,12 +71,11 @@ class View:
         if "val/reward_score" in record:
             self.validation.append((step, record["val/reward_score"]))
         if "timing_s/step" in record:
-            known = ("step", "validation", "save_checkpoint")
-            self.seconds = [*self.seconds[1 - RECENT :], sum(record.get(f"timing_s/{name}", 0.0) for name in known)]
+            self.seconds = [*self.seconds[1 - RECENT :], seconds_of(record)]
         self.answers = pick(answers) or self.answers
 
     def seconds_left(self) -> float | None:
-        return None if not self.seconds else (self.total - self.step) * sum(self.seconds) / len(self.seconds)
+        return seconds_left(self.seconds, self.step, self.total)
 
     def draw(self, width: int, height: int) -> RenderableType:
         """Return the view for a terminal of this size; a low one shows only the first lines."""

@@ -3,21 +3,20 @@
 import json
 import math
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar, get_args
 
-from r1_cli.runs.history import LOG_FILE
-from r1_cli.runs.reader import MANIFEST_FILE, MEDIA_KINDS, SAMPLES, Phase, RunReader
+from r1_cli.runs.reader import MEDIA_KINDS, Phase, RunReader
 from r1_cli.runs.view.curves import Curves
 from r1_cli.runs.view.guard import Guard
+from r1_cli.runs.view.overview import Overview, differences, status
 from r1_cli.runs.view.samples import FILTERS, SORTS, Samples
 
 STATIC = Path(__file__).parent / "static"
+METRICS = Path(__file__).parent / "metrics.json"  # the tables of docs/metrics.md
 PHASES: tuple[Phase, ...] = get_args(Phase)
 MOST_ROWS = 500  # in a response
-QUIET = 600.0  # seconds without a write after which a run without an end may have been killed
 MEDIA = re.compile(r"[0-9a-f]{32}\.(png|webp)")
 KINDS = {".html": "text/html", ".js": "text/javascript", ".css": "text/css", ".woff2": "font/woff2", **MEDIA_KINDS}
 
@@ -28,32 +27,12 @@ Choice = TypeVar("Choice", bound=str)
 class ViewedRun:
     def __init__(self, folder: Path, name: str) -> None:
         self.folder, self.name = RunReader(folder), name
-        self.curves = Curves(folder)
+        self.curves, self.overview = Curves(folder), Overview(self.folder)
         self.samples = {phase: Samples(self.folder, phase) for phase in PHASES}
 
     def status(self) -> dict[str, str]:
-        """Return {"state", "told"}: `waiting`, `live`, `finished`, `stopped` or `silent`, and the reason or "".
-
-        A killed run cannot report its end: it is `silent` after `QUIET` seconds, and three times its longest recent
-        step, without output.
-        """
-        starts, written = self.folder.starts(), self._written()
-        if written is None:
-            return {"state": "waiting", "told": "nothing is written there yet"}
-        if starts and starts[-1].get("ended"):
-            end = str(starts[-1].get("end"))
-            return {"state": "finished", "told": ""} if end == "complete" else {"state": "stopped", "told": end}
-        steps = [row.get("timing_s/step") or 0.0 for row in self.curves.read()["rows"][-20:]]
-        if (quiet := time.time() - written) > max([QUIET, *(3 * seconds for seconds in steps)]):
-            return {
-                "state": "silent",
-                "told": f"nothing written for {quiet / 60:,.0f} minutes; it may have been killed",
-            }
-        return {"state": "live", "told": ""}
-
-    def _written(self) -> float | None:
-        files = (LOG_FILE, MANIFEST_FILE, SAMPLES)
-        return max((path.stat().st_mtime for name in files if (path := self.folder.path / name).exists()), default=None)
+        recent = [row.get("timing_s/step") or 0.0 for row in self.curves.read()["rows"][-20:]]
+        return status(self.folder, recent)
 
 
 class AskError(ValueError):
@@ -107,7 +86,10 @@ def build_app(folders: Sequence[Path], token: str | None, hosts: frozenset[str] 
 
         return endpoint
 
-    answers = {"runs": _runs, "curves": _curves, "samples": _samples, "group": _group, "same": _same}
+    answers = {
+        "runs": _runs, "overview": _overview, "differences": _differences, "metrics": _metrics, "curves": _curves,
+        "samples": _samples, "group": _group, "same": _same,
+    }  # fmt: skip
     routes = [Route(f"/api/{name}", as_json(answer)) for name, answer in answers.items()]
     routes += [Route(path, page) for path in files]
     routes.append(Route("/media/{run}/{name}", media))
@@ -116,8 +98,24 @@ def build_app(folders: Sequence[Path], token: str | None, hosts: frozenset[str] 
 
 def _runs(runs: list[ViewedRun], query: Query) -> object:
     return [
-        {"name": run.name, **run.status(), **{phase: run.samples[phase].steps() for phase in PHASES}} for run in runs
-    ]
+        {
+            "name": run.name, "folder": str(run.folder.path), **run.status(),
+            **{phase: run.samples[phase].steps() for phase in PHASES},
+        }
+        for run in runs
+    ]  # fmt: skip
+
+
+def _overview(runs: list[ViewedRun], query: Query) -> object:
+    return _run(runs, query.get("run")).overview.read()
+
+
+def _differences(runs: list[ViewedRun], query: Query) -> object:
+    return differences([RunReader(run.folder.path) for run in runs])
+
+
+def _metrics(runs: list[ViewedRun], query: Query) -> object:
+    return json.loads(METRICS.read_text(encoding="utf-8"))
 
 
 def _curves(runs: list[ViewedRun], query: Query) -> object:
