@@ -31,6 +31,7 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 from transformers.models.auto.video_processing_auto import VIDEO_PROCESSOR_MAPPING_NAMES
 from transformers.video_utils import VideoMetadata
 
+from r1_cli.build.packing import MIXES, find_mixing
 from r1_cli.models.load import configure_modules, without_dropout
 from r1_cli.train.groups.group import extend_positions
 from r1_core.learner import Learner
@@ -89,6 +90,7 @@ AYA = {
     "downsample_factor": 2,
 }  # fmt: skip
 COMPASS = ("<|IMAGE_PAD|>", "<|VIDEO_PAD|>", "<|VISION_START|>", "<|VISION_END|>")
+MINIMAX = ("]<]image[>[", "]<]video[>[", "]<]start of image[>[", "]<]end of image[>[")
 GLIMMER = ("<|video|>", "<|vid_frame_separator|>", "<|vid_start|>", "<|vid_end|>")
 STEP = ("<im_patch>", "<patch_start>", "<patch_end>", "<patch_newline>", "<im_start>", "<im_end>")
 LLAMA4 = ("<|image|>", "<|image_start|>", "<|image_end|>", "<|patch|>", "<|tile_x_separator|>", "<|tile_y_separator|>")
@@ -106,6 +108,10 @@ FAMILIES: dict[str, Family] = {
     "qianfan_ocr": Family(
         special=("<image>",), placeholder="<image>", patch=IMAGE, image=TILES, own={"image_seq_length": 4},
         vision=SQUARES,
+    ),
+    "minimax_m3_vl": Family(
+        special=MINIMAX, placeholder=MINIMAX[0], image={"size": AREA},
+        config={"merged_hidden_size": 256, "projector_hidden_size": 64},
     ),
     "janus": Family(image={"size": SIDE}, own={"num_image_tokens": 16}, vision={**TOWER, "projection_dim": 64}),
     "muse_glimmer": Family(
@@ -198,7 +204,7 @@ UNTRIED = (
     "aria", "blip", "blip-2", "chameleon", "deepseek_ocr2", "deepseek_vl_hybrid",
     "diffusion_gemma", "emu3", "evolla", "fast_vlm", "florence2", "fuyu", "gemma3n", "gemma4_unified", "git",
     "granite4_vision", "hunyuan_vl", "idefics", "inkling_mm_model", "instructblip", "instructblipvideo",
-    "kosmos-2", "kosmos-2.5", "minimax_m3_vl", "mistral4", "nemotron_h_omni",
+    "kosmos-2", "kosmos-2.5", "mistral4", "nemotron_h_omni",
     "perception_lm", "pi0", "pix2struct", "pp_chart2table", "pp_formulanet", "qwen2_5_omni_thinker",
     "qwen3_omni_moe_thinker", "shieldgemma2", "t5gemma2", "udop", "vision-encoder-decoder",
 )  # fmt: skip
@@ -407,6 +413,8 @@ def ask(name: str) -> Answer:
     if features not in (None, int(placeholders.sum())):
         return Answer(wrong=f"{int(placeholders.sum())} placeholders, {features} features")
     learned = architectures.ask_learner(model, plain, samples, alone, probes)
+    if find_mixing(Learner(model, torch.optim.SGD(model.parameters(), lr=0.0), lambda step: 1.0), *samples[::2][:2]):
+        return Answer(why=MIXES.format(name=name))
     engine = ask_engine(plain, prompts, alone) if learned.layout else ""
     wrong = learned.wrong or ("" if engine in ("", "right") else engine)
     if learned.layout and not wrong:

@@ -143,6 +143,14 @@ def test_the_check_of_a_model_says_how_its_pictures_are_read(tmp_path: Path) -> 
     assert answers["pictures"] == "read by the processor's own call; videos are refused"
 
 
+def test_a_vision_tower_that_mixes_the_pictures_of_rows_is_refused_at_the_start(tmp_path: Path) -> None:
+    path = save("minimax_m3_vl", tmp_path)
+    with pytest.raises(ModelError) as refused:
+        dict(examine_layouts(path))
+    reason = "pictures of minimax_m3_vl cannot be used: its vision tower mixes the pictures of a batch's rows; train on"
+    assert str(refused.value).startswith(f"{path}: {reason}")
+
+
 def test_a_model_without_its_processor_is_refused_in_a_sentence(tmp_path: Path) -> None:
     path = save("llava", tmp_path)
     for name in ("processor_config.json", "preprocessor_config.json"):

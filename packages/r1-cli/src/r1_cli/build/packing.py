@@ -32,6 +32,10 @@ log = logging.getLogger("r1")
 # Tolerance for other tokens of the same number, in any precision: the same kernels round in the same way.
 NEIGHBOUR = TOLERANCE[torch.float32]
 
+MIXES = (
+    "pictures of {name} cannot be used: its vision tower mixes the pictures of a batch's rows; train on rows without "
+    "pictures, or a model of docs/models.md whose pictures are read"
+)
 SEES_LATER = "lets a token see later ones"
 _FAILED = re.compile(r"cannot be computed(?: and differentiated)? \((.*)\)")
 # How models ask for inputs that a row of text has not.
@@ -236,6 +240,7 @@ def examine_model(
     if not pictures:
         probes, fresh = probes.without_media(), fresh.without_media()
     require_features(model, learner, probes)
+    require_own_pictures(model, learner, probes, fresh)
     faults = find_faults(learner, probes, fresh, dtype)
     if faults.single is not None:
         attend_by_itself(faults.single)
@@ -255,12 +260,8 @@ def require_features(model: ModelFiles, learner: Policy, probes: Probes) -> None
     Raises ModelError if they are not as many. A model whose forward fails is left to the other questions.
     """
     kinds = media_kinds(model.config)
-    samples = [
-        _to_sample(prompt, response)
-        for prompt, response in zip(probes.prompts, probes.responses, strict=True)
-        if prompt.model_inputs and kinds
-    ]
-    if not samples:
+    samples = _with_media(probes)
+    if not (samples and kinds):
         return
     try:
         counts = learner.count_features(samples)
@@ -274,6 +275,31 @@ def require_features(model: ModelFiles, learner: Policy, probes: Probes) -> None
                 f"writes {placeholders} placeholders and its vision tower computes {features} features; take the "
                 "processor and the config.json that were published with the weights"
             )
+
+
+def require_own_pictures(model: ModelFiles, learner: Policy, probes: Probes, fresh: Probes) -> None:
+    """Raise ModelError if a picture changes the log-probs of another row."""
+    for sample, other in zip(_with_media(probes), _with_media(fresh), strict=True):
+        if find_mixing(learner, sample, other):
+            raise ModelError(f"{model.path}: {MIXES.format(name=model.config.model_type)}")
+
+
+def find_mixing(learner: Policy, sample: Sample, other: Sample) -> bool:
+    """Whether the pictures of another row of a batch change a row's log-probs, as some vision towers mix them."""
+    inverted = {name: -one if one.is_floating_point() else one for name, one in other.model_inputs.items()}
+    try:
+        found, expected = (
+            learner.compute_logprobs_together([sample, one], padding_free=False)[:1]
+            for one in (replace(other, model_inputs=inverted), other)
+        )
+    except REFUSALS:  # left to the other questions
+        return False
+    return not widest_gap(found, expected) <= NEIGHBOUR
+
+
+def _with_media(probes: Probes) -> list[Sample]:
+    pairs = zip(probes.prompts, probes.responses, strict=True)
+    return [_to_sample(prompt, response) for prompt, response in pairs if prompt.model_inputs]
 
 
 def _set_layout(config: RunConfig, owner: Owner, trained: Trainable, faults: Faults, name: str) -> None:
