@@ -24,8 +24,7 @@ BOOST = {
 }  # of these in the search
 FURTHER = 0.3  # of what lies outside docs/ or in the API reference, which say the same at more length, and of variants
 FORMULA = re.compile(r"^```math\n(.*?)\n```$", re.DOTALL | re.MULTILINE)
-CODE = re.compile(r"(?<=<code>)[\w.\[\]]+(?=</code>)")
-TABLE = re.compile(r"<table>.*?</table>", re.DOTALL)
+CODE = re.compile(r"(?<=<code>)[^<>&\n]+(?=</code>)")  # one line of it, as in a sentence
 ELSEWHERE = re.compile(
     r"<(?:script|img|link|iframe)\b[^>]*?\b(?:src|href)=[\"']?(?:https?:)?//[^\"'>\s]+", re.IGNORECASE
 )
@@ -136,8 +135,8 @@ def typeset(block: re.Match[str]) -> str:
 
 
 def on_post_page(output: str, page: Any, **_: Any) -> str:
-    """Let keys in tables break at their dots and underscores; refuse a page that would load from a network."""
+    """Let keys break at their dots and underscores; refuse a page that would load from a network."""
     found = [one[0] for one in ELSEWHERE.finditer(output) if 'rel="canonical"' not in one[0]]
     if found:
         raise ValueError(f"{page.file.src_uri} loads from a network: {found[0]}")
-    return TABLE.sub(lambda table: CODE.sub(lambda code: re.sub(r"([._])", r"\1<wbr>", code[0]), table[0]), output)
+    return CODE.sub(lambda code: re.sub(r"([._=/])(?=\w)", r"\1<wbr>", code[0]), output)
