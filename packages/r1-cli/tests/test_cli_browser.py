@@ -78,7 +78,7 @@ def test_curves_of_two_runs_grow_while_they_are_shown(tmp_path: Path, browser: A
     chart.wait_for()
     assert chart.locator("path.curve").count() == 2
     assert re.search(r"last\s*one\s*0.6667\s*two\s*1.167", chart.locator(".readout").inner_text())
-    assert chart.locator("text.end").all_inner_texts() == ["one", "two"]
+    assert chart.locator("text.end").all_text_contents() == ["one", "two"]
     assert "The reward, mean over prompts" in chart.locator(".help").inner_text()
     assert "live" in page.locator("header").inner_text()
     with (one / "experiment_log.jsonl").open("a") as file:
@@ -105,8 +105,7 @@ def test_a_run_of_fine_tuning_shows_its_rows_coloured_by_their_loss(tmp_path: Pa
     (tmp_path / "sft/experiment_log.jsonl").write_text(json.dumps({"step": 1, "sft/nll": 0.5, "actor/lr": 1.0}) + "\n")
     write_samples(tmp_path / "sft", 1, phase="sft")
     page, wrong = open_page(browser, serve(tmp_path / "sft") + "#charts")
-    page.locator("figure", has_text="sft/nll").wait_for()
-    assert page.locator("section").first.get_attribute("aria-label") == "Fine-tuning"
+    page.get_by_role("region", name="Fine-tuning").locator("figure", has_text="sft/nll").wait_for()
     page.keyboard.press("s")
     page.get_by_text("12 answers").wait_for()
     assert page.get_by_role("button", name="failed reward").count() == 0
