@@ -243,3 +243,14 @@ def test_a_number_that_no_score_compares_with_is_refused(tmp_path: Path, words: 
     result = CliRunner().invoke(main, command)
     assert result.exit_code == 2
     assert f"{words[0]}': '{words[1]}' is not a finite number" in result.output
+
+
+def test_without_answers_the_command_to_run_is_named() -> None:
+    with pytest.raises(ChoiceError, match="no answers yet: run r1 sample"):
+        choose([], Choice())
+
+
+def test_rows_are_written_as_parquet_or_json_lines_only(tmp_path: Path) -> None:
+    result = CliRunner().invoke(main, ["rows", str(tmp_path), "--as", "sft", "--output", str(tmp_path / "rows.csv")])
+    assert result.exit_code == 2
+    assert "rows.csv: must end in .parquet or .jsonl" in result.output

@@ -85,6 +85,8 @@ def write_chosen(folders: Sequence[Path], choice: Choice, options: RowsOptions) 
         ConfigError, DataError: a folder or the rows that were sampled cannot be read.
         RewardSpecError: there is no such reward.
     """
+    if options.output.suffix not in (".parquet", ".jsonl"):
+        raise ConfigError([Problem("--output", "must end in .parquet or .jsonl", str(options.output))])
     console = Console()
     configure_logging(console)
     groups = read_groups(folders, options.least)

@@ -103,6 +103,8 @@ def choose(groups: Sequence[SampledGroup], choice: Choice) -> list[Chosen]:
     Raises:
         ChoiceError: nothing is left, or less than FEWEST of the groups.
     """
+    if not groups:
+        raise ChoiceError("there are no answers yet: run r1 sample")
     chosen = [one for group in groups for one in choose_of_group(group, choice)]
     left = len({id(one.group) for one in chosen})
     if not left or (left < FEWEST * len(groups) and not choice.few):
