@@ -59,7 +59,7 @@ def terminal(printed: str, *words: str) -> str:
 
 
 def viewer(runs: list[str], target: Path) -> None:
-    """Write a small PNG of the first page that `r1 view` shows."""
+    """Write a small PNG of the charts of `r1 view`."""
     from PIL import Image
     from playwright.sync_api import sync_playwright
 
@@ -71,7 +71,10 @@ def viewer(runs: list[str], target: Path) -> None:
             browser = tools.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
             page = browser.new_page(viewport=SIZE)
             page.goto(server.stdout.readline().strip(), wait_until="load")
-            page.wait_for_timeout(10_000)  # curves are drawn when all runs are read
+            page.set_default_timeout(300_000)
+            page.get_by_text("Charts", exact=True).first.click()
+            page.locator("figure path.curve").first.wait_for()
+            page.wait_for_timeout(2_000)  # the other charts
             shot = Image.open(io.BytesIO(page.screenshot()))
             browser.close()
         finally:
