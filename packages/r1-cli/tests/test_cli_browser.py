@@ -84,14 +84,14 @@ def test_curves_of_two_runs_grow_while_they_are_shown(tmp_path: Path, browser: A
     with (one / "experiment_log.jsonl").open("a") as file:
         file.write(json.dumps({"step": 4, "reward/overall": 7.5}) + "\n")
     chart.get_by_text("7.5", exact=False).first.wait_for(timeout=10_000)
-    chart.locator("svg").focus()
+    chart.get_by_role("img").focus()
     page.keyboard.press("Home")
     assert "step 1" in chart.locator(".readout").inner_text()
     other = page.locator("figure", has_text="actor/grad_norm")
     assert "step 1" in other.locator(".readout").inner_text(), "all charts share the step"
     page.get_by_label("Step of all charts").press("End")
     assert "last" in other.locator(".readout").inner_text()
-    chart.locator("svg").hover(position={"x": 60, "y": 60})
+    chart.get_by_role("img").hover(position={"x": 60, "y": 60})
     assert "step 1" in other.locator(".readout").inner_text()
     page.get_by_label("Find metrics").fill("grad")
     page.get_by_label("log scale").check()
