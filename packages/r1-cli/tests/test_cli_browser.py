@@ -109,14 +109,13 @@ def test_a_run_of_fine_tuning_shows_its_rows_coloured_by_their_loss(tmp_path: Pa
     page.keyboard.press("s")
     page.get_by_text("12 answers").wait_for()
     assert page.get_by_role("button", name="failed reward").count() == 0
-    page.get_by_role("listbox").focus()
-    page.keyboard.press("Enter")
     group = page.get_by_role("region", name="Group")
     group.locator(".tokens span").first.wait_for()
     assert "surprise (−log p)" in group.locator("select").inner_text()
     assert "mean log-prob" in group.locator("article").first.inner_text()
-    assert "reward" not in group.locator("dt").all_inner_texts()
-    assert not [line for line in wrong if "404" not in line], "only the picture is missing"
+    assert "mean ± spread" not in group.locator("dt").all_inner_texts()
+    assert group.get_by_text("picture not in the record").count() == 1
+    assert not wrong
 
 
 def test_samples_are_filtered_and_opened_by_keyboard_and_hostile_texts_stay_texts(
@@ -132,21 +131,32 @@ def test_samples_are_filtered_and_opened_by_keyboard_and_hostile_texts_stay_text
     page.keyboard.type("2 plus 2")
     page.get_by_text("12 answers").wait_for()
     page.get_by_role("button", name="truncated").press("Enter")
-    page.get_by_text("3 answers", exact=True).wait_for()
+    page.get_by_text("3 answers", exact=False).first.wait_for()
     page.get_by_role("listbox").focus()
     page.keyboard.press("ArrowDown")
-    page.keyboard.press("Enter")
     group = page.get_by_role("region", name="Group")
+    group.get_by_role("heading", name="step 2, group 2").wait_for()
     group.locator("article").nth(3).wait_for()
-    assert HOSTILE in group.locator(".text").first.inner_text()
-    assert HOSTILE in group.locator("dt").all_inner_texts()
-    page.wait_for_function("() => document.querySelector('.pictures img').naturalWidth === 64")
+    assert HOSTILE in group.locator(".prompt").inner_text()
+    assert HOSTILE in group.locator("article .part .name").all_inner_texts()
+    assert group.locator("article .nan").count() == 1  # the second answer's score is NaN
+    page.wait_for_function("() => document.querySelector('.prompt img').naturalWidth === 64")
     assert group.locator(".tokens span").nth(3).inner_text() == HOSTILE
     assert (
         group.locator(".tokens span").first.evaluate("one => getComputedStyle(one).backgroundColor")
         != "rgba(0, 0, 0, 0)"
     )
-    assert group.get_by_role("button", name="step 1").count() == 2  # of this run and of the other
+    assert group.locator(".strip").get_by_role("button", name="step 1").count() == 2  # of this run and of the other
+    page.keyboard.press("[")
+    group.get_by_role("heading", name="step 1, group 2").wait_for()
+    page.keyboard.press("k")
+    group.get_by_role("heading", name="step 3, group 2").wait_for()
+    group.get_by_role("button", name="compare").first.click()
+    assert group.locator("ins").first.inner_text() != ""
+    group.get_by_role("button", name="raw").click()
+    page.keyboard.press("Escape")
+    group.locator("ins").first.wait_for(state="detached")
+    assert group.locator(".prompt .text").inner_text() == f"What is 2 plus 2? {HOSTILE}"
     page.keyboard.press("Escape")
     group.wait_for(state="detached")
     page.keyboard.press("?")
@@ -160,7 +170,6 @@ def test_an_episode_is_shown_as_a_conversation(tmp_path: Path, browser: Any, ser
     run = write_episodes(tmp_path / "one")
     write_tokenizer(run)
     page, wrong = open_page(browser, serve(run) + "#samples")
-    page.locator(".row", has_text="says").first.click()
     article = page.locator("article").first
     article.wait_for()
     turns = article.locator(".turn")
@@ -170,11 +179,12 @@ def test_an_episode_is_shown_as_a_conversation(tmp_path: Path, browser: Any, ser
     assert "reward 0.5" in turns.nth(0).inner_text()
     tool = turns.nth(1)
     assert re.search(r'look \{"x0": 0\.5\}\s+0\.25 s', tool.inner_text())
+    assert [turns.nth(at).locator(".role").inner_text() for at in (0, 1, 3)] == ["assistant reward 0.5", "tool", "user"]
     assert tool.locator(".bad").inner_text() == "exception: no such part"
     assert "Here it is:" in tool.inner_text()
     page.wait_for_function("() => document.querySelector('.turn img').naturalWidth === 64")
     assert LATER in tool.locator("img").get_attribute("src")
-    prompt = page.locator("section > .card img")
+    prompt = page.locator(".prompt img")
     assert prompt.count() == 1  # the tool's picture is no picture of the prompt
     assert PICTURE in prompt.get_attribute("src")
     assert "nobody reads this" in turns.nth(3).inner_text()
@@ -191,13 +201,14 @@ def test_a_fork_shows_its_own_prompt_beside_its_main_path(tmp_path: Path, browse
     rows[1]["sample"] = 0  # the main path of that fork
     pq.write_table(pa.Table.from_pylist(rows, table.schema), path)
     page, wrong = open_page(browser, serve(run) + "#samples")
-    page.locator(".row", has_text="says").first.click()
+    page.locator(".row .question", has_text="0 plus 0").click()
+    page.get_by_role("heading", name="step 1, group 0").wait_for()
     page.locator("article").nth(3).wait_for()
-    assert page.locator("section > .card .text").inner_text() == f"What is 0 plus 0? {HOSTILE}"
+    assert page.locator(".prompt .parts").inner_text().strip() == f"What is 0 plus 0? {HOSTILE}"
     own = page.locator("article details")
-    assert own.count() == page.locator("article").first.locator("details").count() == 1
+    assert own.count() == page.locator("article", has_text="fork").locator("details").count() == 1
     own.locator("summary").click()
-    assert own.locator(".text").inner_text() == "What is 0 plus 0? Nothing. And now?"
+    assert own.locator(".parts").inner_text() == "What is 0 plus 0? Nothing. And now?"
     assert not wrong
 
 
@@ -206,13 +217,13 @@ def test_a_hundred_thousand_answers_are_a_few_elements(tmp_path: Path, browser: 
         write_samples(tmp_path, step, GROUPS, EACH)
     page, wrong = open_page(browser, serve(tmp_path) + "#samples")
     begin = time.perf_counter()
-    page.get_by_text("100000 answers").wait_for(timeout=60_000)
+    page.get_by_text("100,000 answers").wait_for(timeout=60_000)
     print(f"first list: {time.perf_counter() - begin:.2f} s")
     listing = page.get_by_role("listbox")
     listing.focus()
     page.keyboard.press("End")
     begin = time.perf_counter()
-    page.locator("#row99999", has_text="says").wait_for(timeout=60_000)
+    page.locator("#row12499", has_text="plus").wait_for(timeout=60_000)
     print(f"its end: {time.perf_counter() - begin:.2f} s")
     assert page.locator(".row").count() < 100
     begin = time.perf_counter()
@@ -223,7 +234,7 @@ def test_a_hundred_thousand_answers_are_a_few_elements(tmp_path: Path, browser: 
 
 
 DESK, PHONE = {"width": 1360, "height": 900}, {"width": 390, "height": 844}
-# Ten views: the runs that are shown, the page, the screen, its colours, and texts that stand there.
+# Eleven views: the runs that are shown, the page, the screen, its colours, and texts that stand there.
 VIEWS: dict[str, tuple[tuple[str, ...], str, dict[str, int], str, tuple[str, ...]]] = {
     "overview": (("one",), "overview", DESK, "light", ("Step 3 of 9", "Reward", "Nothing of what is known")),
     "overview-phone": (("one",), "overview", PHONE, "dark", ("Step 3 of 9", "Tokens an answer")),
@@ -235,6 +246,7 @@ VIEWS: dict[str, tuple[tuple[str, ...], str, dict[str, int], str, tuple[str, ...
     "charts-phone": (("one", "two"), "charts", PHONE, "dark", ("reward/overall", "smoothing")),
     "samples": (("one",), "samples", DESK, "light", ("36 answers", "score")),
     "samples-phone": (("one",), "samples", PHONE, "dark", ("36 answers",)),
+    "samples-group": (("one", "two"), "samples", DESK, "dark", ("36 answers", "mean ± spread", "compare")),
 }  # fmt: skip
 
 
@@ -259,7 +271,7 @@ def write_viewed(folder: Path) -> None:
         (folder / name / "manifest.json").write_text(json.dumps({"starts": [start | more]}))
 
 
-def test_ten_views_are_whole_on_desk_and_phone_in_light_and_dark(tmp_path: Path, browser: Any, serve: Any) -> None:
+def test_views_are_whole_on_desk_and_phone_in_light_and_dark(tmp_path: Path, browser: Any, serve: Any) -> None:
     """With R1_VIEW_PICTURES=FOLDER it writes their pictures there, of the runs R1_VIEW_RUNS=A,B if they are given."""
     write_viewed(tmp_path)
     own, pictures = os.environ.get("R1_VIEW_RUNS", ""), os.environ.get("R1_VIEW_PICTURES")
@@ -308,10 +320,10 @@ def test_an_opened_group_is_in_sight_on_a_phone_and_controls_leave_room(
 ) -> None:
     page, wrong = open_page(browser, serve(write_run(tmp_path / "one")), viewport={"width": 360, "height": 740})
     page.keyboard.press("s")
-    row = page.locator(".row", has_text="says").first
+    row = page.locator(".row", has_text="plus").first
     row.wait_for()
     assert page.locator(".head").bounding_box()["y"] < 740 / 4
-    assert page.locator(".head").inner_text().split() == ["step", "score", "tokens", "answer"]
+    assert "36 answers" in page.locator(".head").inner_text()
     row.click()
     page.locator("article").first.wait_for()
     page.wait_for_function("() => document.querySelector('section h2').getBoundingClientRect().top < 370")
@@ -355,13 +367,13 @@ def test_a_real_run_is_looked_at_while_it_goes_on(tmp_path: Path, browser: Any, 
     counts: list[int] = []
     try:
         while run.poll() is None:
-            found = re.search(r"(\d+) answers", page.inner_text("body"))
-            counts.append(int(found[1]) if found else 0)
+            found = re.search(r"([\d,]+) answers", page.inner_text("body"))
+            counts.append(int(found[1].replace(",", "")) if found else 0)
             page.wait_for_timeout(250)
     finally:
         run.kill()
     assert run.returncode == 0
-    page.get_by_text("1440 answers").wait_for(timeout=10_000)
+    page.get_by_text("1,440 answers").wait_for(timeout=10_000)
     assert counts == sorted(counts)
     assert len({count for count in counts if 0 < count < 1440}) > 1  # seen to grow while it went on
     page.keyboard.press("c")

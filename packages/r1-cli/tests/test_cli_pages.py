@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -28,6 +29,7 @@ from r1_cli.runs.conversation import prompt_media, read_turns
 from r1_cli.runs.reader import RunReader
 from r1_cli.runs.view.app import build_app, names_of
 from r1_cli.runs.view.guard import LOOPBACK, allowed_hosts
+from r1_cli.runs.view.index import Indexer
 
 pytest.importorskip("starlette", reason="r1-cli[view] is not installed")
 
@@ -99,26 +101,95 @@ def test_pictures_that_were_not_read_or_not_recorded_have_no_file() -> None:
         assert [one["parts"] for one in told] == [[{"media": first}], [{"media": None}]]
 
 
-def test_samples_are_sorted_filtered_searched_and_paged(tmp_path: Path) -> None:
+def test_groups_are_sorted_filtered_searched_and_paged(tmp_path: Path) -> None:
     client = client_of(write_run(tmp_path / "a", steps=2))
 
     def ask(**asked: Any) -> Any:
-        return client.get("/api/samples", params={"run": "0", **asked}).json()
+        return client.get("/api/groups", params={"run": "0", **asked}).json()
 
-    assert ask()["total"] == 24
-    assert ask(step=2)["total"] == 12
-    assert ask(filters="flat")["total"] == 8
-    assert ask(filters="truncated")["total"] == 6
-    assert ask(filters="failed")["total"] == 2
-    assert ask(filters="failed,truncated")["total"] == 0
-    assert ask(search="SAYS 11")["total"] == 2
-    assert ask(search="1 plus 1")["total"] == 8
-    assert [row["score"] for row in ask(sort="score", down=1, count=3)["rows"]] == [3, 3, 3]
-    lowest = ask(sort="score", count=1)["rows"][0]
-    assert (lowest["score"], lowest["group"], lowest["sample"]) == (None, 2, 1)
+    def count(**asked: Any) -> tuple[int, int]:
+        found = ask(**asked)
+        return found["groups"], found["answers"]
+
+    assert count() == (6, 24)
+    assert count(step=2) == (3, 12)
+    assert count(filters="flat") == (2, 8)
+    assert count(filters="truncated") == (6, 6)
+    assert count(filters="failed") == (2, 2)
+    assert count(filters="failed,truncated") == (0, 0)
+    assert count(search="SAYS 11") == (2, 2)
+    assert count(search="1 plus 1") == (2, 8)
+    assert count(low=2, high=2) == (4, 4)
+    assert count(source="elsewhere") == (0, 0)
+    assert ask()["scale"] == [0, 3]
+    best = ask(sort="score", down=1, count=1)["rows"][0]
+    assert (best["group"], best["mean"], best["score"]) == (2, pytest.approx(5 / 3), [0, None, 2, 3])
+    assert ask(sort="score", count=1)["rows"][0]["group"] == 0
+    widest = ask(sort="spread", down=1, count=1)["rows"][0]
+    assert widest["spread"] == pytest.approx(np.std([0, 2, 3]))
+    assert ask(sort="length", down=1, count=1)["rows"][0]["length"] == 12
     everything = ask(count=500)["rows"]
-    assert ask(begin=10, count=7)["rows"] == everything[10:17]
+    assert ask(begin=1, count=3)["rows"] == everything[1:4]
     assert ask(begin=9999)["rows"] == []
+
+
+def test_a_listed_group_has_its_question_and_the_words_that_were_searched_for(tmp_path: Path) -> None:
+    client = client_of(write_run(tmp_path / "a", steps=1))
+    row = client.get("/api/groups", params={"run": "0", "search": "says 6"}).json()["rows"][0]
+    assert row["question"] == "What is 1 plus 1?"  # without what all prompts of the step end with
+    assert (row["media"], row["pictures"]) == (PICTURE, 1)
+    assert "says 6." in row["excerpt"]
+    assert row["hit"] == [False, False, True, False]
+    parts = client.get("/api/group?run=0&step=1&group=1").json()[0]["messages"][0]["parts"]
+    assert parts == [{"media": PICTURE}, {"text": "What is 1 plus 1? "}, {"text": HOSTILE, "common": True}]
+
+
+def test_long_answers_come_short_and_in_full_when_asked_for(tmp_path: Path) -> None:
+    path = RunReader(write_run(tmp_path, steps=1)).sample_path(1)
+    table = pq.read_table(path, partitioning=None)
+    answers = ["\u05e9\u05dc\u05d5\u05dd " * 40_000, *table["answer"].to_pylist()[1:]]
+    pq.write_table(table.set_column(table.column_names.index("answer"), "answer", pa.array(answers)), path)
+    client = client_of(tmp_path)
+    rows = client.get("/api/group?run=0&step=1&group=0").json()
+    assert [row["cut"] for row in rows] == [True, False, False, False]
+    assert (rows[0]["characters"], len(rows[0]["answer"])) == (200_000, 20_000)
+    (whole,) = client.get("/api/group?run=0&step=1&group=0&place=0").json()
+    assert whole["answer"] == answers[0]
+    assert not whole["cut"]
+
+
+def test_a_picture_that_was_not_kept_has_no_name(tmp_path: Path) -> None:
+    run = write_run(tmp_path, steps=1)
+    (run / "media" / PICTURE).unlink()
+    assert client_of(run).get("/api/group?run=0&step=1&group=1").json()[0]["messages"][0]["parts"][0] == {"media": None}
+
+
+def test_what_was_read_of_many_files_is_kept_for_the_next_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    run = tmp_path / "run"
+    for step in range(1, 23):
+        write_samples(run, step, groups=1, each=2)
+    first = client_of(run).get("/api/groups?run=0&count=500").json()
+    read: list[int] = []
+    whole = Indexer._read_file
+
+    def reading(indexer: Indexer, step: int) -> Any:
+        read.append(step)
+        return whole(indexer, step)
+
+    monkeypatch.setattr(Indexer, "_read_file", reading)
+    (kept,) = (tmp_path / "cache").rglob("*.parquet")
+    assert client_of(run).get("/api/groups?run=0&count=500").json() == first
+    assert read == []
+    draft = tmp_path / "again"
+    write_samples(draft, 7, groups=2, each=2)
+    (draft / "samples" / "000000007-train.parquet").replace(run / "samples" / "000000007-train.parquet")
+    assert client_of(run).get("/api/groups?run=0").json()["groups"] == first["groups"] + 1
+    assert read == [7]
+    kept.write_bytes(b"PAR1 damaged PAR1")
+    assert client_of(run).get("/api/groups?run=0").json()["groups"] == first["groups"] + 1
 
 
 def test_a_group_has_texts_parts_and_pictures_and_its_prompt_in_other_runs(tmp_path: Path) -> None:
@@ -158,21 +229,23 @@ def test_steps_that_are_written_replaced_or_dropped_while_it_serves_are_seen(tmp
     (tmp_path / "samples" / ".draft_000000003-train.parquet").write_bytes(b"half")
     (tmp_path / "samples" / "000000004-train.parquet").write_bytes(b"no parquet")
     assert client.get("/api/runs").json()[0]["train"] == [1, 2]
+    assert client.get("/api/groups?run=0").json()["answers"] == 24
     draft = tmp_path / "again"
     write_samples(draft, 2, groups=1)
     (draft / "samples" / "000000002-train.parquet").replace(tmp_path / "samples" / "000000002-train.parquet")
-    assert client.get("/api/samples?run=0&step=2").json()["total"] == 4
+    assert client.get("/api/groups?run=0&step=2").json()["answers"] == 4
     (tmp_path / "samples" / "000000001-train.parquet").unlink()
     assert client.get("/api/runs").json()[0]["train"] == [2]
 
 
 def test_an_empty_folder_is_a_run_without_steps(tmp_path: Path) -> None:
     client = client_of(tmp_path)
-    nothing = {"state": "waiting", "told": "nothing is written there yet"}
+    state = {"state": "waiting", "told": "nothing is written there yet"}
     no_steps: dict[str, list[int]] = {phase: [] for phase in ("train", "validation", "sample", "sft")}
-    assert client.get("/api/runs").json() == [{"name": tmp_path.name, **nothing, **no_steps}]
+    assert client.get("/api/runs").json() == [{"name": tmp_path.name, "folder": str(tmp_path), **state, **no_steps}]
     assert client.get("/api/curves?run=0").json() == {"rows": [], "next": 0, "times": 0}
-    assert client.get("/api/samples?run=0").json() == {"total": 0, "rows": []}
+    nothing = {"groups": 0, "answers": 0, "scale": None, "sources": [], "rows": []}
+    assert client.get("/api/groups?run=0").json() == nothing
     assert client.get("/api/same?prompt_id=x").json() == []
 
 
@@ -182,9 +255,10 @@ def test_an_empty_folder_is_a_run_without_steps(tmp_path: Path) -> None:
         ("curves?run=7", "run is '7'"),
         ("curves", "run is None"),
         ("curves?run=0&after=x", "after is 'x'"),
-        ("samples?run=0&filters=odd", "filters has 'odd'"),
-        ("samples?run=0&sort=prompt", "sort is 'prompt'"),
-        ("samples?run=0&phase=../x", "phase is '../x'"),
+        ("groups?run=0&filters=odd", "filters has 'odd'"),
+        ("groups?run=0&sort=prompt", "sort is 'prompt'"),
+        ("groups?run=0&phase=../x", "phase is '../x'"),
+        ("groups?run=0&low=nan", "low is 'nan'"),
     ],
 )
 def test_what_cannot_be_answered_is_said(tmp_path: Path, asked: str, words: str) -> None:
@@ -231,7 +305,7 @@ def test_other_names_and_methods_are_refused(tmp_path: Path) -> None:
 
 def test_answers_are_json_and_the_page_runs_no_script_but_its_own(tmp_path: Path) -> None:
     client = client_of(write_run(tmp_path / HOSTILE.replace("/", ""), steps=1))
-    for path in ("/api/runs", "/api/samples?run=0", "/api/group?run=0&step=1&group=1"):
+    for path in ("/api/runs", "/api/groups?run=0&search=says", "/api/group?run=0&step=1&group=1"):
         answer = client.get(path)
         assert "onerror" in answer.text
         assert answer.headers["content-type"] == "application/json"

@@ -38,68 +38,6 @@ export interface Overview {
 /** What differs between the runs: a row of values, one a run, by section. */
 export type Differences = Record<string, { name: string; values: string[] }[]>;
 export type Row = Record<string, number | null>;
-export interface Light {
-  step: number;
-  group: number;
-  sample: number;
-  score: number | null;
-  length: number;
-  truncated: boolean;
-  failed: boolean;
-  flat: boolean;
-  prompt: string;
-  answer: string;
-}
-type Numbers = (number | null)[] | null;
-export interface Call {
-  tool: string;
-  arguments: string;
-  seconds: number;
-  error: string;
-  truncated: number;
-  cause?: string; // which older records lack
-}
-export interface Turn {
-  role: "assistant" | "environment";
-  begin: number;
-  end: number;
-  reward: number;
-  calls: Call[];
-  parts: { text?: string; media?: string | null }[];
-}
-export interface Answer {
-  sample: number;
-  prompt_id: string;
-  prompt: string;
-  answer: string;
-  ground_truth: string;
-  prompt_media: string[];
-  turns: Turn[] | null;
-  stop_reason?: string | null;
-  tokens: number[] | null;
-  pieces: string[] | null;
-  rollout_logprobs: Numbers;
-  old_logprobs: Numbers;
-  entropies: Numbers;
-  ref_logprobs: Numbers;
-  teacher_logprobs?: Numbers;
-  advantages: Numbers;
-  score: number | null;
-  reward: number | null;
-  parts: Record<string, number | null>;
-  extracted: string | null;
-  reason: string | null;
-  failure: string | null;
-  finish_reason: string | null;
-  weight_version: number | null;
-}
-export interface Same {
-  run: number;
-  step: number;
-  group: number;
-  score: number | null;
-}
-
 /** Ask the server; throws with its words. */
 export async function ask<T>(name: string, asked: Record<string, string | number> = {}): Promise<T> {
   const words = new URLSearchParams(Object.entries(asked).map(([key, value]) => [key, String(value)]));

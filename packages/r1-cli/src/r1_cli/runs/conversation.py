@@ -5,13 +5,15 @@ from collections.abc import Iterator
 
 from r1_cli.runs.history import JsonObject
 from r1_cli.runs.reader import Row
+from r1_cli.runs.rendered import place_media, split_messages
 
 
 def read_turns(row: Row) -> list[JsonObject] | None:
     """Return the turns of an episode, or None for a single answer.
 
-    A turn has `role`, `begin`, `end`, `reward`, `calls` as recorded, and `parts`: {"text": TEXT}, or {"media": NAME}
-    for a picture, whose name is None if the policy has not seen it or it was not recorded.
+    A turn has `role`, `begin`, `end`, `reward`, `calls` as recorded, `speaker`: the role of its first message, and
+    `parts`: {"text": TEXT}, or {"media": NAME} for a picture, whose name is None if the policy has not seen it or it
+    was not recorded.
     """
     if not row.get("turns"):
         return None
@@ -21,6 +23,7 @@ def read_turns(row: Row) -> list[JsonObject] | None:
         {
             **{name: turn[name] for name in ("role", "begin", "end", "reward")},
             "calls": turn["calls"] or [],
+            "speaker": told[0]["role"] if told else turn["role"],
             "parts": [
                 {"text": text} if text is not None else {"media": next(names, None) if _was_read(turn) else None}
                 for text in _texts(told)
@@ -34,6 +37,11 @@ def seen_messages(row: Row) -> tuple[list[JsonObject], list[str]]:
     """Return the messages of an episode that the policy wrote or read, and the files of their pictures, in order."""
     turns = [turn for turn in row.get("turns") or () if turn["role"] == "assistant" or _was_read(turn)]
     return [message for turn in turns for message in json.loads(turn["messages"])], _split_media(row)[1]
+
+
+def read_prompt(row: Row) -> list[JsonObject]:
+    """Return the rendered prompt of a row as messages {"role", "parts"}, with pictures where they stand."""
+    return place_media(split_messages(row["prompt"] or ""), prompt_media(row))
 
 
 def prompt_media(row: Row) -> list[str]:

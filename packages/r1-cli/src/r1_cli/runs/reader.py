@@ -135,8 +135,13 @@ class RunReader:
             return []
         return [row for row in rows if row["stop_reason"] != FORKED]
 
-    def sample_table(self, step: int, phase: Phase = "train", columns: Sequence[str] | None = None) -> "pa.Table":
-        """Return the answers of a step as a table; columns that an older record lacks are null. Raises as `samples`."""
+    def sample_table(
+        self, step: int, phase: Phase = "train", columns: Sequence[str] | None = None, encoded: Sequence[str] = ()
+    ) -> "pa.Table":
+        """Return the answers of a step as a table; columns that an older record lacks are null. Raises as `samples`.
+
+        `encoded` columns come as dictionaries: of a text that all answers of a group share, one copy is read.
+        """
         import pyarrow as pa
         import pyarrow.parquet as pq
 
@@ -150,8 +155,12 @@ class RunReader:
             there = f"steps {steps[0]} to {steps[-1]} are" if steps else "none is"
             raise FileNotFoundError(f"{self.path}: step {step} is not in the record ({phase}); {there}")
         wanted = SCHEMA.names if columns is None else list(columns)
-        written = set(pq.read_schema(path).names)
-        table = pq.read_table(path, columns=[name for name in wanted if name in written], partitioning=None)
+        metadata = pq.read_metadata(path)
+        written = {*metadata.schema.to_arrow_schema().names}
+        with pq.ParquetFile(
+            path, metadata=metadata, read_dictionary=[name for name in encoded if name in written]
+        ) as file:
+            table = file.read([name for name in wanted if name in written])
         for place, name in enumerate(wanted):
             if name not in written:  # a column that this record is older than
                 table = table.add_column(place, SCHEMA.field(name), pa.nulls(table.num_rows, SCHEMA.field(name).type))

@@ -11,7 +11,7 @@ from r1_cli.runs.reader import MEDIA_KINDS, Phase, RunReader
 from r1_cli.runs.view.curves import Curves
 from r1_cli.runs.view.guard import Guard
 from r1_cli.runs.view.overview import Overview, differences, status
-from r1_cli.runs.view.samples import FILTERS, SORTS, Samples
+from r1_cli.runs.view.samples import FILTERS, SORTS, Samples, Wanted
 
 STATIC = Path(__file__).parent / "static"
 METRICS = Path(__file__).parent / "metrics.json"  # the tables of docs/metrics.md
@@ -88,7 +88,7 @@ def build_app(folders: Sequence[Path], token: str | None, hosts: frozenset[str] 
 
     answers = {
         "runs": _runs, "overview": _overview, "differences": _differences, "metrics": _metrics, "curves": _curves,
-        "samples": _samples, "group": _group, "same": _same,
+        "groups": _groups, "group": _group, "same": _same,
     }  # fmt: skip
     routes = [Route(f"/api/{name}", as_json(answer)) for name, answer in answers.items()]
     routes += [Route(path, page) for path in files]
@@ -122,23 +122,27 @@ def _curves(runs: list[ViewedRun], query: Query) -> object:
     return _run(runs, query.get("run")).curves.read(_number(query, "after", 0), _number(query, "times", 0))
 
 
-def _samples(runs: list[ViewedRun], query: Query) -> object:
-    filters = [name for name in query.get("filters", "").split(",") if name]
+def _groups(runs: list[ViewedRun], query: Query) -> object:
+    filters = tuple(name for name in query.get("filters", "").split(",") if name)
     if unknown := sorted({*filters} - {*FILTERS}):
         raise AskError(f"filters has {unknown[0]!r}; there are {', '.join(FILTERS)}")
-    return _of(runs, query).page(
-        begin=max(_number(query, "begin", 0), 0),
-        count=min(max(_number(query, "count", 100), 0), MOST_ROWS),
+    wanted = Wanted(
         step=_number(query, "step", 0) if query.get("step") else None,
+        source=query.get("source") or None,
         search=query.get("search", ""),
         filters=filters,
+        low=_real(query, "low"),
+        high=_real(query, "high"),
         sort=_choice(query, "sort", SORTS),
         down=query.get("down") == "1",
     )
+    begin, count = max(_number(query, "begin", 0), 0), min(max(_number(query, "count", 100), 0), MOST_ROWS)
+    return _of(runs, query).page(begin, count, wanted)
 
 
 def _group(runs: list[ViewedRun], query: Query) -> object:
-    return _of(runs, query).group(_number(query, "step", 0), _number(query, "group", 0))
+    place = _number(query, "place", 0) if query.get("place") else None
+    return _of(runs, query).group(_number(query, "step", 0), _number(query, "group", 0), place)
 
 
 def _same(runs: list[ViewedRun], query: Query) -> object:
@@ -162,6 +166,14 @@ def _number(query: Query, name: str, default: int) -> int:
     if not re.fullmatch(r"-?[0-9]{1,9}", text):
         raise AskError(f"{name} is {text!r}, not a whole number")
     return int(text)
+
+
+def _real(query: Query, name: str) -> float | None:
+    if not (text := query.get(name, "")):
+        return None
+    if not re.fullmatch(r"-?[0-9]{0,9}(\.[0-9]{1,9})?(e-?[0-9]{1,2})?", text) or not re.search("[0-9]", text):
+        raise AskError(f"{name} is {text!r}, not a number")
+    return float(text)
 
 
 def _choice(query: Query, name: str, choices: tuple[Choice, ...]) -> Choice:

@@ -1,198 +1,219 @@
-"""The recorded answers of a run: numbers in memory, texts and tokens read on request."""
+"""The recorded answers of a phase, group by group: filtered, searched and paged, one group in full, one prompt's."""
 
 import threading
-from collections import OrderedDict
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-from r1_cli.runs.conversation import prompt_media, read_turns
+from r1_cli.runs.conversation import prompt_media, read_prompt, read_turns
 from r1_cli.runs.history import JsonObject
-from r1_cli.runs.reader import FORKED, Phase, Row, RunReader
+from r1_cli.runs.reader import Phase, Row, RunReader
+from r1_cli.runs.schema import SCHEMA
+from r1_cli.runs.view.index import Column, Columns, Index, Indexer
 from r1_cli.runs.view.pieces import TokenTexts
+from r1_cli.runs.view.texts import Texts
 
-if TYPE_CHECKING:
-    import pyarrow as pa
-
-Numbers = dict[str, npt.NDArray[Any]]  # by column, one entry for each answer
-
-PREVIEW = 160  # characters of a text in a list
-KEPT_FILES = 8  # whose texts stay in memory
-KEPT_SEARCHES = 8
-NUMBERS = ("step", "group", "sample", "score", "length", "truncated", "failed", "flat")
-LIGHT = ("step", "group", "sample", "score", "finish_reason", "failure", "tokens", "prompt_id", "stop_reason")
-SORTS = ("step", "score", "length")
+LONGEST = 20_000  # characters of a text, unless all of it is asked for
+MOST_TOKENS = 5_000  # likewise
+MOST_SQUARES = 256  # answers of a group in a list
+SORTS = ("step", "score", "spread", "length")
 FILTERS = ("flat", "truncated", "failed")
+HIDDEN = ("prompt_tokens", "sampled")  # columns that a page does not show; the teacher's top ones are hundreds a token
+OF_TOKENS = ("tokens", "rollout_logprobs", "old_logprobs", "entropies", "ref_logprobs", "teacher_logprobs",
+             "advantages", "pieces")  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which groups: an answer of the group meets all conditions at once.
+
+    `step` None: all. `search`: in prompt or answer, ignoring case. `filters` of FILTERS. `low` and `high` bound the
+    score. `sort` of SORTS, `down` puts the highest first.
+    """
+
+    step: int | None = None
+    source: str | None = None
+    search: str = ""
+    filters: tuple[str, ...] = ()
+    low: float | None = None
+    high: float | None = None
+    sort: str = "step"
+    down: bool = False
 
 
 class Samples:
     def __init__(self, run: RunReader, phase: Phase) -> None:
         self._run, self._phase, self._lock = run, phase, threading.RLock()
-        self._token_texts = TokenTexts(run)
-        self._parts: dict[Path, tuple[tuple[int, int], Numbers]] = {}  # by file: what it was, its numbers
-        self._index: Numbers = _join([])
-        self._files: list[Path] = []
-        self._texts: OrderedDict[Path, pa.Table] = OrderedDict()
-        self._found: OrderedDict[tuple[Path, str], npt.NDArray[np.bool_]] = OrderedDict()
+        self._token_texts, self._indexer = TokenTexts(run), Indexer(run, phase)
+        self._texts = Texts(run, phase, self._indexer)
 
     def steps(self) -> list[int]:
-        with self._lock:
-            self._read_on()
-            return [int(step) for step in np.unique(self._index["step"])]
+        return self._indexer.steps()
 
-    def page(
-        self, *, begin: int, count: int, step: int | None, search: str, filters: list[str], sort: str, down: bool
-    ) -> JsonObject:
-        """Return {"total", "rows"}: `count` matching answers from the `begin`-th on, texts shortened, without forks.
+    def page(self, begin: int, count: int, wanted: Wanted) -> JsonObject:
+        """Return `count` groups from the `begin`-th on, with how many groups and answers match.
 
-        Args: step: None: all. search: in prompt and answer, ignoring case. filters: of `FILTERS`; all must hold. sort:
-        of `SORTS`; `down` puts the highest first.
+        `scale` has the lowest and highest score of the phase, None without scores; `sources` its data sources.
         """
         with self._lock:
-            self._read_on()
-            index = self._index
-            passing = ~index["fork"]
-            for name in filters:
-                passing &= index[name]
-            if step is not None:
-                passing &= index["step"] == step
-            if search:
-                self._search(search, passing)
-            chosen = np.flatnonzero(passing)
-            keys = np.nan_to_num(index[sort][chosen], nan=-np.inf)
-            chosen = chosen[np.argsort(-keys if down else keys, kind="stable")]
-            return {"total": len(chosen), "rows": [self._light(place) for place in chosen[begin : begin + count]]}
+            index = self._indexer.read()
+            passing = self._passing(index, wanted)
+            chosen = np.unique(index.answers["group"][passing])
+            chosen = chosen[_order(self._key(index, wanted.sort)[chosen], wanted.down)]
+            score = index.answers["score"][np.isfinite(index.answers["score"])]
+            return {
+                "groups": len(chosen),
+                "answers": int(passing.sum()),
+                "scale": [float(score.min()), float(score.max())] if len(score) else None,
+                "sources": sorted({one for one in index.groups["source"] if one}),
+                "rows": [self._row(index, int(place), passing, wanted) for place in chosen[begin : begin + count]],
+            }
 
-    def group(self, step: int, group: int) -> list[Row]:
-        """Return a prompt's rows at a step; [] if missing.
+    def group(self, step: int, group: int, place: int | None = None) -> list[Row]:
+        """Return a prompt's rows at a step, or only the `place`-th with all of its text; [] if it is not there.
 
-        `pieces` has the text of each token, `prompt_media` the prompt's pictures, `turns` an episode (`read_turns`).
+        `messages` is the prompt (`read_prompt`; parts that all prompts of the step share are `common`), `turns` an
+        episode (`read_turns`), `pieces` the text of each token; `cut` tells that the row is longer than what came.
+        Names of pictures that are not in the record are None.
         """
         import pyarrow.compute as pc
-        import pyarrow.parquet as pq
 
-        path = self._run.sample_path(step, self._phase)
-        with self._lock:
-            self._read_on()
-            if path not in self._parts:
-                return []
-        shown = [name for name in pq.read_schema(path).names if not name.startswith("teacher_top")]  # hundreds a token
-        table = pq.read_table(path, columns=shown, partitioning=None)
+        shown = [name for name in SCHEMA.names if name not in HIDDEN and not name.startswith("teacher_top")]
+        try:
+            table = self._run.sample_table(step, self._phase, shown)
+        except FileNotFoundError:
+            return []
         rows = table.filter(pc.equal(table["group"], group)).to_pylist()
-        for row in rows:
-            row["parts"] = dict(row.get("parts") or ())
-            row["pieces"] = self._token_texts.decode(row["tokens"])
-            row["prompt_media"], row["turns"] = prompt_media(row), read_turns(row)
-        return rows
+        with self._lock:
+            self._indexer.read()
+            ends = self._texts.questions(step)
+        chosen = rows if place is None else rows[place : place + 1]
+        return [self._in_full(row, ends, whole=place is not None) for row in chosen]
 
     def same(self, prompt_id: str) -> list[JsonObject]:
-        """Return the groups of a prompt: step, group and mean score of each."""
+        """Return the groups of a prompt: step, group, mean score and the score of each answer."""
         with self._lock:
-            self._read_on()
-            of_prompt = (self._index["prompt_id"] == prompt_id) & ~self._index["fork"]
-            pairs = np.stack([self._index["step"][of_prompt], self._index["group"][of_prompt]], axis=1)
-            scores = self._index["score"][of_prompt]
-            return [
-                {"step": int(s), "group": int(g), "score": float(np.mean(scores[(pairs == (s, g)).all(axis=1)]))}
-                for s, g in np.unique(pairs, axis=0)
-            ]
+            index = self._indexer.read()
+        return [
+            {
+                "step": int(index.groups["step"][place]),
+                "group": int(index.groups["group"][place]),
+                "score": float(index.groups["mean"][place]),
+                "scores": index.answers["score"][_answers(index, int(place))][:MOST_SQUARES].tolist(),
+            }
+            for place in np.flatnonzero(index.groups["prompt_id"] == prompt_id)
+        ]
 
-    def _search(self, text: str, passing: npt.NDArray[np.bool_]) -> None:
-        import pyarrow.compute as pc
+    def _passing(self, index: Index, wanted: Wanted) -> Column:
+        answers, groups = index.answers, index.groups
+        member = answers["group"]
+        passing = np.ones(len(member), bool)
+        for name in wanted.filters:
+            passing &= groups["flat"][member] if name == "flat" else answers[name]
+        if wanted.step is not None:
+            passing &= (groups["step"] == wanted.step)[member]
+        if wanted.source is not None:
+            passing &= (groups["source"] == wanted.source)[member]
+        if wanted.low is not None:
+            passing &= answers["score"] >= wanted.low
+        if wanted.high is not None:
+            passing &= answers["score"] <= wanted.high
+        if wanted.search:
+            step = groups["step"][member]
+            there = passing.nonzero()[0]
+            steps = [int(one) for one in np.unique(step[there])]
+            for number, hits in self._texts.find(steps, wanted.search).items():
+                inside = there[step[there] == number]
+                passing[inside] = hits[answers["row"][inside]]
+        return passing
 
-        for number, path in enumerate(self._files):
-            inside = np.flatnonzero((self._index["file"] == number) & passing)
-            if not len(inside):
-                continue
-            if (path, text) not in self._found:
-                texts = self._text(path)
-                hits = [pc.match_substring(texts[name], text, ignore_case=True) for name in ("prompt", "answer")]
-                self._found[path, text] = pc.fill_null(pc.or_(*hits), False).to_numpy()
-            hit = self._found[path, text]
-            passing[inside] = hit[self._index["row"][inside]]
-        while len(self._found) > KEPT_SEARCHES * max(len(self._files), 1):
-            self._found.popitem(last=False)
+    def _key(self, index: Index, sort: str) -> Column:
+        if sort == "length":
+            steps = np.unique(index.groups["step"])
+            return _means(index, {int(step): self._indexer.lengths(int(step)) for step in steps})
+        return index.groups[{"score": "mean"}.get(sort, sort)]
 
-    def _light(self, place: int) -> JsonObject:
-        texts, row = self._text(self._files[self._index["file"][place]]), int(self._index["row"][place])
-        found = {name: self._index[name][place].item() for name in NUMBERS}
-        for name in ("prompt", "answer"):
-            found[name] = (texts[name][row].as_py() or "")[-PREVIEW if name == "prompt" else 0 :][:PREVIEW]
+    def _row(self, index: Index, place: int, passing: Column, wanted: Wanted) -> JsonObject:
+        groups, of_group = index.groups, _answers(index, place)
+        answers: Columns = {name: column[of_group] for name, column in index.answers.items()}
+        step, hit = int(groups["step"][place]), passing[of_group]
+        found: JsonObject = {
+            "step": step, "group": int(groups["group"][place]), "source": groups["source"][place],
+            "count": len(hit), "mean": float(groups["mean"][place]), "spread": float(groups["spread"][place]),
+            "length": float(self._indexer.lengths(step)[answers["row"]].mean()), "excerpt": None,
+        }  # fmt: skip
+        for name in ("score", "truncated", "failed"):
+            found[name] = answers[name][:MOST_SQUARES].tolist()
+        found["hit"] = None if hit.all() else hit[:MOST_SQUARES].tolist()
+        found |= self._texts.shorten(step, int(answers["row"][0]))
+        if wanted.search or len(hit) == 1:
+            found["excerpt"] = self._texts.excerpt(step, int(answers["row"][hit.argmax()]), wanted.search)
         return found
 
-    def _text(self, path: Path) -> "pa.Table":
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
-        if path not in self._texts:
-            try:
-                self._texts[path] = pq.read_table(
-                    path, columns=["prompt", "answer"], partitioning=None
-                ).combine_chunks()
-            except FileNotFoundError:
-                empty = pa.array([""] * len(self._parts[path][1]["step"]))
-                return pa.table({"prompt": empty, "answer": empty})
-        self._texts.move_to_end(path)
-        while len(self._texts) > KEPT_FILES:
-            self._texts.popitem(last=False)
-        return self._texts[path]
-
-    def _read_on(self) -> None:
-        seen: dict[Path, tuple[int, int]] = {}
-        for path in self._run.sample_paths(self._phase):
-            try:
-                status = path.stat()
-            except FileNotFoundError:
-                continue
-            seen[path] = (status.st_ino, status.st_mtime_ns)
-        if seen == {path: what for path, (what, _) in self._parts.items()}:
-            return
-        parts = {}
-        for path, what in seen.items():
-            known = self._parts.get(path)
-            if known and known[0] == what:
-                parts[path] = known
-            elif numbers := _numbers(path):
-                parts[path] = (what, numbers)
-                self._texts.pop(path, None)
-                self._found = OrderedDict((key, hit) for key, hit in self._found.items() if key[0] != path)
-        self._parts, self._files = parts, list(parts)
-        self._index = _join([numbers for _, numbers in parts.values()])
+    def _in_full(self, row: Row, ends: tuple[int, int], *, whole: bool) -> Row:
+        row["parts"] = dict(row["parts"] or ())
+        row["prompt_media"] = prompt_media(row)
+        row["messages"], row["turns"] = read_prompt(row), read_turns(row)
+        _mark_common(row["messages"], *ends)
+        row["length"], row["characters"] = len(row["tokens"] or ()), len(row["answer"] or "")
+        for message in [*row["messages"], *(row["turns"] or ())]:
+            for part in message["parts"]:
+                if part.get("media") and not self._run.media_path(part["media"]).is_file():
+                    part["media"] = None
+        row["cut"] = not whole and _cut(row)
+        row["pieces"] = self._token_texts.decode(row["tokens"])
+        return row
 
 
-def _numbers(path: Path) -> Numbers | None:
-    import pyarrow as pa
-    import pyarrow.compute as pc
-    import pyarrow.parquet as pq
-
-    try:
-        written = {*pq.read_schema(path).names}
-        table = pq.read_table(path, columns=[name for name in LIGHT if name in written], partitioning=None)
-    except (OSError, pa.ArrowException):
-        return None
-    found = {name: table[name].to_numpy() for name in ("step", "group", "sample")}
-    found["score"] = table["score"].cast(pa.float64()).to_numpy(zero_copy_only=False)
-    found["length"] = pc.fill_null(pc.list_value_length(table["tokens"]), 0).to_numpy()
-    found["truncated"] = pc.fill_null(pc.equal(table["finish_reason"], "length"), False).to_numpy()
-    found["failed"] = table["failure"].is_valid().to_numpy()
-    found["prompt_id"] = np.array(table["prompt_id"].to_pylist(), object)
-    found["row"] = np.arange(len(table))
-    found["fork"] = np.zeros(len(table), bool)
-    if "stop_reason" in written:
-        found["fork"] = pc.fill_null(pc.equal(table["stop_reason"], FORKED), False).to_numpy()
-    _, group = np.unique(found["group"], return_inverse=True)
-    low, high = np.full(len(table), np.inf), np.full(len(table), -np.inf)
-    np.fmin.at(low, group, found["score"])
-    np.fmax.at(high, group, found["score"])
-    found["flat"] = (low >= high)[group]
-    return found
+def _answers(index: Index, place: int) -> slice:
+    return slice(index.groups["begin"][place], index.groups["begin"][place + 1])
 
 
-def _join(parts: list[Numbers]) -> Numbers:
-    names = (*NUMBERS, "prompt_id", "row", "fork")
-    kinds = {"score": float, "prompt_id": object, "truncated": bool, "failed": bool, "flat": bool, "fork": bool}
-    index = {name: np.concatenate([np.empty(0, kinds.get(name, int)), *(p[name] for p in parts)]) for name in names}
-    index["file"] = np.repeat(np.arange(len(parts)), [len(part["step"]) for part in parts])
-    return index
+def _order(key: Column, down: bool) -> Column:
+    known = np.nan_to_num(key.astype(float), nan=-np.inf)
+    return np.argsort(-known if down else known, kind="stable")
+
+
+def _means(index: Index, lengths: dict[int, Column]) -> Column:
+    step = index.groups["step"][index.answers["group"]]
+    found = np.zeros(len(step))
+    for number, values in lengths.items():
+        found[step == number] = values[index.answers["row"][step == number]]
+    count = np.maximum(np.diff(index.groups["begin"]), 1)
+    return np.bincount(index.answers["group"], found, minlength=len(count)) / count
+
+
+def _cut(row: Row) -> bool:
+    """Shorten the long texts of a row; return whether there were any."""
+    cut = len(row["tokens"] or ()) > MOST_TOKENS or len(row["answer"] or "") > LONGEST
+    row["answer"] = (row["answer"] or "")[:LONGEST]
+    for name in OF_TOKENS:
+        row[name] = row[name][:MOST_TOKENS] if row.get(name) else row.get(name)
+    for turn in row["turns"] or ():
+        for part in turn["parts"]:
+            if len(part.get("text") or "") > LONGEST:
+                part["text"], cut = part["text"][:LONGEST], True
+    return cut
+
+
+def _mark_common(messages: list[JsonObject], before: int, after: int) -> None:
+    """Mark what all questions of a step begin and end with: `common` parts of the user's last message."""
+    asked = [one for one in messages if one["role"] in ("user", "prompt")]
+    if not asked or not before + after:
+        return
+    parts: list[JsonObject] = []
+    length = sum(len(part.get("text", "")) for part in asked[-1]["parts"])
+    place = 0
+    for part in asked[-1]["parts"]:
+        text: Any = part.get("text")
+        if text is None:
+            parts.append(part)
+            continue
+        edges = sorted({0, *(min(max(one - place, 0), len(text)) for one in (before, length - after)), len(text)})
+        for begin, end in pairwise(edges):
+            common = place + end <= before or place + begin >= length - after
+            parts.append({"text": text[begin:end], **({"common": True} if common else {})})
+        place += len(text)
+    asked[-1]["parts"] = parts
