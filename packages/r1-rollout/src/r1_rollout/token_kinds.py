@@ -24,19 +24,20 @@ def prepare_media(model: "PreTrainedModel") -> None:
     """
     if not media_kinds(model.config) or setting(model, "casts_media"):
         return
-
-    def cast(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
-        dtype = module.get_input_embeddings().weight.dtype
-        media = {
-            name: value.to(dtype)
-            for name, value in kwargs.items()
-            if name not in _TEXT_INPUTS and torch.is_tensor(value) and value.is_floating_point()
-        }
-        return args, kwargs | media
-
-    model.register_forward_pre_hook(cast, with_kwargs=True)
+    model.register_forward_pre_hook(cast_media, with_kwargs=True)
     model.casts_media = True
     hand_on_kinds(model)
+
+
+def cast_media(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+    """Hook of a model's forward: cast floating-point inputs, but those of text, to the dtype of its embeddings."""
+    dtype = module.get_input_embeddings().weight.dtype
+    media = {
+        name: value.to(dtype)
+        for name, value in kwargs.items()
+        if name not in _TEXT_INPUTS and torch.is_tensor(value) and value.is_floating_point()
+    }
+    return args, kwargs | media
 
 
 def hand_on_kinds(model: "PreTrainedModel") -> None:

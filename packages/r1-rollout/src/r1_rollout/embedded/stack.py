@@ -14,6 +14,7 @@ from transformers import PreTrainedModel
 
 from r1_rollout.embedded.kv import GroupCache
 from r1_rollout.embedded.softmax import LOG2_E
+from r1_rollout.token_kinds import cast_media
 
 # Norms by the root mean square, rotations of whole heads by halves, two residuals a layer, no factors between them.
 _FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "Qwen2VL", "Qwen2_5_VL", "Qwen3VLText", "Qwen3VLMoeText")
@@ -33,8 +34,13 @@ class Stack:
         self._gone_around: list[nn.Module] = gone_around
 
     def is_watched(self) -> bool:
-        """Whether a module whose forward the stack skips has a hook."""
-        return any(one._forward_hooks or one._forward_pre_hooks for one in self._gone_around)
+        """Whether a module whose forward the stack skips has a hook that a step without pictures needs."""
+        hooks = [
+            hook
+            for one in self._gone_around
+            for hook in (*one._forward_hooks.values(), *one._forward_pre_hooks.values())
+        ]
+        return any(hook is not cast_media for hook in hooks)
 
     def step(self, tokens: Tensor, position_ids: Tensor, cache: GroupCache) -> Tensor:
         """Compute the next token's logits of every row.

@@ -206,6 +206,8 @@ def find_stale_experts(model: nn.Module, came: Collection[str]) -> list[str]:
 
     vLLM 0.32 keeps the old weights of a layer whose parameters were not given to their loaders, with a warning.
     """
+    if not came:
+        return []
     from vllm.model_executor.model_loader.reload.layerwise import LAYERWISE_INFO
 
     stale = []
