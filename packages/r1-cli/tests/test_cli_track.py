@@ -115,6 +115,13 @@ def test_a_new_run_with_other_settings_moves_the_old_records_aside(tmp_path: Pat
     assert lines(tmp_path / "experiment_log.jsonl") == [{"step": 1, "x": 2.0}]
 
 
+def test_records_beside_damaged_settings_are_moved_aside_as_another_runs(tmp_path: Path) -> None:
+    FileLogger(info(tmp_path)).log(1, {"x": 1.0})
+    (tmp_path / "experiment_config.json").write_text("[]")
+    FileLogger(info(tmp_path)).log(1, {"x": 2.0})
+    assert lines(tmp_path / "experiment_log.1.jsonl") == [{"step": 1, "x": 1.0}]
+
+
 def test_a_line_torn_by_a_kill_is_cut_off(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     path.write_text('{"step": 1}\n{"step": 2, "x": 0.')

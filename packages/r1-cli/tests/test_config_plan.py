@@ -364,6 +364,14 @@ def test_a_folder_of_another_models_run_is_refused_with_what_to_set(tmp_path: Pa
     assert find_start(starting(run, str(copied)), store)
 
 
+@pytest.mark.parametrize("damaged", ["", "[]", "{"])
+def test_damaged_settings_beside_checkpoints_are_refused_by_their_file(tmp_path: Path, damaged: str) -> None:
+    run = make_run(tmp_path / "run", "model")
+    (run / "experiment_config.json").write_text(damaged)
+    with pytest.raises(ConfigError, match=r"experiment_config.json is damaged \(.*restore the file, or delete it"):
+        find_start(starting(run, "model"), CheckpointStore(run))
+
+
 def test_a_checkpoint_of_another_architecture_is_named_before_weights_are_loaded(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "owner/model")
     config, start = starting(run, "owner/model"), run / "global_step_3"

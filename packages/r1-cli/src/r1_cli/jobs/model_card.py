@@ -149,10 +149,9 @@ def _prompts(settings: Mapping[str, object]) -> str:
 def read_settings(run: Path | None) -> dict[str, object]:
     """Return the settings of a run by dotted keys; {} if there is no run, or its file is damaged."""
     try:
-        found: object = with_copies(run, RunReader(run).settings()) if run is not None else {}
+        return dict(flatten(with_copies(run, RunReader(run).settings()))) if run is not None else {}
     except (OSError, ValueError):
         return {}
-    return dict(flatten(found)) if isinstance(found, dict) else {}
 
 
 def read_prompts(settings: Mapping[str, object]) -> dict[str, str]:

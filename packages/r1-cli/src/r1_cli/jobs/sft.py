@@ -30,7 +30,7 @@ from r1_cli.jobs.logs import Logs, Saving, open_logs, open_saving
 from r1_cli.jobs.models import Models, Trained, check_models, load_engine, prepare_trained, resume
 from r1_cli.jobs.next_steps import print_next_steps
 from r1_cli.jobs.rollout import open_sampler, open_validation
-from r1_cli.jobs.train import Opened
+from r1_cli.jobs.train import Opened, take_steps
 from r1_cli.plan.disk import require_disk_space
 from r1_cli.plan.fine_tuning import FineTuningPlan, make_plan, show_plan
 from r1_cli.runs.track.console import configure_logging
@@ -60,14 +60,10 @@ def fine_tune(config: RunConfig, provenance: Provenance, *, until: int | None = 
     with ExitStack() as stack:
         folder = open_folder(config, stack)
         opened = open_fine_tuning_run(config, provenance, folder, console, stack, until=until)
-        stop, total_steps = opened.run.stop, opened.run.schedule.total_steps
-        stack.enter_context(stop.listening())
-        last = run.train(opened.run, opened.at)
-        if stop.exit_code:
-            opened.manifest_entry["end"] = f"left after step {last.step}, by a signal"
+        last = take_steps(opened, run.train)
     if until is None:
-        print_next_steps(console, folder.store, last, total_steps, **opened.next_steps)
-    return stop.exit_code
+        print_next_steps(console, folder.store, last, opened.run.schedule.total_steps, **opened.next_steps)
+    return opened.run.stop.exit_code
 
 
 def open_fine_tuning_run(

@@ -1,6 +1,6 @@
 """`r1 train`, from a checked configuration to a trained checkpoint."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -52,16 +52,22 @@ def train(config: RunConfig, provenance: Provenance, *, until: int | None = None
     with ExitStack() as stack:
         folder = open_folder(config, stack)
         opened = open_training_run(config, provenance, folder, console, stack, until=until, answers=answers)
-        run = opened.run
-        stack.enter_context(run.stop.listening())
         if config.trainer.val_only:
-            return validate_only(run, opened.at)
-        last = loop.train(run, opened.at)
-        if run.stop.exit_code:
-            opened.manifest_entry["end"] = f"left after step {last.step}, by a signal"
+            with opened.run.stop.listening():
+                return validate_only(opened.run, opened.at)
+        last = take_steps(opened, loop.train)
     if until is None:
-        print_next_steps(console, folder.store, last, run.schedule.total_steps, **opened.next_steps)
-    return run.stop.exit_code
+        print_next_steps(console, folder.store, last, opened.run.schedule.total_steps, **opened.next_steps)
+    return opened.run.stop.exit_code
+
+
+def take_steps(opened: Opened, train: Callable[[TrainingRun, Position], Position]) -> Position:
+    """Let `train` take the remaining steps of a run, or those until a signal, which the manifest then names."""
+    with opened.run.stop.listening():
+        last = train(opened.run, opened.at)
+    if opened.run.stop.exit_code:
+        opened.manifest_entry["end"] = f"left after step {last.step}, by a signal"
+    return last
 
 
 def open_training_run(

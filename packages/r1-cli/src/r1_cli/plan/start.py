@@ -20,7 +20,7 @@ def find_start(config: RunConfig, store: CheckpointStore) -> Path | None:
 
     Raises:
         ConfigError: the named checkpoint is damaged, checkpoints of two runs would mix, or the folder's run has
-            another model.
+            another model, or settings that cannot be read.
     """
     trainer = config.trainer
     if trainer.load_checkpoint_path:
@@ -78,7 +78,11 @@ def _require_same_model(config: RunConfig, latest: Path) -> None:
 
     Moved models are compared by architecture (`require_same_shape`).
     """
-    model: Any = RunReader(latest.parent).settings()
+    try:
+        model: Any = RunReader(latest.parent).settings()
+    except ValueError as error:
+        message = f"{error}, so that nobody can tell whose checkpoints are beside it: restore the file, or delete it"
+        raise ConfigError([Problem("trainer.save_checkpoint_path", message, str(latest.parent))]) from error
     for name in MODEL.split("."):
         model = model.get(name) if isinstance(model, dict) else None
     now = config.worker.actor.model.model_path or ""

@@ -63,7 +63,12 @@ class RunReader:
     def settings(self) -> JsonObject:
         """Return the settings of the last start; {} if missing. Raises ValueError for a damaged file."""
         path = self.path / CONFIG_FILE
-        settings: JsonObject = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        try:
+            settings: object = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
+        except ValueError as error:
+            raise ValueError(f"{path} is damaged ({error})") from error
+        if not isinstance(settings, dict):
+            raise ValueError(f"{path} is damaged (it holds a {type(settings).__name__}, not settings by name)")
         return settings
 
     def records(self) -> Iterator[JsonObject]:

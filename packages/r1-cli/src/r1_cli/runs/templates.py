@@ -46,7 +46,7 @@ def _copy(run: Path, name: str) -> Path:
 
 def _sections(settings: JsonObject) -> Iterator[dict[str, Any]]:
     """Yield `data` and its sources, of those that name a format prompt."""
-    data = (settings.get("data") if isinstance(settings, dict) else None) or {}
+    data = settings.get("data") or {}
     for section in (data, *(data.get("sources") or ()), *(data.get("val_sources") or ())):
         if section.get(KEY):
             yield section

@@ -81,9 +81,17 @@ def _key(row: JsonObject) -> tuple[int, str, str, int]:
 
 def _move_aside_other_run(info: RunInfo) -> None:
     config, records = info.folder / CONFIG_FILE, info.folder / LOG_FILE
-    if not records.is_file() or RunReader(info.folder).settings() == info.config:
+    if not records.is_file() or _settings(info.folder) == info.config:
         return
     number = 1 + len(list(info.folder.glob("experiment_log.*.jsonl")))
     for path in (config, records, *(info.folder / name for name in (GENERATIONS_FILE, SAMPLES, ANSWERS))):
         if path.exists():
             path.rename(path.with_suffix(f".{number}{path.suffix}"))
+
+
+def _settings(folder: Path) -> JsonObject | None:
+    """Return the settings of a folder's run; None if they are damaged, as no run's are."""
+    try:
+        return RunReader(folder).settings()
+    except ValueError:
+        return None
