@@ -2,7 +2,7 @@
 
     uv run python docs/pictures.py terminal            # trains the quickstart, for minutes, and shows what it printed
     uv run python docs/pictures.py terminal -- --dry-run   # the same with words behind the command
-    uv run python docs/pictures.py viewer RUN [RUN …]  # what `r1 view` shows of runs, with Chromium
+    uv run python docs/pictures.py viewer RUN [RUN …]  # charts and samples in `r1 view`, with Chromium
 
 The terminal's picture is docs/terminal.svg: the first and the last lines of the output, as they were printed.
 """
@@ -14,6 +14,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from rich.console import Console
@@ -22,7 +23,8 @@ ROOT = Path(__file__).resolve().parents[1]
 COMMAND = "uv run r1 train examples/quickstart/config.yaml"
 RUN = ROOT / "checkpoints/pictures/terminal"
 WIDTH, HEAD, TAIL = 108, 16, 14  # columns; lines of the output's beginning and end
-SIZE = {"width": 1280, "height": 800}
+TEST = "packages/r1-cli/tests/test_cli_browser.py"
+PICTURES = {"view-charts.png": "view-curves.png", "view-samples.png": "view-samples.png"}
 
 
 def train(*settings: str) -> str:
@@ -58,28 +60,14 @@ def terminal(printed: str, *words: str) -> str:
     return "\n".join(line.rstrip() for line in picture.splitlines()) + "\n"
 
 
-def viewer(runs: list[str], target: Path) -> None:
-    """Write a small PNG of the charts of `r1 view`."""
-    from PIL import Image
-    from playwright.sync_api import sync_playwright
-
-    command = [sys.executable, "-m", "r1_cli.main", "view", *runs, "--port", str(10_000 + os.getpid() % 50_000)]
-    chromium = shutil.which("chromium") or shutil.which("google-chrome") or shutil.which("chromium-browser")
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as server, sync_playwright() as tools:
-        assert server.stdout is not None
-        try:
-            browser = tools.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-            page = browser.new_page(viewport=SIZE)
-            page.goto(server.stdout.readline().strip(), wait_until="load")
-            page.set_default_timeout(300_000)
-            page.get_by_text("Charts", exact=True).first.click()
-            page.locator("figure path.curve").first.wait_for()
-            page.wait_for_timeout(2_000)  # the other charts
-            shot = Image.open(io.BytesIO(page.screenshot()))
-            browser.close()
-        finally:
-            server.terminate()
-    shot.convert("RGB").quantize(128).save(target, optimize=True)
+def viewer(runs: list[str]) -> None:
+    """Take the pictures of `r1 view` that its browser test looks at, of these runs."""
+    with tempfile.TemporaryDirectory() as folder:
+        places = {"R1_VIEW_PICTURES": folder, "R1_VIEW_RUNS": ",".join(str(Path(run).resolve()) for run in runs)}
+        asked = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-m", "slow", TEST, "-k", "views_are_whole"]
+        subprocess.run(asked, cwd=ROOT, env=os.environ | places, check=True)
+        for shot, name in PICTURES.items():
+            shutil.copyfile(Path(folder, shot), ROOT / "docs" / name)
 
 
 def main() -> None:
@@ -90,7 +78,7 @@ def main() -> None:
     )
     chosen = parser.parse_args()
     if chosen.what == "viewer":
-        viewer(chosen.words, ROOT / "docs/view-curves.png")
+        viewer(chosen.words)
     else:
         (ROOT / "docs/terminal.svg").write_text(terminal(train(*chosen.words), *chosen.words), encoding="utf-8")
 

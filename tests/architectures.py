@@ -265,12 +265,12 @@ MODEL` prints the answers for your model. This page has them for every architect
 from a tiny random model in float32 on a processor: log-probs within 1e-5 of the model's own, gradients within 1e-5 of
 their norm (in float64 where float32 rounds by more), samples of the embedded engine within 1e-5, beyond the window of
 sliding layers, too. The embedded engine samples from {sampled} of the {learn} architectures of the first table. Rows
-of this comparison are text. {shown} architectures also train with pictures: their tokens and inputs are those of the processor's own call, log-probs and
-gradients (of the vision tower, too) those of the model's own forward. No weights of a published checkpoint were tried
-for this page, and nothing of it ran on a GPU. vLLM: whether vLLM {vllm} lists the architecture; "with pictures", where
-it was tried on a processor: started, given the learner's weights, its log-probs are within 1e-4 of the model's own.
-Replay: of mixtures of experts, whether the learner can use the experts that an engine chose ([router
-replay](engines.md#mixtures-of-experts)).
+of this comparison are text. {shown} architectures also train with pictures: their tokens and inputs are those of the
+processor's own call, log-probs and gradients (of the vision tower, too) those of the model's own forward. No weights
+of a published checkpoint were tried for this page, and nothing of it ran on a GPU. vLLM: whether vLLM {vllm} lists
+the architecture; "with pictures", where it was tried on a processor: started, given the learner's weights, its
+log-probs are within 1e-4 of the model's own. Replay: of mixtures of experts, whether the learner can use the experts
+that an engine chose ([router replay](engines.md#mixtures-of-experts)).
 
 The shapes of {shapes} published checkpoints, from Qwen3-0.6B to DeepSeek-V3, were tried without their weights: they
 have their published number of parameters, and `r1 merge` writes the names of a published checkpoint. Weights published
@@ -375,12 +375,17 @@ def first_line(error: Exception) -> str:
 
 @contextmanager
 def quiet() -> Iterator[None]:
+    """Silence warnings and messages inside the block only: later tests of this process expect them."""
+    before = transformers.logging.get_verbosity()
     transformers.logging.set_verbosity_error()
     logging.disable(logging.WARNING)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
-    logging.disable(logging.NOTSET)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logging.disable(logging.NOTSET)
+        transformers.logging.set_verbosity(before)
 
 
 def main(words: list[str]) -> None:

@@ -198,7 +198,7 @@ def test_one_bad_prompt_leaves_the_engine_well(case: Case) -> None:
             case.engine.generate([*PROMPTS, strange], SamplingParams(max_tokens=4))
         with pytest.raises(PromptError, match=f"{PROMPTS[0].id}: response token -1 is outside"):
             case.engine.logprobs_of(PROMPTS[:1], [[3, -1]])
-        with pytest.raises(PromptError, match="row 5 has pixel_values, but vLLM in this process"):
+        with pytest.raises(PromptError, match="row 5 has pixel_values, but vLLM takes only pictures"):
             list(case.engine.generate([seen], SamplingParams(max_tokens=4)))
         groups = dict(case.engine.generate(PROMPTS, SamplingParams(max_tokens=4)))
     assert_exact(case.model, [groups[index] for index in range(len(PROMPTS))], 1.0)
