@@ -175,7 +175,7 @@ def recorded(**changed: object) -> dict[str, object]:
     row = {
         "group": 0, "sample": 0, "prompt_id": "a:1", "source": "s", "answer": "x", "tokens": 10**6, "score": 1.0,
         "parts": [("accuracy", 0.0)], "failure": None, "finish_reason": "stop", "turns": None, "stop_reason": None,
-        "media": ["prompt.png"], "key": "k",
+        "media": ["prompt.png"], "key": "k", "step": 0, "prompt_tokens": 5, "prompt": "p", "sampled": None,
     }  # fmt: skip
     return {**row, **changed}
 

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from statistics import fmean, stdev
 
 from r1_cli.runs.reader import RunReader
-
-SURE = 1.959963985  # standard deviations of a normal distribution that hold 95 % of it
+from r1_cli.runs.statistics import SURE, wilson
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,14 +35,12 @@ def measure(run: RunReader, steps: Sequence[int] | None = None) -> list[Measured
 def interval(step: int, scores: Sequence[float]) -> Measured:
     """Return the mean of the rows' scores with its 95 % interval.
 
-    For scores of 0 or 1 Wilson's interval (J. Am. Stat. Assoc. 22, 209, 1927), which also holds for few rows and near 0
-    and 1; else that of the normal distribution.
+    For scores of 0 or 1 Wilson's interval, which also holds for few rows and near 0 and 1; else that of the normal
+    distribution.
     """
     count, mean = len(scores), fmean(scores)
     if set(scores) <= {0.0, 1.0}:
-        below = 1 + SURE**2 / count
-        middle = (mean + SURE**2 / (2 * count)) / below
-        half = SURE * math.sqrt(mean * (1 - mean) / count + SURE**2 / (4 * count**2)) / below
-        return Measured(step, count, mean, max(middle - half, 0.0), min(middle + half, 1.0))
+        found = wilson(mean, count)
+        return Measured(step, count, mean, found.low, found.high)
     half = SURE * stdev(scores) / math.sqrt(count) if count > 1 else math.inf
     return Measured(step, count, mean, mean - half, mean + half)

@@ -3,14 +3,14 @@
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean
 from typing import Literal
 
 from r1_cli.runs.history import JsonObject
-from r1_cli.runs.report.validation import interval
+from r1_cli.runs.statistics import wilson
 
 Kind = Literal["sft", "pairs", "rates"]
 Keep = Literal["best", "all", "shortest", "random"]
@@ -34,6 +34,7 @@ class SampledAnswer:
     failed: bool = False  # it could not be scored
     turns: tuple[JsonObject, ...] = ()  # messages of an episode; none for a single answer
     pictures: tuple[Path, ...] = ()  # of the turns, in order
+    parts: Mapping[str, float] = field(default_factory=dict)  # of the score
 
     @property
     def messages(self) -> list[JsonObject]:
@@ -46,6 +47,9 @@ class SampledGroup:
     source: str
     key: str
     answers: tuple[SampledAnswer, ...]
+    block: int = 0
+    place: int = 0  # in the block
+    prompt_tokens: int = 0
 
     @property
     def scored(self) -> list[SampledAnswer]:
@@ -183,7 +187,7 @@ def draw(seed: int, group: SampledGroup, answer: SampledAnswer | None = None) ->
 def statistics(group: SampledGroup) -> JsonObject:
     """Return the columns of `rates`: the pass rate with Wilson's 95 % interval, and the lengths of the answers."""
     scored = group.scored
-    found = interval(0, [float(answer.right) for answer in scored]) if scored else None
+    found = wilson(fmean(answer.right for answer in scored), len(scored)) if scored else None
     return {
         "pass_rate": None if found is None else found.value,
         "asked": len(scored),

@@ -17,7 +17,7 @@ from r1_cli.runs.rows.choose import SampledAnswer, SampledGroup
 from r1_cli.runs.rows.parts import IDENTITY_FILE, SampleFolder
 
 COLUMNS = ("group", "sample", "prompt_id", "source", "answer", "tokens", "score", "parts", "failure", "finish_reason",
-           "turns", "stop_reason", "media", "key")  # fmt: skip
+           "turns", "stop_reason", "media", "key", "step", "prompt_tokens")  # fmt: skip
 
 
 def read_groups(folders: Sequence[Path], least: float | None = None) -> list[SampledGroup]:
@@ -52,8 +52,10 @@ def _groups(folder: Path, least: float | None) -> Iterator[SampledGroup]:
             raise ConfigError(
                 [Problem("FOLDER", f"{path.name} is damaged: run r1 sample again", str(folder))]
             ) from error
-        lengths = pc.fill_null(pc.list_value_length(table["tokens"]), 0)
-        rows = table.set_column(COLUMNS.index("tokens"), "tokens", lengths).to_pylist()
+        for name in ("tokens", "prompt_tokens"):
+            lengths = pc.fill_null(pc.list_value_length(table[name]), 0)
+            table = table.set_column(COLUMNS.index(name), name, lengths)
+        rows = table.to_pylist()
         for _, of_group in groupby(rows, key=lambda row: row["group"]):
             yield to_group([row for row in of_group if row["stop_reason"] != FORKED], folder / MEDIA, least)
 
@@ -61,21 +63,25 @@ def _groups(folder: Path, least: float | None) -> Iterator[SampledGroup]:
 def to_group(rows: Sequence[JsonObject], media: Path, least: float | None = None) -> SampledGroup:
     first = rows[0]
     answers = tuple(to_answer(row, media, least) for row in rows)
-    return SampledGroup(first["prompt_id"], first["source"], first["key"], answers)
+    place = first["step"], first["group"], first["prompt_tokens"]
+    return SampledGroup(first["prompt_id"], first["source"], first["key"], answers, *place)
 
 
 def to_answer(row: JsonObject, media: Path, least: float | None) -> SampledAnswer:
     score: float = math.nan if row["score"] is None else row["score"]
-    judged: float = dict(row["parts"] or ()).get("accuracy", score)
+    parts = dict(row["parts"] or ())
+    failed = row["failure"] is not None or math.isnan(score)
+    judged: float = parts.get("accuracy", score)
     messages, pictures = seen_messages(row)
     return SampledAnswer(
         sample=row["sample"],
         text=row["answer"] or "",
         tokens=row["tokens"],
         score=score,
-        right=bool(judged > 0.5 if least is None else score >= least),
+        right=not failed and bool(judged > 0.5 if least is None else score >= least),
         cut=row["finish_reason"] == "length",
-        failed=row["failure"] is not None or math.isnan(score),
+        failed=failed,
         turns=tuple(messages),
         pictures=tuple(media / name for name in pictures),
+        parts=parts,
     )

@@ -1,0 +1,1 @@
+"""Stored evaluations: figures with intervals, and paired comparisons."""
