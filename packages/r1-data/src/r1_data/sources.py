@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 log = logging.getLogger("r1_data")
 
 _SUPPORTED = ", ".join(suffix[1:] for suffix in KINDS)
-_HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?::([\w.-]+))?(?:#([\w./-]+))?")
+_HUB_NAME = re.compile(r"([A-Za-z0-9][\w.-]*(?:/[A-Za-z0-9][\w.-]*)?)(?::([\w.() -]+))?(?:#([\w./-]+))?")
 _NOT_ROWS = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}  # metadata of the hub
 _SPLIT_WORDS = {
     "train": ("train", "training"),

@@ -1,0 +1,195 @@
+"""Suites: their files, the sources that they become, and what is refused."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from r1_cli.build.rows import OpenSource, open_sources
+from r1_cli.config import ConfigError, RunConfig
+from r1_cli.config.section import with_value
+from r1_cli.config.sources import validation_sources
+from r1_cli.config.suites import FOLDER, apply_suites, load_suite, suite_names
+from r1_data import sources
+from r1_data.types import DataError, Example
+from r1_rewards.verifiers import find_verifier
+
+ROWS = Path(__file__).parent / "suite_rows"  # invented, with the columns of the published rows
+RIGHT_AND_WRONG = {
+    "gsm8k": (r"4 * 6 - 5 is \boxed{19}", r"\boxed{20}"),
+    "math500": (r"so \boxed{0.5}", r"so \boxed{\frac{1}{8}}"),
+}
+Config = Callable[..., RunConfig]
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> RunConfig:
+    return with_value(RunConfig(), "data.cache_dir", str(tmp_path / "cache"))
+
+
+def own_copy(name: str, folder: Path, **changes: Any) -> Path:
+    """Write a suite's file without the number and digest of its published rows, and with changes of `rows`."""
+    tree = yaml.safe_load((FOLDER / f"{name}.yaml").read_text("utf-8"))
+    tree["rows"] |= {"count": None, "digest": None, **changes.pop("rows", {})}
+    path = folder / f"{name}.yaml"
+    path.write_text(yaml.safe_dump({**tree, **changes}, allow_unicode=True), encoding="utf-8")
+    return path
+
+
+def opened(config: RunConfig, word: str, prompt: str | None = None, root: Path = ROWS) -> OpenSource:
+    return open_sources(validation_sources(apply_suites(config, [word], prompt, root).data))[0]
+
+
+def read(source: OpenSource, index: int = 0) -> Example:
+    return source.reader(*source.rows[index])
+
+
+def text_of(example: Example) -> str:
+    content = example.messages[-1]["content"]
+    return content if isinstance(content, str) else "".join(item.get("text", "<image>") for item in content)
+
+
+def grade(name: str, example: Example, response: str) -> float:
+    suite, verifier = load_suite(name), find_verifier(load_suite(name).grader)
+    columns = {key: example.metadata[key] for key in getattr(verifier, "TAKES", ()) if key in example.metadata}
+    return float(verifier.score(response, example.ground_truth, **columns, **suite.grader_options).value)
+
+
+def test_every_suite_has_rows_to_try_and_answers_to_grade() -> None:
+    assert suite_names() == sorted(RIGHT_AND_WRONG) == sorted(path.stem for path in ROWS.glob("*.jsonl"))
+
+
+@pytest.mark.parametrize("name", RIGHT_AND_WRONG)
+def test_a_suite_opens_renders_every_prompt_and_grades_a_right_and_a_wrong_answer(
+    name: str, config: RunConfig, tmp_path: Path
+) -> None:
+    path = own_copy(name, tmp_path)
+    for prompt in load_suite(name).prompts:
+        source = opened(config, str(path), prompt)
+        assert source.source.name == f"{name}/{prompt}"
+        for index in range(len(source.rows)):
+            assert len(text_of(read(source, index))) > 10
+    right, wrong = RIGHT_AND_WRONG[name]
+    example = read(source)
+    assert (grade(name, example, right), grade(name, example, wrong)) == (1.0, 0.0)
+
+
+def test_the_prompt_that_is_named_is_rendered(config: RunConfig, tmp_path: Path) -> None:
+    path = own_copy("gsm8k", tmp_path, prompts={
+        "first": {"text": "One. {{ content }}", "source": "here"},
+        "second": {"text": "{{ content }} Two.", "source": "here", "system": "Be short."},
+    })  # fmt: skip
+    assert text_of(read(opened(config, str(path)))).startswith("One. A shelf")
+    for source in (opened(config, str(path), "second"), opened(config, f"{path}/second")):
+        example = read(source)
+        assert text_of(example).endswith("How many are left? Two.")
+        assert example.messages[0] == {"role": "system", "content": "Be short."}
+
+
+def test_a_suite_sets_how_it_samples_unless_the_configuration_does(config: RunConfig, tmp_path: Path) -> None:
+    path = str(own_copy("math500", tmp_path, sample={"n": 3, "temperature": 0.5, "max_tokens": 99}))
+    applied = apply_suites(config, [path], None, ROWS)
+    override = applied.worker.rollout.val_override_config
+    found = (validation_sources(applied.data)[0].n, override.temperature, applied.data.max_response_length)
+    assert found == (3, 0.5, 99)
+    assert (applied.data.filter_overlong_prompts, applied.data.bad_rows) == (False, "refuse")
+    own = RunConfig.model_validate({
+        "data": {"max_response_length": 7, "cache_dir": config.data.cache_dir},
+        "worker": {"rollout": {"val_override_config": {"n": 2, "temperature": 0.0}}},
+    })  # fmt: skip
+    applied = apply_suites(own, [path], None, ROWS)
+    override = applied.worker.rollout.val_override_config
+    found = (validation_sources(applied.data)[0].n, override.n, override.temperature, applied.data.max_response_length)
+    assert found == (None, 2, 0.0, 7)
+
+
+def test_suites_that_sample_at_other_temperatures_are_not_mixed(config: RunConfig, tmp_path: Path) -> None:
+    paths = [str(own_copy("math500", tmp_path)), str(own_copy("gsm8k", tmp_path, sample={"temperature": 0.0}))]
+    with pytest.raises(ConfigError, match=r"differs between the suites \(math500 0.6, gsm8k 0.0\): set worker.rollout"):
+        apply_suites(config, paths, None, ROWS)
+
+
+def test_other_rows_missing_rows_and_changed_columns_are_one_sentence(config: RunConfig, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"gsm8k.jsonl holds 1 rows, the suite has 1319: get the published rows"):
+        apply_suites(config, ["gsm8k"], None, ROWS)
+    with pytest.raises(ConfigError, match=r"math500.jsonl \(or .*\): put its rows there"):
+        apply_suites(config, ["math500"], None, tmp_path)
+    right = own_copy("gsm8k", tmp_path, rows={"digest": "blake2b:00"})
+    with pytest.raises(ConfigError, match=r"other ones: their digest is blake2b:\w{32}, the suite's have blake2b:00;"):
+        apply_suites(config, [str(right)], None, ROWS)
+    (tmp_path / "gsm8k.jsonl").write_text('{"question": "1+1?", "solution": "#### 2"}\n')
+    with pytest.raises(ConfigError, match=r"no column 'answer'; .*; the suite reads the columns question, answer"):
+        apply_suites(config, ["gsm8k"], None, tmp_path)
+
+
+def test_a_digest_is_of_the_columns_that_the_suite_reads(config: RunConfig, tmp_path: Path) -> None:
+    """Order of keys, spaces and further columns do not count; the order of rows and each value do."""
+    rows = [{"question": "1+1?", "answer": "#### 2"}, {"question": "2+2?", "answer": "#### 4"}]
+    digests = {}
+    for what, written in {
+        "plain": rows,
+        "further": [dict(reversed([*row.items(), ("id", 7)])) for row in rows],
+        "swapped": rows[::-1],
+        "edited": [rows[0], {**rows[1], "answer": "#### 5"}],
+    }.items():
+        (tmp_path / "gsm8k.jsonl").write_text("\n".join(json.dumps(row) for row in written))
+        path = own_copy("gsm8k", tmp_path, rows={"digest": "none"})
+        with pytest.raises(ConfigError) as error:
+            apply_suites(config, [str(path)], None, tmp_path)
+        digests[what] = str(error.value).partition("digest is ")[2].partition(",")[0]
+    assert digests["plain"] == digests["further"]
+    assert len(set(digests.values())) == 3
+
+
+@pytest.mark.parametrize(("error", "gated", "remedy"), [
+    ("it is a gated dataset", True, "openai/gsm8k is gated: accept its terms on the hub and set HF_TOKEN"),
+    ("no connection", False, r"run `hf download openai/gsm8k --repo-type dataset .*`, and then use --data-root DIR"),
+])  # fmt: skip
+def test_a_hub_that_gives_no_rows_is_one_sentence_with_the_way_out(
+    error: str, gated: bool, remedy: str, config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    def open_hub(*words: str) -> None:
+        asked.append(words)
+        raise DataError(error)
+
+    monkeypatch.setattr(sources, "open_hub", open_hub)
+    path = own_copy("gsm8k", tmp_path, rows={"gated": gated})
+    with pytest.raises(ConfigError, match=f"{error}; .*{remedy}"):
+        apply_suites(config, [str(path)], None, None)
+    assert asked == [("openai/gsm8k", "main", "test", "cc7b047b6e5bb11b4f1af84efc572db110a51b3c")]
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"promts": {}}, "promts: there is no such key; did you mean 'prompts'"),
+    ({"sample": {"temprature": 1}}, "sample.temprature: there is no such key; did you mean 'temperature'"),
+    ({"prompts": {"a": {"txt": "x", "source": "y"}}}, "prompts.a.txt: there is no such key; did you mean 'text'"),
+    ({"grader": "maths"}, "grader: .*did you mean 'math'"),
+    ({"grader_options": {"tolerance": 1}}, "grader_options: .*takes no 'tolerance'"),
+    ({"published": [{"model": "m", "value": 0.5, "prompt": "q", "source": "s"}]}, "m names the prompt 'q'"),
+    ({"published": [{"model": "m", "value": 50.0, "prompt": "boxed", "source": "s"}]}, "published.0.value: .*less"),
+])  # fmt: skip
+def test_a_wrong_suite_file_is_refused_with_the_nearest_name(change: Any, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        load_suite(str(own_copy("gsm8k", tmp_path, **change)))
+
+
+@pytest.mark.parametrize(("words", "message"), [
+    (["gsm8"], "no such suite; did you mean 'gsm8k'"),
+    (["./mine.yaml"], "no such file"),
+    (["gsm8k/boxd"], "has no prompt 'boxd'; did you mean 'boxed'"),
+    (["gsm8k:hard"], "has no subset 'hard'"),
+])  # fmt: skip
+def test_a_wrong_name_is_refused_with_the_nearest_one(words: list[str], message: str, config: RunConfig) -> None:
+    with pytest.raises(ConfigError, match=message):
+        apply_suites(config, words, None, ROWS)
+
+
+def test_a_suite_that_is_named_twice_is_refused(config: RunConfig, tmp_path: Path) -> None:
+    path = str(own_copy("gsm8k", tmp_path))
+    with pytest.raises(ConfigError, match="names gsm8k a second time"):
+        apply_suites(config, [path, path], None, ROWS)
