@@ -1,16 +1,12 @@
 """`r1 sample` asks an OpenAI-compatible server: one that is busy, one that fails, and one that is dead."""
 
-import json
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from functools import partial
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from chat_server import reply, served
 from endtoend import QUICKSTART, R1
 
 from r1_rewards.services.endpoint import Patience
@@ -21,48 +17,10 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("r1_cli.build.endpoint.Patience", partial(Patience, backoff=0.01))
 
 
-Answer = Callable[[dict[str, Any], int], tuple[int, object]]  # (request, its number) -> status and reply
 WORDS = [
     QUICKSTART, "data.filter_overlong_prompts_workers=1", "data.train_files=examples/quickstart/train.parquet[:4]",
     "--n", "2", "--served-name", "teacher", "--timeout", "20", "--concurrency", "4",
 ]  # fmt: skip
-
-
-@contextmanager
-def served(answer: Answer) -> Iterator[tuple[str, list[dict[str, Any]]]]:
-    """Yield the address of a server, and the requests that it has had."""
-    requests: list[dict[str, Any]] = []
-    lock = threading.Lock()
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_POST(self) -> None:
-            body = json.loads(self.rfile.read(int(self.headers["content-length"])))
-            with lock:
-                requests.append({**body, "path": self.path, "key": self.headers.get("authorization")})
-                status, reply = answer(body, len(requests))
-            content = json.dumps(reply).encode()
-            self.send_response(status)
-            self.send_header("content-length", str(len(content)))
-            if status == 429:
-                self.send_header("retry-after", "0")
-            self.end_headers()
-            self.wfile.write(content)
-
-        def log_message(self, *args: object) -> None:
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/v1", requests
-    finally:
-        server.shutdown()
-        server.server_close()
-
-
-def reply(text: str, finish: str = "stop", **more: str) -> dict[str, Any]:
-    return {"choices": [{"message": {"role": "assistant", "content": text, **more}, "finish_reason": finish}]}
 
 
 def rows(folder: Path) -> list[dict[str, Any]]:
@@ -118,7 +76,8 @@ def test_groups_that_a_server_fails_stay_undone_and_the_same_command_fills_them(
     assert len(before) == 6
     with served(lambda body, number: (200, reply(str(body["seed"])))) as (address, requests):
         r1("sample", address, *WORDS, "--output", tmp_path)
-    assert len(requests) == 2
+    assert len(requests) == 1  # the group's other answer is kept
+    assert not list(tmp_path.glob("replies*"))
     assert len(rows(tmp_path)) == 8
     assert [one for one in rows(tmp_path) if one["key"] in {b["key"] for b in before}] != []
     left = {one["prompt_id"] for one in rows(tmp_path)} - {one["prompt_id"] for one in before}

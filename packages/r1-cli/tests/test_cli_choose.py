@@ -40,8 +40,8 @@ def group(*scores: float, name: str = "a:1", texts: str = "", cut: str = "", fai
     """Answers "a", "b", … of 10, 11, … tokens, right from a score of 1; `cut` and `failed` name some."""
     names = texts or "abcdefghijklmnop"
     answers = [
-        SampledAnswer(place, names[place], 10 + place, score, score >= 1, names[place] in cut, names[place] in failed)
-        for place, score in enumerate(scores)
+        SampledAnswer(place, one, 10 + place, score, score >= 1, one in cut, "timeout" if one in failed else "")
+        for place, (score, one) in enumerate(zip(scores, names, strict=False))
     ]
     return SampledGroup(name, "sums", f"key of {name}", tuple(answers))
 

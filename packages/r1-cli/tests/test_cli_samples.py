@@ -18,7 +18,6 @@ from r1_cli.train.metrics.step import (
     spread,
     staleness,
 )
-from r1_cli.train.metrics.validate import majority_is_correct, pass_at_k, summarise
 from r1_core.types import tokens
 from r1_rewards.types import Failure, Score
 
@@ -45,25 +44,6 @@ def test_a_sample_with_a_misfit_tensor_is_refused() -> None:
     sample = to_samples([group(["a"], [0.0])])[0]
     with pytest.raises(ValueError, match=r"old_logprobs has shape \[2\], expected \[L\] = \[4\]"):
         type(sample)(sample.token_ids, sample.loss_mask, sample.position_ids, 0, 0.0, old_logprobs=torch.zeros(2))
-
-
-@pytest.mark.parametrize(
-    ("n", "correct", "k", "expected"), [(4, 0, 2, 0.0), (4, 4, 1, 1.0), (4, 1, 2, 0.5), (4, 3, 2, 1.0)]
-)
-def test_pass_at_k_is_the_chance_of_drawing_a_right_answer(n: int, correct: int, k: int, expected: float) -> None:
-    assert pass_at_k(n, correct, k) == pytest.approx(expected)
-
-
-def test_the_majority_votes_by_final_answer() -> None:
-    assert majority_is_correct(group([r"\boxed{1}", r"\boxed{2}", r"so \boxed{1}"], [1.0, 0.0, 1.0]))
-    assert not majority_is_correct(group([r"\boxed{1}", r"\boxed{2}", r"\boxed{2}"], [1.0, 0.0, 0.0]))
-    assert not majority_is_correct(group(["", ""], [0.0, 0.0]))
-
-
-def test_a_model_is_summarised_over_prompts() -> None:
-    right = group([r"\boxed{1}", r"\boxed{2}"], [1.0, 0.0])
-    wrong = group([r"\boxed{2}", r"\boxed{2}"], [0.0, 0.0])
-    assert summarise([right, wrong]) == {"accuracy": 0.5, "avg@2": 0.25, "pass@1": 0.25, "pass@2": 0.5, "maj@2": 0.5}
 
 
 def test_a_failed_score_is_never_correct() -> None:

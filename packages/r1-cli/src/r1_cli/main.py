@@ -9,8 +9,9 @@ from r1_cli.commands.convert import convert
 from r1_cli.commands.data import data
 from r1_cli.commands.env import env
 from r1_cli.commands.estimate import estimate
+from r1_cli.commands.evaluate import evaluate
 from r1_cli.commands.init import init
-from r1_cli.commands.models import evaluate, merge
+from r1_cli.commands.models import merge
 from r1_cli.commands.replay import replay
 from r1_cli.commands.rewards import reward, score_a
 from r1_cli.commands.runs import diagnose, diff, report, view

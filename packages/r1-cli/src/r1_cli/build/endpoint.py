@@ -4,10 +4,12 @@ import asyncio
 import base64
 import hashlib
 import io
+import json
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 import numpy as np
@@ -39,6 +41,7 @@ class EndpointEngine:
     endpoint: HttpEndpoint  # of `/chat/completions`
     model: str  # its name there
     tokenizer: "PreTrainedTokenizerBase"
+    replies: "ReplyLog"
     texts: dict[bytes, str] = field(default_factory=dict)  # by the token ids of completions: they may not be reversible
 
     def load_weights(self, source: WeightSource) -> None:
@@ -58,7 +61,7 @@ class EndpointEngine:
 
         async def ask_all(post: Post) -> list[list[Reply | RequestFailed]]:
             return await asyncio.gather(
-                *(asyncio.gather(*(ask(post, body) for body in of_prompt)) for of_prompt in bodies)
+                *(asyncio.gather(*(ask(post, body, self.replies) for body in of_prompt)) for of_prompt in bodies)
             )
 
         replies = self.endpoint.run(ask_all)
@@ -97,11 +100,40 @@ def open_endpoint(address: str, key_variable: str, concurrency: int, timeout: fl
     return HttpEndpoint(urls, Patience(timeout, 3 * timeout), headers=headers, concurrency=concurrency)
 
 
-async def ask(post: Post, body: JsonObject) -> Reply | RequestFailed:
+async def ask(post: Post, body: JsonObject, replies: "ReplyLog") -> Reply | RequestFailed:
+    if (known := replies.find(body)) is not None:
+        return known
     try:
-        return await post(body, read_reply)
+        reply: Reply = await post(body, read_reply)
     except RequestFailed as error:
         return error
+    replies.add(body, reply)
+    return reply
+
+
+class ReplyLog:
+    """The replies of a server as lines of JSON, so that no request is repeated after a kill or a failed group."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._known: dict[str, Reply] = {}
+        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+            with suppress(ValueError, KeyError):  # the last line of a killed command
+                found = json.loads(line)
+                self._known[found["request"]] = found["text"], found["finish"]
+
+    def find(self, body: JsonObject) -> Reply | None:
+        return self._known.get(self._key(body))
+
+    def add(self, body: JsonObject, reply: Reply) -> None:
+        text, finish = reply
+        line = json.dumps({"request": self._key(body), "text": text, "finish": finish})
+        with self._path.open("a", encoding="utf-8") as file:
+            file.write(f"\n{line}")  # behind the end of a torn line
+
+    @staticmethod
+    def _key(body: JsonObject) -> str:
+        return hashlib.blake2b(json.dumps(body, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
 def to_body(model: str, prompt: Prompt, params: SamplingParams, sample: int) -> JsonObject:

@@ -1,47 +1,11 @@
-"""`r1 eval` and `r1 merge`: evaluate a model, or write a checkpoint as a Hugging Face folder."""
+"""`r1 merge`: write a checkpoint as a Hugging Face folder. The models that commands name."""
 
 import shlex
 from pathlib import Path
 
 import click
 
-from r1_cli.commands.common import ANY_WORDS, Existing, UserError, share_processors, user_errors, writing
-
-
-@click.command(name="eval", short_help="Score a model on the validation rows.", context_settings=ANY_WORDS)
-@click.argument("model")
-@click.argument("settings", nargs=-1, type=click.UNPROCESSED, metavar="[CONFIG.yaml] [KEY=VALUE]...")
-@click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the result here too.")
-def evaluate(model: str, settings: tuple[str, ...], json_path: Path | None) -> None:
-    """Score a MODEL on the validation rows of a configuration.
-
-    It is a checkpoint, a run's folder (its best checkpoint), a Hugging Face folder or a hub name. A checkpoint is
-    scored with its run's own configuration, unless you name another.
-
-    Reports accuracy, avg@n, pass@k and maj@n, where n is worker.rollout.val_override_config.n:
-
-    \b
-      r1 eval checkpoints/easy_r1/demo/global_step_60
-      r1 eval my-model examples/quickstart/config.yaml
-      r1 eval my-model config=run.yaml worker.rollout.val_override_config.n=16 --json result.json
-    """
-    from r1_cli.config import ConfigError, load_config
-    from r1_data.types import DataError
-    from r1_rewards.types import RewardSpecError
-
-    path = model_path(model := chosen_checkpoint(model))
-    with user_errors(ConfigError, DataError, RewardSpecError):
-        settings = (*own_configuration(model, settings), *settings)
-        config, _ = load_config([*settings, f"worker.actor.model.model_path={path}"], command="eval")
-
-        share_processors()
-        from r1_cli.jobs.evaluate import evaluate_model
-        from r1_cli.models.load import ModelError
-        from r1_rewards.types import RewardFailure
-        from r1_rollout.errors import RolloutError
-
-        with user_errors(ModelError, RewardSpecError, RewardFailure, RolloutError), writing(json_path):
-            evaluate_model(model, config, json_path)
+from r1_cli.commands.common import Existing, UserError, user_errors, writing
 
 
 def model_path(model: str) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, cast
 
 from rich.console import Console
 
-from r1_cli.build.endpoint import EndpointEngine
+from r1_cli.build.endpoint import EndpointEngine, ReplyLog
 from r1_cli.build.prompts import build_prompts
 from r1_cli.build.rendering import build_renderer, open_rendering
 from r1_cli.build.rewards.connect import connect_models, in_evaluation
@@ -56,8 +56,11 @@ class Inference:
         sampler = build_sampler(config, model, verifier, engine, self.player)
         return sampler, weights
 
-    def open_endpoint(self, endpoint: HttpEndpoint, served_name: str) -> Sampler:
-        """Return a sampler that asks a server. Raises ModelError: the server cannot do what the configuration needs."""
+    def open_endpoint(self, endpoint: HttpEndpoint, served_name: str, replies: Path) -> Sampler:
+        """Return a sampler that asks a server, and keeps its answers in the file `replies` until they are recorded.
+
+        Raises ModelError: the server cannot do what the configuration needs.
+        """
         if self.player is not None:
             raise ModelError("worker.rollout.multi_turn.enable: a server of others plays no episodes")
         verifier = self.open_verifier()
@@ -66,7 +69,7 @@ class Inference:
                 "worker.reward.reward_function asks the model itself, which a server of others does not answer"
             )
         self.context.stack.callback(endpoint.close)
-        engine = EndpointEngine(endpoint, served_name, self.context.model.tokenizer)
+        engine = EndpointEngine(endpoint, served_name, self.context.model.tokenizer, ReplyLog(replies))
         sampler = build_sampler(self.context.config, self.context.model, verifier, cast("Generator", engine))
         return replace(sampler, tokenizer=cast("PreTrainedTokenizerBase", engine))
 

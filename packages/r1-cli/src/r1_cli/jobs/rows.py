@@ -35,7 +35,7 @@ from r1_data.references import is_pil
 from r1_data.turns.tool_prompt import ToolPrompt
 from r1_data.types import DataError, Example, MediaReference, Row, Video, is_json, json_columns
 from r1_rewards.load import load
-from r1_rewards.types import OpenVerifier, RewardInput, Score
+from r1_rewards.types import RewardInput, Score, Verifier
 
 log = logging.getLogger("r1")
 
@@ -175,23 +175,30 @@ def write_parquet(rows: Iterator[dict[str, Any]], path: Path) -> None:
 
 
 def rescore(
-    groups: Sequence[SampledGroup], rows: SampledRows, verifier: OpenVerifier, least: float | None
+    groups: Sequence[SampledGroup], rows: SampledRows, verifier: Verifier, least: float | None
 ) -> list[SampledGroup]:
     """Return the groups whose rows have not changed, with the scores that `verifier` gives."""
+    return [with_scores(group, iter(scores), least) for group, scores in score_again(groups, rows, verifier)]
+
+
+def score_again(
+    groups: Sequence[SampledGroup], rows: SampledRows, verifier: Verifier
+) -> Iterator[tuple[SampledGroup, list[Score]]]:
+    """Yield the groups whose rows have not changed, with the scores that `verifier` gives."""
     if any(answer.turns for group in groups for answer in group.answers):
         raise ChoiceError("answers of episodes cannot be scored again: their environments have")
-    found: list[SampledGroup] = []
     sampled = rows({group.key: group for group in groups})
     while those := list(islice(sampled, AT_ONCE)):
         scores = iter(verifier([one for group, example, *_ in those for one in to_inputs(group, example)]))
-        found += [with_scores(group, scores, least) for group, *_ in those]
-    return found
+        for group, *_ in those:
+            yield group, [*islice(scores, len(group.answers))]
 
 
 def to_inputs(group: SampledGroup, example: Example) -> list[RewardInput]:
     given = partial(
         RewardInput,
         ground_truth=example.ground_truth,
+        prompt=group.prompt,
         metadata=json_columns(example.metadata),
         messages=example.messages if is_json(example.messages) else (),
         images=[one for one in example.media if not isinstance(one, Video)],
@@ -205,9 +212,9 @@ def with_scores(group: SampledGroup, scores: Iterator[Score], least: float | Non
 
 
 def with_score(answer: SampledAnswer, score: Score, least: float | None) -> SampledAnswer:
-    failed = score.error is not None
-    right = score.is_correct if least is None else not failed and score.value >= least
-    return replace(answer, score=score.value, right=right, failed=failed)
+    cause = score.error.cause if score.error else ""
+    right = score.is_correct if least is None else not cause and score.value >= least
+    return replace(answer, score=score.value, right=right, cause=cause, parts=score.parts)
 
 
 # --- rows -------------------------------------------------------------------------------------------------------------

@@ -1,9 +1,9 @@
-"""`r1 sample`: sample answers to the training rows, score them, and write them to a folder."""
+"""Sample answers to rows, score them, and write them to a folder: `r1 sample`, and `r1 eval` of validation rows."""
 
 import hashlib
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
@@ -17,7 +17,7 @@ from r1_cli.build.sampler import build_sampling
 from r1_cli.checkpoint.folders import write_json
 from r1_cli.checkpoint.locks import exclusive
 from r1_cli.config import RunConfig, printable
-from r1_cli.config.sources import training_sources
+from r1_cli.config.sources import Source, training_sources
 from r1_cli.jobs.inference import Inference, open_inference
 from r1_cli.models.files import find_file
 from r1_cli.models.frozen_base import digest
@@ -41,7 +41,7 @@ log = logging.getLogger("r1")
 
 MOST_GROUPS, MOST_ANSWERS = 1_000, 2_048  # of a block: it is sampled in one call, and lost if the command is killed
 PAID_ANSWERS = 256  # the same of an endpoint
-MOST_UNSCORED = 0.05  # share of the answers, above which the command ends
+MOST_UNSCORED = 0.05  # share of the answers, above which `r1 sample` ends
 NAMED = 3  # rows in a message
 
 
@@ -53,6 +53,12 @@ class SampleOptions:
     block: int | None = None  # rows; None: `block_size`
     endpoint: HttpEndpoint | None = None  # samples in place of a model of this machine
     served_name: str = ""  # of the endpoint's model
+    most_unscored: float = MOST_UNSCORED
+
+    @property
+    def replies(self) -> Path:
+        """What an endpoint has answered of groups that are not in the folder yet."""
+        return self.output / f"replies-{self.shard.number}-of-{self.shard.count}.jsonl"
 
 
 @dataclass(slots=True)
@@ -69,23 +75,46 @@ class Counts:
 
 
 def sample_rows(config: RunConfig, options: SampleOptions) -> Counts:
-    """Sample the rows of the shard whose answers are not in the folder yet.
+    """Sample the training rows of the shard whose answers are not in the folder yet.
 
     Raises:
         ConfigError: another process has the shard, or the folder's answers were sampled otherwise.
         DataError, ModelError: something cannot work.
+        EngineError: a server has not answered all.
         RewardFailure: more than MOST_UNSCORED of the answers could not be scored.
     """
-    console, folder, counts = Console(), SampleFolder(options.output), Counts()
-    config = keep_unscored(config)
-    size = options.block or block_size(config.worker.rollout.n, of_endpoint=options.endpoint is not None)
+    sources, (params, _) = training_sources(config.data), build_sampling(config)
+    console = Console()
+    counts = sample_sources(keep_unscored(config), sources, [params] * len(sources), options, console)
+    console.print(
+        f"{options.output}: {counts.groups} groups sampled, {counts.there} were there ({options.shard} of the rows)",
+        highlight=False, markup=False, soft_wrap=True,
+    )  # fmt: skip
+    if counts.undone:
+        raise EngineError(f"{counts.undone} groups are not done: run the same command again")
+    return counts
+
+
+def sample_sources(
+    config: RunConfig,
+    sources: Sequence[Source],
+    params: Sequence[SamplingParams],
+    options: SampleOptions,
+    console: Console,
+    describe: Callable[[Inference], JsonObject] = lambda opened: {},
+) -> Counts:
+    """Sample the rows of `sources`, each with its parameters, whose answers are not in the folder yet.
+
+    Args:
+        describe: returns more of what the answers of a folder have in common. It is called before anything is sampled.
+    """
+    folder, counts = SampleFolder(options.output), Counts()
+    size = options.block or block_size(max(one.n for one in params), of_endpoint=options.endpoint is not None)
     with ExitStack() as stack:
         stack.enter_context(folder.locked(options.shard))
-        opened = open_inference(config, training_sources(config.data), console, stack)
-        params, _ = build_sampling(config)
-        identity = describe_sampling(opened, params, size)
-        if options.endpoint is not None:
-            identity["model"] = options.served_name
+        opened = open_inference(config, sources, console, stack)
+        name = options.served_name or digest_model(opened.context.model.path)
+        identity = {"model": name, **describe_sampling(opened, params[0], size), **describe(opened)}
         with exclusive(folder.path):
             folder.require_same(identity)
             write_json(folder.path / CONFIG_FILE, printable(config))
@@ -94,31 +123,37 @@ def sample_rows(config: RunConfig, options: SampleOptions) -> Counts:
         kept = [[part.job(index).row for index in range(len(part))] for part in opened.data.prompts.parts]
         blocks = [b for b in split_blocks(kept, size, options.limit) if options.shard.has(b.number)]
         missing = find_missing(folder, opened, blocks, digest_identity(identity), counts)
-        rows = {one.name: part.digest for one, part in zip(opened.data.sources, opened.data.prompts.parts, strict=True)}
-        start = stack.enter_context(
-            record_start(
-                folder.path, printable(config), rows, [opened.context.hardware.kind, *opened.context.hardware.gpus], 0
-            )
-        )
-        start["shard"], start["counts"] = str(options.shard), asdict(counts)
-        if missing:
-            if options.endpoint is None:
-                sampler, weights = opened.open_sampler()
-            else:
-                sampler, weights = opened.open_endpoint(options.endpoint, options.served_name), None
-            with sampler.generator.active(weights):
-                for number, (block, keys) in enumerate(missing, start=1):
+        with record_start(folder.path, printable(config), *_record_of(opened), 0) as start:
+            start["shard"], start["counts"] = str(options.shard), asdict(counts)
+            if missing:
+                for number, (sampler, block, keys) in enumerate(_with_engine(opened, options, missing), start=1):
                     what = f"block {number} of {len(missing)}"
-                    sample_block(folder, opened, sampler, params, block, keys, counts, what)
+                    sample_block(folder, opened, sampler, params[block.source], block, keys, counts, what)
                     start["counts"] = asdict(counts)
-                    require_scored(counts)
-    console.print(
-        f"{folder.path}: {counts.groups} groups sampled, {counts.there} were there ({options.shard} of the rows)",
-        highlight=False, markup=False, soft_wrap=True,
-    )  # fmt: skip
-    if counts.undone:
-        raise EngineError(f"{counts.undone} groups are not done: run the same command again")
+                    require_scored(counts, options.most_unscored)
+    if not counts.undone:
+        options.replies.unlink(missing_ok=True)
     return counts
+
+
+def _record_of(opened: Inference) -> tuple[dict[str, str], list[str]]:
+    """Return a digest of each source's rows, and the names of the devices."""
+    parts = zip(opened.data.sources, opened.data.prompts.parts, strict=True)
+    hardware = opened.context.hardware
+    return {one.name: part.digest for one, part in parts}, [hardware.kind, *hardware.gpus]
+
+
+def _with_engine(
+    opened: Inference, options: SampleOptions, missing: Sequence[tuple[Block, dict[int, str]]]
+) -> Iterator[tuple[Sampler, Block, dict[int, str]]]:
+    """Yield the blocks with a sampler whose engine has the weights."""
+    if options.endpoint is None:
+        sampler, weights = opened.open_sampler()
+    else:
+        sampler, weights = opened.open_endpoint(options.endpoint, options.served_name, options.replies), None
+    with sampler.generator.active(weights):
+        for block, keys in missing:
+            yield sampler, block, keys
 
 
 def block_size(n: int, *, of_endpoint: bool = False) -> int:
@@ -138,18 +173,17 @@ def keep_unscored(config: RunConfig) -> RunConfig:
 
 
 def describe_sampling(opened: Inference, params: SamplingParams, size: int) -> JsonObject:
-    """Return what all answers of a folder have in common; two folders of one row and one description have the same."""
+    """Return what all answers of a folder have in common, but the model."""
     reward, rollout = opened.context.config.worker.reward, opened.context.config.worker.rollout
     rewards = {
         one.name: digest_reward(*(one.reward if one.reward_function else (reward.reward_function, {})))
         for one in opened.data.sources
     }
     return {
-        "model": digest_model(opened.context.model.path),
         "sampling": json.loads(json.dumps(asdict(params))),
         "rendering of prompts": opened.renderer.fingerprint(),
         "reward": rewards,
-        "options of the reward": _digest(json.dumps(reward.reward_function_kwargs, sort_keys=True, default=str)),
+        "options of the reward": digest_text(json.dumps(reward.reward_function_kwargs, sort_keys=True, default=str)),
         "multi_turn": rollout.multi_turn.model_dump(mode="json") if rollout.multi_turn.enable else None,
         "tools and environments": {one.name: list(one.actor) for one in opened.data.sources if one.has_actor},
         "rows of a block": size,
@@ -168,10 +202,10 @@ def digest_reward(function: str | None, kwargs: Mapping[str, object]) -> str:
     """Return the name of a reward, with a digest of its options, and of its file if it is the user's."""
     file = Path((function or "").rpartition(":")[0])
     text = file.read_text(encoding="utf-8") if file.is_file() else ""
-    return f"{function} {_digest(json.dumps(kwargs, sort_keys=True, default=str) + text)}"
+    return f"{function} {digest_text(json.dumps(kwargs, sort_keys=True, default=str) + text)}"
 
 
-def _digest(text: str) -> str:
+def digest_text(text: str) -> str:
     return hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=8).hexdigest()
 
 
@@ -251,9 +285,9 @@ def to_part(
     return table.append_column(KEY, pa.array([keys[place] for place in of_rows], KEY.type))
 
 
-def require_scored(counts: Counts) -> None:
-    if counts.unscored > MOST_UNSCORED * counts.answers:
+def require_scored(counts: Counts, most: float) -> None:
+    if counts.unscored > most * counts.answers:
         raise RewardFailure(
-            f"{counts.unscored} of {counts.answers} answers could not be scored, more than {MOST_UNSCORED:.0%}. They "
+            f"{counts.unscored} of {counts.answers} answers could not be scored, more than {most:.0%}. They "
             "are recorded: correct the reward, and score them again with `r1 rows --rescore`"
         )

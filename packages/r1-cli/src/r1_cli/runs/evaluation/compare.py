@@ -5,8 +5,7 @@ from dataclasses import dataclass
 from itertools import combinations
 from math import lcm
 
-from r1_cli.config import ConfigError, Problem
-from r1_cli.runs.evaluation.stored import MOST_MISSING, EvaluatedSet, Evaluation
+from r1_cli.runs.evaluation.stored import EvaluatedSet, Evaluation, EvaluationError
 from r1_cli.runs.history import JsonObject
 from r1_cli.runs.statistics import (
     LEVEL,
@@ -46,16 +45,16 @@ def compare(evaluations: Sequence[Evaluation], *, partial: bool = False) -> list
         partial: compare the rows that both have, however many are missing.
 
     Raises:
-        ConfigError: they have other rows, prompts or graders, or more than MOST_MISSING of the answers are missing.
+        EvaluationError: they have other rows, prompts or graders, or more than MOST_MISSING of the answers are missing.
     """
     first = evaluations[0]
     names = [name for name in first.sets if all(name in one.sets for one in evaluations)]
     if not names:
         told = "; ".join(f"{one.path}: {', '.join(one.sets)}" for one in evaluations)
-        raise ConfigError([Problem("--compare", f"the folders have no rows in common ({told})")])
+        raise EvaluationError(f"the folders have no rows in common ({told})")
     problems = [one for name in names for one in _differing(evaluations, name, partial=partial)]
     if problems:
-        raise ConfigError(problems)
+        raise EvaluationError("\n".join(problems))
     pairs = [(name, one, other) for name in names for one, other in combinations(range(len(evaluations)), 2)]
     found = [_compare(evaluations[one].sets[name], evaluations[other].sets[name]) for name, one, other in pairs]
     adjusted = holm([difference.p for difference, *_ in found])
@@ -65,18 +64,18 @@ def compare(evaluations: Sequence[Evaluation], *, partial: bool = False) -> list
     ]
 
 
-def _differing(evaluations: Sequence[Evaluation], name: str, *, partial: bool) -> Iterator[Problem]:
+def _differing(evaluations: Sequence[Evaluation], name: str, *, partial: bool) -> Iterator[str]:
     first = evaluations[0]
     for one in evaluations[1:]:
         own, other = first.sets[name].about, one.sets[name].about
         for key, what in SAME.items():
             if own[key] != other[key]:
                 told = f"{name} has {what} in {one.path} ({other[key]}) than in {first.path} ({own[key]})"
-                yield Problem("--compare", f"{told}: such figures cannot be compared")
+                yield f"{told}: such figures cannot be compared"
     for one in evaluations:
-        if not partial and (missing := one.sets[name].missing) > MOST_MISSING:
-            message = f"{missing:.1%} of the answers of {name} are missing in {one.path}: run its r1 eval again"
-            yield Problem("--compare", f"{message}, or give --partial")
+        if not partial and one.sets[name].misses_too_many:
+            told = f"{one.sets[name].missing:,} of {one.sets[name].total:,} answers of {name} are missing in {one.path}"
+            yield f"{told}: run its r1 eval again, or give --partial"
 
 
 def _compare(
@@ -85,7 +84,7 @@ def _compare(
     one, other = first.marks(), second.marks()
     rows = [row for row in one if row in other]
     if not rows:
-        raise ConfigError([Problem("--compare", f"no row of {first.name} has answers in both folders")])
+        raise EvaluationError(f"no row of {first.name} has answers in both folders")
     of_one, of_other = [one[row] for row in rows], [other[row] for row in rows]
     counts = {len(each.groups[row].scored) for each in (first, second) for row in rows}
     whole = lcm(*counts)

@@ -1,5 +1,6 @@
 """A stored evaluation: its answers by row, and what they were sampled and graded with."""
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,15 +9,21 @@ from math import comb
 from pathlib import Path
 from statistics import fmean
 
-from r1_cli.config import ConfigError, Problem
 from r1_cli.runs.history import JsonObject
+from r1_cli.runs.reader import RunReader
 from r1_cli.runs.rows.choose import SampledAnswer, SampledGroup
-from r1_cli.runs.rows.parts import OF_A_SOURCE, SampleFolder
+from r1_cli.runs.rows.parts import OF_A_SOURCE, SETS, SampleFolder
 from r1_cli.runs.rows.recorded import read_groups
+from r1_cli.runs.statistics import Interval, mean_interval
 from r1_rewards.reading.extract import final_answer
 
-SETS = "evaluated"  # in the folder's description: what each source is, by name
+DIGEST = re.compile("[0-9a-f]{16,}")
+MOST_BUDGETS = 6
 MOST_MISSING = 0.01  # share of the answers, above which no figure is printed
+
+
+class EvaluationError(ValueError):
+    """Stored answers of which no figure can be told, or that cannot be compared."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,10 +35,19 @@ class EvaluatedSet:
     groups: Mapping[int, SampledGroup]  # by number of the row
 
     @property
-    def missing(self) -> float:
-        """The share of the answers that are not there, or could not be scored."""
-        scored = sum(len(group.scored) for group in self.groups.values())
-        return 1 - scored / max(self.about["rows"] * self.about["n"], 1)
+    def total(self) -> int:
+        """The number of answers that were asked for."""
+        total: int = self.about["rows"] * self.about["n"]
+        return total
+
+    @property
+    def missing(self) -> int:
+        """The number of answers that are not there, or could not be graded."""
+        return self.total - sum(len(group.scored) for group in self.groups.values())
+
+    @property
+    def misses_too_many(self) -> bool:
+        return self.missing > MOST_MISSING * self.total
 
     @property
     def whole(self) -> list[SampledGroup]:
@@ -51,16 +67,37 @@ class Evaluation:
 
     @cached_property
     def model(self) -> str:
-        return str(self.identity.get("named") or self.identity["model"])
+        """The path or name of the model, or its name at an endpoint."""
+        path: str = RunReader(self.path).settings()["worker"]["actor"]["model"]["model_path"]
+        named = str(self.identity["model"])
+        return path if DIGEST.fullmatch(named) or named.startswith(path) else named
+
+
+def require_complete(evaluation: Evaluation, *, partial: bool) -> list[str]:
+    """Return lines with the bounds of sets of which answers are missing, wrong or right as these may be.
+
+    Raises EvaluationError if more than MOST_MISSING of a set are, unless `partial`, or all of them.
+    """
+    lines = []
+    for name, one in evaluation.sets.items():
+        if not one.missing:
+            continue
+        told = f"{one.missing:,} of {one.total:,} answers of {name} are missing or could not be graded"
+        if one.missing == one.total or (one.misses_too_many and not partial):
+            way_out = "run the same command again, or give --partial for figures with bounds"
+            raise EvaluationError(f"{told}, more than {MOST_MISSING:.0%}: {way_out}")
+        right = sum(answer.right for group in one.groups.values() for answer in group.answers)
+        low, high = right / one.total, (right + one.missing) / one.total
+        lines.append(f"{told}: the share of right answers is from {low:.3f} to {high:.3f}")
+    return lines
 
 
 def read_evaluation(path: Path) -> Evaluation:
-    """Raises ConfigError: the folder is not of `r1 eval --output`, or is damaged."""
+    """Raises EvaluationError or ConfigError: the folder is not of `r1 eval --output`, or is damaged."""
     groups = read_groups([path])
     identity = SampleFolder(path).identity()
     if SETS not in identity:
-        message = "holds answers of r1 sample, not of r1 eval --output"
-        raise ConfigError([Problem("FOLDER", message, str(path))])
+        raise EvaluationError(f"{path} holds answers of r1 sample, not of r1 eval --output")
     size, sets = identity["rows of a block"], identity[SETS]
     places: list[dict[int, SampledGroup]] = [{} for _ in sets]
     for group in groups:
@@ -104,3 +141,33 @@ def figures(groups: Sequence[SampledGroup]) -> dict[str, list[float]]:
         f"maj@{n}": [float(majority_is_right(answers)) for answers in first],
         "reward_score": [fmean(answer.score for answer in group.answers) for group in groups],
     }
+
+
+# --- by the length of answers -----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """What the answers are worth if longer ones count as cut, and so as wrong."""
+
+    tokens: int  # at most
+    right: Interval
+    cut: float  # share of the answers
+
+    def to_json(self) -> JsonObject:
+        return {"tokens": self.tokens, "right": [self.right.value, self.right.low, self.right.high], "cut": self.cut}
+
+
+def by_budget(groups: Sequence[SampledGroup]) -> list[Budget]:
+    """Return the curve over budgets: the longest answer, and halves of it down to a shorter one than all right ones."""
+    answers = [answer for group in groups for answer in group.scored]
+    shortest = min((answer.tokens for answer in answers if answer.right), default=None)
+    if shortest is None:
+        return []
+    tokens, found = max(answer.tokens for answer in answers), list[Budget]()
+    while len(found) < MOST_BUDGETS and tokens >= shortest:
+        rows = [fmean(one.right and one.tokens <= tokens for one in group.scored) for group in groups]
+        cut = fmean(one.cut or one.tokens > tokens for one in answers)
+        found.insert(0, Budget(tokens, mean_interval(rows), cut))
+        tokens //= 2
+    return found

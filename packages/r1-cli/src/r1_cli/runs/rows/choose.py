@@ -31,10 +31,14 @@ class SampledAnswer:
     score: float
     right: bool
     cut: bool = False  # by the limit of tokens
-    failed: bool = False  # it could not be scored
+    cause: str = ""  # why it could not be scored
     turns: tuple[JsonObject, ...] = ()  # messages of an episode; none for a single answer
     pictures: tuple[Path, ...] = ()  # of the turns, in order
     parts: Mapping[str, float] = field(default_factory=dict)  # of the score
+
+    @property
+    def failed(self) -> bool:
+        return bool(self.cause)
 
     @property
     def messages(self) -> list[JsonObject]:
@@ -50,6 +54,7 @@ class SampledGroup:
     block: int = 0
     place: int = 0  # in the block
     prompt_tokens: int = 0
+    prompt: str = ""  # as the model read it
 
     @property
     def scored(self) -> list[SampledAnswer]:

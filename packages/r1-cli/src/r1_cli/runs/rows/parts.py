@@ -7,9 +7,9 @@ alone, so that a killed command and one of several shards write the same files a
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -23,12 +23,14 @@ from r1_cli.config.section import flatten
 from r1_cli.runs.history import JsonObject
 from r1_cli.runs.reader import SAMPLES, sample_file
 from r1_cli.runs.schema import SCHEMA, write_table
+from r1_data.messages import RowReader
 from r1_data.references import is_pil
 from r1_data.turns.tool_prompt import ToolPrompt
-from r1_data.types import Example, MediaReference, Video
+from r1_data.types import Example, MediaReference, Row, Video
 
 log = logging.getLogger("r1")
 
+SETS = "evaluated"  # in the description of an evaluation's answers: about each set of rows, by name
 IDENTITY_FILE, TOOLS_FILE, ASIDE = "sampling.json", "tools.json", "aside"
 OF_A_SOURCE = 10**6  # block numbers
 KEY = pa.field("key", pa.string())  # column: digest of a group's row, and of what it was sampled with
@@ -109,7 +111,17 @@ def _content(reference: MediaReference) -> bytes:
     return str(reference).encode()
 
 
+def digest_rows(rows: Iterable[tuple[str, Row]], reader: RowReader) -> str:
+    """Return a digest of the questions, answers and pictures of rows in order, wherever their file is."""
+    digest = hashlib.blake2b(digest_size=16)
+    for row_id, row in rows:
+        digest.update(key_of(replace(reader(row_id, row), id="", source=""), "").encode())
+    return f"blake2b:{digest.hexdigest()}"
+
+
 def digest_identity(identity: JsonObject) -> str:
+    """Return a digest of what decides an answer and its score; another grader may score an evaluation's later."""
+    identity = {name: value for name, value in identity.items() if name != SETS}
     return hashlib.blake2b(json.dumps(identity, sort_keys=True).encode(), digest_size=16).hexdigest()
 
 
@@ -141,6 +153,10 @@ class SampleFolder:
             told = "; ".join(f"{name} was {before.get(name)!r}, is {now.get(name)!r}" for name in changed)
             message = f"holds answers that were sampled otherwise ({told}): name another folder"
             raise ConfigError([Problem("--output", message, str(self.path))])
+
+    @property
+    def has_identity(self) -> bool:
+        return (self.path / IDENTITY_FILE).is_file()
 
     def identity(self) -> JsonObject:
         found: JsonObject = json.loads((self.path / IDENTITY_FILE).read_text(encoding="utf-8"))

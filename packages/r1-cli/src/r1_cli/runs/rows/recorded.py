@@ -17,7 +17,7 @@ from r1_cli.runs.rows.choose import SampledAnswer, SampledGroup
 from r1_cli.runs.rows.parts import IDENTITY_FILE, SampleFolder
 
 COLUMNS = ("group", "sample", "prompt_id", "source", "answer", "tokens", "score", "parts", "failure", "finish_reason",
-           "turns", "stop_reason", "media", "key", "step", "prompt_tokens")  # fmt: skip
+           "turns", "stop_reason", "media", "key", "step", "prompt_tokens", "prompt", "sampled")  # fmt: skip
 
 
 def read_groups(folders: Sequence[Path], least: float | None = None) -> list[SampledGroup]:
@@ -63,24 +63,24 @@ def _groups(folder: Path, least: float | None) -> Iterator[SampledGroup]:
 def to_group(rows: Sequence[JsonObject], media: Path, least: float | None = None) -> SampledGroup:
     first = rows[0]
     answers = tuple(to_answer(row, media, least) for row in rows)
-    place = first["step"], first["group"], first["prompt_tokens"]
+    place = first["step"], first["group"], first["prompt_tokens"], first["prompt"]
     return SampledGroup(first["prompt_id"], first["source"], first["key"], answers, *place)
 
 
 def to_answer(row: JsonObject, media: Path, least: float | None) -> SampledAnswer:
     score: float = math.nan if row["score"] is None else row["score"]
     parts = dict(row["parts"] or ())
-    failed = row["failure"] is not None or math.isnan(score)
+    cause = (row["failure"] or "").partition(":")[0] or ("non_finite" if math.isnan(score) else "")
     judged: float = parts.get("accuracy", score)
     messages, pictures = seen_messages(row)
     return SampledAnswer(
         sample=row["sample"],
         text=row["answer"] or "",
-        tokens=row["tokens"],
+        tokens=row["tokens"] if row["sampled"] is None else sum(row["sampled"]),
         score=score,
-        right=not failed and bool(judged > 0.5 if least is None else score >= least),
+        right=not cause and bool(judged > 0.5 if least is None else score >= least),
         cut=row["finish_reason"] == "length",
-        failed=failed,
+        cause=cause,
         turns=tuple(messages),
         pictures=tuple(media / name for name in pictures),
         parts=parts,

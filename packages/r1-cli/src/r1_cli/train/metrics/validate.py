@@ -1,9 +1,7 @@
-"""Validation, and accuracy, avg@k, pass@k and maj@k of a model's responses."""
+"""Validation: sample the validation rows with the current weights, and measure them."""
 
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from math import comb
+from dataclasses import dataclass
 from statistics import fmean
 
 from r1_cli.runs.track.timing import Stopwatch
@@ -11,7 +9,6 @@ from r1_cli.train.groups.group import Group
 from r1_cli.train.metrics.step import by_source, length_metrics, reward_metrics, source_metrics
 from r1_cli.train.sampling.generate import render_prompts, sample_groups
 from r1_cli.train.types import Dataset, Progress, Sampler
-from r1_rewards.reading.extract import final_answer
 from r1_rollout.types import SamplingParams
 
 
@@ -64,37 +61,3 @@ def average_at_k(groups: Sequence[Group]) -> dict[str, float]:
     for group in groups:
         marks.setdefault(len(group.scores), []).append(fmean(score.is_correct for score in group.scores))
     return {f"avg@{k}": fmean(means) for k, means in sorted(marks.items())}
-
-
-def summarise(groups: Sequence[Group]) -> dict[str, float]:
-    """Return accuracy, avg@n, pass@k and maj@n for k = 1, 2, 4, … and all n samples a prompt.
-
-    `accuracy` is the share of correct first responses, `pass@k` the unbiased estimate of arXiv 2107.03374, and `maj@n`
-    counts a prompt if its most frequent final answer is correct. n is the smallest number of responses of a prompt.
-    """
-    if not groups:
-        raise ValueError("no responses to summarise")
-    n = min(len(group.responses) for group in groups)
-    groups = [replace(group, responses=group.responses[:n]) for group in groups]
-    right = [[score.is_correct for score in group.scores] for group in groups]
-    sizes = sorted({2**i for i in range(n.bit_length()) if 2**i <= n} | {n})
-    return {
-        "accuracy": fmean(marks[0] for marks in right),
-        f"avg@{n}": fmean(mark for marks in right for mark in marks),
-        **{f"pass@{k}": fmean(pass_at_k(len(marks), sum(marks), k) for marks in right) for k in sizes},
-        f"maj@{n}": fmean(majority_is_correct(group) for group in groups),
-    }
-
-
-def pass_at_k(n: int, correct: int, k: int) -> float:
-    return 1.0 - comb(n - correct, k) / comb(n, k)
-
-
-def majority_is_correct(group: Group) -> bool:
-    """Whether the most frequent final answer is correct; ties go to the first."""
-    answers = [final_answer(response.text) for response in group.responses]
-    votes = Counter(found for found in answers if found is not None)
-    if not votes:
-        return False
-    winner = votes.most_common(1)[0][0]
-    return group.responses[answers.index(winner)].score.is_correct
