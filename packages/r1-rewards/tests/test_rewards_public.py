@@ -19,9 +19,9 @@ NAMES = [
     "RewardSpecError", "Score", "Verifier", "load", "__version__",
 ]  # fmt: skip
 MODULES = [
-    "box", "choice", "code", "combine", "dapo", "extract", "format", "geo3k", "gsm8k", "gsm8k_verl", "language",
-    "length", "lmm_r1", "math", "math_dapo", "math_easyr1", "math_verl", "numeric", "point", "prime_math", "r1v",
-    "r1v_easyr1", "reference_probability", "repetition", "search_r1", "text",
+    "answer", "box", "choice", "code", "combine", "dapo", "extract", "format", "geo3k", "gsm8k", "gsm8k_verl",
+    "ifeval", "language", "length", "lmm_r1", "math", "math_dapo", "math_easyr1", "math_verl", "numeric", "point",
+    "prime_math", "r1v", "r1v_easyr1", "reference_probability", "repetition", "search_r1", "text",
 ]  # fmt: skip
 DOTTED = ["r1_rewards.main", "r1_rewards.types", "r1_rewards.load", "r1_rewards.spec", "r1_rewards.sandbox"]
 
@@ -120,6 +120,7 @@ UNUSABLE = [
     ("dapo", "5\n6", "5"), ("math_dapo", "", "5"), ("math_verl", " ", "5"), ("gsm8k_verl", "1,200", "1200"),
     ("gsm8k_verl", "a #### 18", "18"), ("search_r1", "A", "nile"), ("lmm_r1", "", "5"),
     ("code", "print(5)", "assert f()"), ("code", '{"inputs": ["5"], "outputs": [""]}', "assert f()"),
+    ("answer", " ", "5"), ("ifeval", "no rules", '{"instruction_id_list": ["punctuation:no_comma"]}'),
     ("geo3k", "None", "no"), ("math_easyr1", "none", "no"),
 ]  # fmt: skip
 

@@ -41,6 +41,7 @@ __all__ = [
 if TYPE_CHECKING:  # the modules' names are written by tests/write_tables.py
     from r1_rewards.reading import extract as extract
     from r1_rewards.reference import reference_probability as reference_probability
+    from r1_rewards.verifiers import answer as answer
     from r1_rewards.verifiers import box as box
     from r1_rewards.verifiers import choice as choice
     from r1_rewards.verifiers import code as code
@@ -50,6 +51,7 @@ if TYPE_CHECKING:  # the modules' names are written by tests/write_tables.py
     from r1_rewards.verifiers import geo3k as geo3k
     from r1_rewards.verifiers import gsm8k as gsm8k
     from r1_rewards.verifiers import gsm8k_verl as gsm8k_verl
+    from r1_rewards.verifiers import ifeval as ifeval
     from r1_rewards.verifiers import language as language
     from r1_rewards.verifiers import length as length
     from r1_rewards.verifiers import lmm_r1 as lmm_r1

@@ -18,6 +18,10 @@ _RUN = re.compile(r"[A-Z]{2,10}")
 _LETTER_WITH_TEXT = re.compile(r"\(?([A-Z])(?:\)|[.:])\s{0,8}(\S.*)?", re.DOTALL)
 _NAMED = re.compile(r"\b(?:option|choice|answer)s?\s{1,4}(?:is\s{1,4})?\(?([A-Z])\b\)?", re.IGNORECASE)
 _DENIED = re.compile(r"\b(?:not|isn't|isnt|never|neither|nor|except|wrong|incorrect|cannot|can't)\b", re.IGNORECASE)
+_THOUGHT = re.compile(  # "I think D is correct", not "I think A cat sat"
+    r"\bI(?:\s(?:think|believe|choose|pick|guess|would\ssay)|['’]d\ssay)(?:\s(?:it\sis|it['’]s|that|option)){0,2}"
+    r"\s\(?([A-Z])\b\)?(?=\s{0,4}(?:[.,;:!\n]|$|is\b|because\b|since\b))"
+)
 _SENTENCE_END = re.compile(r"[.;!?\n]|,?\s(?:so|but|hence|thus|therefore)\s|,\s(?:it|then)\s", re.IGNORECASE)
 # A word that takes back what was said, and the letter that replaces it: "Wait, B.", "no, it should be (C)".
 _RETRACTION = re.compile(
@@ -28,6 +32,7 @@ _RETRACTION = re.compile(
     r"[(*\[{]{0,3}([A-Z])[)*\]}]{0,3}"
     r"(?=\s{0,4}(?:[.,;:!?，。；\n]|$|(?:is|was|it|because|since|as|instead|seems|must|should|fits|works)\b))"
 )
+_STANDING = re.compile(r"(?<![\w'’])[A-Z](?![\w'’])")
 _ALONE = re.compile(r"(?<![0-9A-Za-zÀ-ɏ_'])\(?([A-Z])(?:\)|[.:]|(?=\s*$))")
 
 
@@ -80,14 +85,31 @@ def chosen_letters(response: str, options: Mapping[str, str]) -> set[str]:
 def _read_response(response: str, options: Mapping[str, str]) -> set[str]:
     for find in (extract.boxed_list, extract.boxed, extract.tagged, extract.stated):
         extracted = find(response)
-        if extracted is not None and _DENIED.search(extracted[:200]):
-            return set()
-        if extracted is not None and (letters := read_letters(extracted, options)):
+        if extracted is None:
+            continue
+        if _DENIED.search(extracted[:200]):
+            return _stated_before_denials(extracted[:200])
+        if letters := read_letters(extracted, options):
             return letters
     whole = read_letters(response, options) if len(response) < 200 else set()
-    named = [match[1] for match in _NAMED.finditer(response) if not _is_denied(response, match.start())]
+    named = [
+        match[1]
+        for pattern in (_THOUGHT, _NAMED)
+        for match in pattern.finditer(response)
+        if not _is_denied(response, match.start())
+    ]
     standing = [match[1] for match in _ALONE.finditer(response) if not _is_denied(response, match.start())]
     return whole or set(named[-1:]) & set(ascii_uppercase) or set(standing[-1:])
+
+
+def _stated_before_denials(stated: str) -> set[str]:
+    """Return the letter of "surely D, it can't be A or B": what is denied must be other letters."""
+    first, *others = _SENTENCE_END.split(stated)
+    letters = _ALONE.findall(first)
+    denied = [set(_STANDING.findall(part)) for part in others if _DENIED.search(part)]
+    if _DENIED.search(first) or len(letters) != 1 or not all(denied) or letters[0] in set().union(*denied):
+        return set()
+    return set(letters)
 
 
 def _denies(following: str) -> bool:
@@ -106,8 +128,13 @@ def read_letters(extracted: str, options: Mapping[str, str]) -> set[str]:
     same = {letter for letter, choice in options.items() if text.normalise(choice) == text.normalise(plain)}
     if same:
         return same
-    if _RUN.fullmatch(plain) and list(plain) == sorted(set(plain)):
+    if _RUN.fullmatch(plain) and (list(plain) == sorted(set(plain)) or _is_run_of_options(plain)):
         return set(plain)
     if match := _LETTER_WITH_TEXT.fullmatch(plain):
         return {match[1]}
-    return {plain.upper()} if len(plain) == 1 and plain.isascii() and plain.isalpha() else set()
+    bare = plain.strip("()")
+    return {bare.upper()} if len(bare) == 1 and bare.isascii() and bare.isalpha() else set()
+
+
+def _is_run_of_options(run: str) -> bool:
+    return len(set(run)) == len(run) and set(run) <= set(ascii_uppercase[:10])

@@ -33,6 +33,14 @@ _PLAIN_OPTION = re.compile(r"\(?([A-J])\)?")
 _OTHER_OPTION = re.compile(
     r"(?<![A-Za-z])\(?[A-J]\)|(?<![A-Za-z\\])[A-J][.:](?=\s|$)|(?:\b(?:or|and)\b|[,;/&])\s*\(?[A-J]\b"
 )
+_OPTION_BEFORE = re.compile(  # as AMC writes
+    r"\\(?:textbf|text|mathbf|mathrm)\s?\{\s?\([A-J]\)[\s~]{0,8}\}(?:[\s~]|\\[ ,;:]){0,8}(?=\S)"
+)
+# A last factor that Math-Verify drops as a unit: the t of "v_0 + a t". Behind a number and \pi it is one.
+_LAST_FACTOR = re.compile(
+    r"(?P<before>(?<![A-Za-z\\])[A-Za-z]|\\(?!pi(?![a-z]))[a-z]{1,20}|_(?:[A-Za-z0-9]|\{[A-Za-z0-9]{1,9}\}))"
+    r"\s(?P<last>[A-Za-z])$"
+)
 _LETTER = re.compile(r"(?<![\\A-Za-z])[A-Za-z](?![A-Za-z])")
 # What SymPy and Math-Verify raise for text that is no mathematics.
 _UNREADABLE = (TypeError, ValueError, ArithmeticError, AttributeError, LookupError, NotImplementedError, RuntimeError)
@@ -96,6 +104,7 @@ def compare(extracted: str, truth: str, *, digits: int = 6, strict: bool = True)
     if (wanted := _PLAIN_OPTION.fullmatch(truth)) and (option := _CHOSEN.match(extracted)):
         same, several = option[1] == wanted[1], _OTHER_OPTION.search(extracted, option.end())
         return same and not several, "option by its letter" if same else "another option"
+    extracted, truth = (_OPTION_BEFORE.sub("", side, count=1) for side in (extracted, truth))
     if reason := hedge(extracted, truth, lambda side, other: _compare_plain(side, other, digits, strict)[0]):
         return False, reason
     return _compare_plain(extracted, truth, digits, strict)
@@ -170,7 +179,7 @@ def _equal_by_algebra(extracted: str, truth: str, digits: int, strict: bool) -> 
     try:
         gold, predicted = (
             [_with_imaginary_unit(item) for item in parse(rf"\boxed{{{text}}}", targets, parsing_timeout=None)]
-            for text in (truth, extracted)
+            for text in (_LAST_FACTOR.sub(r"\g<before>{\g<last>}", side) for side in (truth, extracted))
         )
         settings = {"strict": strict, "allow_set_relation_comp": True, "timeout_seconds": None}
         return bool(verify(gold, predicted, digits, **settings)) and _same_size(gold, predicted, digits)
