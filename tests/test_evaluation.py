@@ -12,6 +12,7 @@ import pytest
 from chat_server import reply, served
 from endtoend import QUICKSTART, R1
 
+from r1_cli.config.suites import published_figures
 from r1_cli.jobs import sample
 from r1_rewards.services.endpoint import Patience
 
@@ -118,3 +119,26 @@ def test_an_endpoint_that_throttles_and_dies_answers_nothing_twice(whole: Path, 
     shutil.rmtree(tmp_path / "b")
     ended = r1("eval", "http://127.0.0.1:9/v1", *WORDS, "--served-name", "other", ok=False)
     assert "--output is missing" in ended.stderr
+
+
+def test_a_suite_brings_rows_prompt_grader_and_published_figures_of_its_prompt(r1: R1, tmp_path: Path) -> None:
+    rows = [json.dumps({"problem": f"Is {one} even?", "answer": "AB"[one % 2]}) for one in range(4)]
+    (tmp_path / "sums.jsonl").write_text("\n".join(rows))
+    (tmp_path / "sums.yaml").write_text(
+        "{title: Sums, page: here, rows: {hub: me/sums, columns: [problem, answer]}, question: problem,\n"
+        "answer: {column: answer}, grader: choice, sample: {n: 2, max_tokens: 8},\n"
+        "prompts: {boxed: {text: '{{ content }} In a box.', source: me}, plain: {text: '{{ content }}', source: me}},\n"
+        "published: [{model: theirs, value: 0.5, prompt: boxed, source: page 3},\n"
+        "  {model: others, value: 0.6, prompt: plain, source: page 4}]}"
+    )
+    words = ["eval", MODEL, "--suite", tmp_path / "sums.yaml", "--data-root", tmp_path, "data.max_prompt_length=64",
+             "data.filter_overlong_prompts_workers=1"]  # fmt: skip
+    ended = r1(*words, "--output", tmp_path / "boxed", "--json", tmp_path / "result.json")
+    assert "published, sums/boxed: theirs 0.500 (page 3)" in ended.output
+    assert "others" not in ended.output
+    assert [*json.loads((tmp_path / "result.json").read_text())["sets"]] == ["sums/boxed"]
+    found = [one for path in (tmp_path / "boxed/samples").iterdir() for one in pq.read_table(path).to_pylist()]
+    assert len(found) == 8
+    assert all("In a box." in one["prompt"] for one in found)
+    assert "0 of 8 answers get another score" in r1("eval", "--regrade", tmp_path / "boxed").output
+    assert published_figures([str(tmp_path / "sums.yaml")], "plain") == ["published, sums/plain: others 0.600 (page 4)"]

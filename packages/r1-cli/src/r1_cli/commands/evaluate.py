@@ -5,13 +5,16 @@ from pathlib import Path
 
 import click
 
-from r1_cli.commands.common import ANY_WORDS, FiniteRange, UserError, share_processors, user_errors, writing
+from r1_cli.commands.common import ANY_WORDS, Existing, FiniteRange, UserError, share_processors, user_errors, writing
 from r1_cli.commands.models import chosen_checkpoint, model_path, own_configuration
 
 
 @click.command(name="eval", short_help="Score a model on the validation rows.", context_settings=ANY_WORDS)
 @click.argument("model")
 @click.argument("settings", nargs=-1, type=click.UNPROCESSED, metavar="[CONFIG.yaml] [KEY=VALUE]...")
+@click.option("--suite", "suites", metavar="A,B", help="Benchmarks: SUITE[:SUBSET][/PROMPT] or ./mine.yaml.")
+@click.option("--prompt", metavar="NAME", help="Of the suites; by default the first of each.")
+@click.option("--data-root", type=Existing(folder=True), help="Folder with the rows of suites, instead of the hub.")
 @click.option("--output", type=click.Path(file_okay=False, path_type=Path), help="Keep the answers in this folder.")
 @click.option("--json", "json_path", type=click.Path(dir_okay=False, path_type=Path), help="Write the result here too.")
 @click.option("--n", type=click.IntRange(min=1), help="Answers a row.")
@@ -27,6 +30,9 @@ from r1_cli.commands.models import chosen_checkpoint, model_path, own_configurat
 def evaluate(
     model: str,
     settings: tuple[str, ...],
+    suites: str | None,
+    prompt: str | None,
+    data_root: Path | None,
     output: Path | None,
     json_path: Path | None,
     n: int | None,
@@ -44,11 +50,12 @@ def evaluate(
 
     It is a checkpoint, a run's folder (its best checkpoint), a Hugging Face folder, a hub name, or the address of an
     OpenAI-compatible server. A checkpoint is scored with its run's own configuration, unless you name another. With
-    --output, the same command resumes after a kill.
+    --output, the same command resumes after a kill. A suite brings its rows, prompt, grader and sampling.
 
     \b
       r1 eval checkpoints/easy_r1/demo/global_step_60
       r1 eval my-model examples/quickstart/config.yaml --n 16 --output a
+      r1 eval my-model --suite math500,gsm8k --output c
       r1 eval http://localhost:8000/v1 config.yaml --served-name other --output b
       r1 eval --compare a b
       r1 eval --regrade a --grader math
@@ -61,12 +68,14 @@ def evaluate(
         _regrade([model, *settings], grader, grader_options, output, json_path, partial=partial)
     else:
         server = (served_name, api_key_env, concurrency, timeout)
-        _evaluate(model, settings, output, json_path, n, server, partial=partial)
+        chosen = (suites.split(",") if suites else [], prompt, data_root)
+        _evaluate(model, settings, chosen, output, json_path, n, server, partial=partial)
 
 
 def _evaluate(
     model: str,
     settings: tuple[str, ...],
+    chosen: tuple[list[str], str | None, Path | None],
     output: Path | None,
     json_path: Path | None,
     n: int | None,
@@ -86,10 +95,16 @@ def _evaluate(
     words = [*settings]
     if not address:
         path = model_path(model := chosen_checkpoint(model))
-        words = [*own_configuration(model, settings), *settings, f"worker.actor.model.model_path={path}"]
+        own = [] if chosen[0] else own_configuration(model, settings)
+        words = [*own, *settings, f"worker.actor.model.model_path={path}"]
     words += [] if n is None else [f"worker.rollout.val_override_config.n={n}"]
     with user_errors(ConfigError, DataError, RewardSpecError, ValueError):
-        config, _ = load_config(words, command="eval")
+        if chosen[0]:
+            from r1_cli.config.suites import load_with_suites, published_figures
+
+            config, published = load_with_suites(words, *chosen), published_figures(*chosen[:2])
+        else:
+            (config, _), published = load_config(words, command="eval"), []
 
         share_processors()
         from r1_cli.build.endpoint import open_endpoint
@@ -100,7 +115,9 @@ def _evaluate(
 
         with user_errors(ModelError, RewardSpecError, RewardFailure, RolloutError), writing(json_path or output):
             endpoint = open_endpoint(model, key_variable, concurrency, timeout) if address else None
-            options = EvalOptions(json_path, output, partial, endpoint, served_name or "")
+            options = EvalOptions(
+                json_path, output, partial, endpoint, served_name or "", published, apart=len(chosen[0]) > 1
+            )
             evaluate_model(served_name or model, config, options)
 
 

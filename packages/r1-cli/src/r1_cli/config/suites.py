@@ -14,8 +14,10 @@ from pydantic import Field, ValidationError, model_validator
 
 from r1_cli.config.data import SourceConfig
 from r1_cli.config.files import reward_problems
+from r1_cli.config.load import load_config
 from r1_cli.config.problems import ConfigError, Problem
 from r1_cli.config.root import RunConfig
+from r1_cli.config.rules import find_problems
 from r1_cli.config.section import Count, NonNegative, Ratio, Section, Tree, lookup, with_value
 from r1_data.benchmark_rows import IMAGES, TRUTH, AnswerForm, RowForm, check_rows, write_rows
 from r1_data.tables.files import KINDS, PACKED
@@ -305,3 +307,24 @@ def _inner(model: Any, name: int | str) -> Any:
 
 def _error(value: str, message: str) -> ConfigError:
     return ConfigError([Problem("suite", message, value, "command line")])
+
+
+def load_with_suites(
+    words: Sequence[str], names: Sequence[str], prompt: str | None, data_root: Path | None
+) -> RunConfig:
+    """Read a configuration, as `load_config`, whose validation rows are those of suites. Raises as `apply_suites`."""
+    config, provenance = load_config(words, command="chat")
+    config = apply_suites(config, names, prompt, data_root)
+    if problems := find_problems(config, provenance, "eval"):
+        raise ConfigError(problems)
+    return config
+
+
+def published_figures(names: Sequence[str], prompt: str | None) -> list[str]:
+    """Return a line for each published figure of all rows of a suite that was measured with the same prompt."""
+    found = []
+    for name, suite, subset, chosen in (parse_name(word, prompt) for word in names):
+        for one in suite.published:
+            if one.prompt == chosen and subset is None:
+                found.append(f"published, {name}/{chosen}: {one.model} {one.value:.3f} ({one.source})")
+    return found

@@ -48,6 +48,8 @@ class EvalOptions:
     partial: bool = False  # print figures and their bounds, however many answers are missing
     endpoint: HttpEndpoint | None = None  # answers in place of a model of this machine
     served_name: str = ""  # of the endpoint's model
+    published: Sequence[str] = ()  # lines about published figures of the same rows and prompts
+    apart: bool = False  # the sets are benchmarks: print no figure over all of them
 
 
 def evaluate_model(model: str, config: RunConfig, options: EvalOptions = EvalOptions()) -> dict[str, float]:  # noqa: B008 (frozen)
@@ -137,10 +139,12 @@ def report(model: str, evaluation: Evaluation, options: EvalOptions, console: Co
     result |= {name: fmean(rows) for name, rows in values.items() if name not in result}
     intervals = {name: mean_interval(rows) for name, rows in values.items()}
     n = min(len(group.answers) for group in groups)
-    console.print(f"{model}: {len(groups)} prompts × {n} responses", markup=False, highlight=False, soft_wrap=True)
-    show_table(console, render(result, intervals))
+    told = f"{model}: {len(groups)} prompts × {n} responses ({', '.join(evaluation.sets)})"
+    console.print(told, markup=False, highlight=False, soft_wrap=True)
+    shown = result if not options.apart else {k: v for k, v in result.items() if k.startswith((*evaluation.sets,))}
+    show_table(console, render(shown, intervals))
     budgets = {name: by_budget(one.whole) for name, one in evaluation.sets.items()}
-    for line in [*describe_budgets(budgets if options.output else {}), *bounds]:
+    for line in [*describe_budgets(budgets if options.output else {}), *bounds, *options.published]:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     if options.json_path:
         about: JsonObject = {"model": model, "prompts": len(groups), "n": n, **result}

@@ -51,7 +51,7 @@ def compare(evaluations: Sequence[Evaluation], *, partial: bool = False) -> list
     names = [name for name in first.sets if all(name in one.sets for one in evaluations)]
     if not names:
         told = "; ".join(f"{one.path}: {', '.join(one.sets)}" for one in evaluations)
-        raise EvaluationError(f"the folders have no rows in common ({told})")
+        raise EvaluationError(f"the folders have no rows with one prompt in common ({told})")
     problems = [one for name in names for one in _differing(evaluations, name, partial=partial)]
     if problems:
         raise EvaluationError("\n".join(problems))
