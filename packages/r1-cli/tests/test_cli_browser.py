@@ -73,9 +73,13 @@ def open_page(browser: Any, address: str, **how: Any) -> tuple[Any, list[str]]:
 
 def test_curves_of_two_runs_grow_while_they_are_shown(tmp_path: Path, browser: Any, serve: Any) -> None:
     one, two = write_run(tmp_path / "one", steps=3), write_run(tmp_path / "two", steps=3, offset=0.5)
+    for log in tmp_path.glob("*/experiment_log.jsonl"):
+        log.write_text(log.read_text().replace("}", ', "reward/failures": 0}'))
     page, wrong = open_page(browser, serve(one, two) + "#charts")
     chart = page.locator("figure", has_text="reward/overall")
     chart.wait_for()
+    assert page.locator("dl.steady").inner_text().split() == ["reward/failures", "0", "0"]
+    assert page.locator("figure", has_text="reward/failures").count() == 0
     assert chart.locator("path.curve").count() == 2
     assert re.search(r"last\s*one\s*0.6667\s*two\s*1.167", chart.locator(".readout").inner_text())
     assert chart.locator("text.end").all_text_contents() == ["one", "two"]

@@ -63,6 +63,16 @@ def test_before_its_first_step_a_run_has_settings_and_no_gain(tmp_path: Path) ->
     assert (seen["step"], seen["total"], seen["records"], seen["gains"], seen["model"]) == (0, 9, 0, [], "tiny")
 
 
+@pytest.mark.parametrize(("task_reward", "algorithm"), [(False, "distillation"), (True, "grpo")])
+def test_a_run_with_a_teacher_distils_unless_the_task_is_rewarded(
+    tmp_path: Path, task_reward: bool, algorithm: str
+) -> None:
+    algorithms = {"adv_estimator": "grpo", "distillation": {"task_reward": task_reward}}
+    teacher = {"model": {"model_path": None}, "urls": "http://a:8000/v1"}
+    write_start(tmp_path, config={"algorithm": algorithms, "worker": {"teacher": teacher}})
+    assert Overview(RunReader(tmp_path)).read()["algorithm"] == algorithm
+
+
 def test_the_summary_has_gains_and_what_r1_diagnose_says() -> None:
     run = RunReader(RUNS / "rate_too_high")
     seen = Overview(run).read()

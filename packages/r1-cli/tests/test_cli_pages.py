@@ -26,6 +26,7 @@ from click.testing import CliRunner
 
 from r1_cli.main import main
 from r1_cli.runs.conversation import prompt_media, read_turns
+from r1_cli.runs.history import find_log
 from r1_cli.runs.reader import RunReader
 from r1_cli.runs.view.app import build_app, names_of
 from r1_cli.runs.view.guard import LOOPBACK, allowed_hosts
@@ -392,3 +393,52 @@ def test_a_run_is_live_finished_stopped_or_silent(tmp_path: Path) -> None:
         file.write(json.dumps({"step": 3, "timing_s/step": 3000.0}) + "\n")
     os.utime(run / "experiment_log.jsonl", (time.time() - 3600,) * 2)
     assert client.get("/api/runs").json()[0]["state"] == "live"  # a step takes 50 minutes
+
+
+def write_foreign_log(folder: Path, writer: str) -> Path:
+    """Write two steps as another trainer does, the second of them not finite; return what `r1 view` is given."""
+    scores = [0.25, float("nan")]
+    if writer == "trl":
+        history = [{"step": step, "reward": score, "loss": 0.5} for step, score in enumerate(scores, 1)]
+        (folder / "checkpoint-2").mkdir()
+        (folder / "checkpoint-2/trainer_state.json").write_text(json.dumps({"log_history": history}))
+        return folder
+    rows: list[dict[str, Any]] = [
+        {"step": step, "reward": {"overall": score}, "actor": {"pg": {"loss": 0.5}}, "note": "x"}
+        for step, score in enumerate(scores, 1)
+    ]
+    path = folder / "experiment_log.jsonl"
+    if writer == "verl":
+        rows = [{"step": step, "data": {"critic/score/mean": score}} for step, score in enumerate(scores, 1)]
+        path = folder / "run.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder if writer == "easyr1" else path
+
+
+@pytest.mark.parametrize(("writer", "more"), [("easyr1", {"actor/pg/loss": 0.5}), ("verl", {}), ("trl", {"loss": 0.5})])
+def test_logs_of_other_trainers_are_charted_under_r1s_names(
+    tmp_path: Path, writer: str, more: dict[str, float]
+) -> None:
+    path = write_foreign_log(tmp_path, writer)
+    client = client_of(path)
+    page = client.get("/api/curves?run=0").json()
+    assert page["rows"] == [
+        {"step": step, "reward/overall": score} | more for step, score in enumerate([0.25, None], 1)
+    ]
+    assert client.get(f"/api/curves?run=0&after={page['next']}").json()["rows"] == []
+    assert client.get("/api/overview?run=0").json()["step"] == 2
+    os.utime(find_log(path), (0, 0))
+    [run] = client.get("/api/runs").json()
+    assert (run["state"], "does not tell how its run ended" in run["told"], run["train"]) == ("silent", True, [])
+
+
+def test_trls_file_is_read_again_when_it_is_written_anew(tmp_path: Path) -> None:
+    client = client_of(write_foreign_log(tmp_path, "trl"))
+    page = client.get("/api/curves?run=0").json()
+    state = tmp_path / "checkpoint-2/trainer_state.json"
+    state.write_text(json.dumps({"log_history": [{"step": 3, "reward": 1.0}]}))
+    os.utime(state, ns=(1, 1))
+    anew = client.get(f"/api/curves?run=0&after={page['next']}").json()
+    assert (anew["rows"], anew["times"]) == ([{"step": 3, "reward/overall": 1.0}], 1)
+    state.write_text('{"log_history": [{"st')
+    assert client.get(f"/api/curves?run=0&after=0&times={anew['times']}").json() == anew

@@ -63,6 +63,8 @@ def test_questions_share_whole_sentences_only() -> None:
     asked = ["Solve it.\nWhat is 10 plus 2? Think first. End.", "Solve it.\nWhat is 1 plus 3? Think first. End."]
     before, after = common_ends(asked)
     assert asked[0][before : len(asked[0]) - after] == "What is 10 plus 2? "
+    shared = ["Tom has 3 pens. How many are there? Think.", "Ann has 5 hats. How many are there? Think."]
+    assert common_ends(shared) == (0, len(" Think.")), "the question is shown, though all rows end with it"
     assert common_ends(asked[:1] * 2) == (0, 0)
     assert common_ends(["Same. ", "Same. "]) == common_ends([]) == (0, 0)
     assert common_ends(["Think. A", "Think. "]) == (0, 0)  # nothing would be left of the second

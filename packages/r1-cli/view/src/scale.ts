@@ -8,17 +8,18 @@ export function axis(values: number[], log: boolean, count: number, pad = 0.06):
   for (const value of values) { low = Math.min(low, value); high = Math.max(high, value); }
   if (low > high) [low, high] = log ? [0.1, 1] : [0, 1];
   let [from, to] = [place(low), place(high)];
-  if (!(to - from > Math.abs(to) * 1e-9)) [from, to] = [from - (Math.abs(from) || 1) * 0.05, to + (Math.abs(to) || 1) * 0.05];
+  const flat = !(to - from > Math.abs(to) * 1e-9);
+  if (flat) [from, to] = [from - (Math.abs(from) || 1) * 0.05, to + (Math.abs(to) || 1) * 0.05];
   const room = (to - from) * pad;
   [from, to] = [from - room, to + room];
   const span = to - from;
-  const ticks = (log ? decades(from, to, count) : rounds(from, to, count)).filter((tick) => place(tick) >= from && place(tick) <= to);
+  const ticks = (flat ? [low] : log ? decades(from, to, count) : rounds(from, to, count)).filter((tick) => place(tick) >= from && place(tick) <= to);
   return { low, high, ticks, at: (value) => (place(value) - from) / span };
 }
 
 function rounds(from: number, to: number, count: number): number[] {
   const rough = (to - from) / count, power = 10 ** Math.floor(Math.log10(rough));
-  const step = [1, 2, 5, 10].find((one) => one * power >= rough * 0.999)! * power;
+  const step = [1, 2, 2.5, 5, 10].find((one) => one * power >= rough * 0.999)! * power;
   const first = Math.ceil(from / step), last = Math.floor(to / step);
   return Array.from({ length: Math.max(0, Math.min(last - first + 1, 20)) }, (_, at) => Number(((first + at) * step).toPrecision(12)));
 }

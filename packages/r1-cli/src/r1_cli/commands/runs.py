@@ -105,14 +105,14 @@ def report(run: Path, output: Path | None) -> None:
 
 
 @click.command(short_help="Show curves and samples of runs in a browser.")
-@click.argument("runs", nargs=-1, required=True, type=click.Path(file_okay=False, path_type=Path))
+@click.argument("runs", nargs=-1, required=True, type=click.Path(path_type=Path))
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address; any but loopback asks for a token.")
 @click.option("--port", default=6010, show_default=True, type=click.IntRange(1, 65535))
 def view(runs: tuple[Path, ...], host: str, port: int) -> None:
     """Show curves and samples of runs in a browser, also while they go on. Needs no network.
 
     A folder that does not exist yet is shown as soon as a run writes to it. Of the output of `r1 run`, the stages are
-    shown that have begun.
+    shown that have begun; of folders or logs of EasyR1, veRL and TRL, the numbers.
 
     \b
       r1 view checkpoints/easy_r1/demo checkpoints/easy_r1/demo_2
@@ -133,7 +133,7 @@ def view(runs: tuple[Path, ...], host: str, port: int) -> None:
         raise UserError(f"r1 view needs {error.name}: pip install 'r1-cli[view]'") from error
     listening = _listen(host, port)
     for run in runs:
-        if not run.is_dir():
+        if not run.exists():
             click.echo(f"r1: {run} does not exist yet; it is shown as soon as a run writes there", err=True)
     shown = f"[{host}]" if ":" in host else host
     click.echo(f"http://{shown}:{port}/" + (f"?token={token}" if token else ""))

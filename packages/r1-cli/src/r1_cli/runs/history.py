@@ -6,11 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import Any, TypeVar
 
 from r1_cli.config.section import flatten
 
 JsonObject = dict[str, Any]
+Number = TypeVar("Number", float, float | None)
 
 LOG_FILE, CONFIG_FILE, TRL_FILE = "experiment_log.jsonl", "experiment_config.json", "trainer_state.json"
 
@@ -36,6 +37,7 @@ OF_VERL = {
     "actor/entropy": "actor/entropy_loss",
     "actor/pg_clipfrac": "actor/pg_clipfrac_higher",
 }
+VALIDATION_OF_VERL = ("val-core/", "val/test_score/")
 
 
 class NoHistoryError(ValueError):
@@ -142,22 +144,28 @@ def read_lines(file: Path) -> tuple[str, list[dict[str, float]]]:
     steps: list[dict[str, float]] = []
     writer = "r1"
     for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
-            continue
-        if isinstance(row.get("data"), dict):
-            writer = "verl"
-            row = {"step": row["step"], **row["data"]}
-        flat = _numbers(row)
-        steps.append(renamed(flat, OF_VERL) if writer == "verl" else flat)
-    for one in steps if writer == "verl" else ():
-        validation = [value for name, value in one.items() if name.startswith(("val-core/", "val/test_score/"))]
-        if validation:
-            one["val/reward_score"] = fmean(validation)
+        if found := read_line(line):
+            writer, numbers = found
+            steps.append({name: value for name, value in numbers.items() if value is not None})
     return writer, steps
+
+
+def read_line(line: str | bytes) -> tuple[str, dict[str, float | None]] | None:
+    """Return the writer and the numbers of a logged step under r1's names; None for a line that is no step.
+
+    EasyR1 nests its numbers by section, veRL has them under `data`.
+    """
+    try:
+        row = json.loads(line)
+        if not isinstance(row, dict) or not isinstance(row.get("step"), int):
+            return None
+        if not isinstance(row.get("data"), dict):
+            return "r1", _numbers(row)
+        numbers = renamed(_numbers({"step": row["step"], **row["data"]}), OF_VERL)
+    except (ValueError, RecursionError):
+        return None
+    scores = [one for name, one in numbers.items() if one is not None and name.startswith(VALIDATION_OF_VERL)]
+    return "verl", numbers | ({"val/reward_score": fmean(scores)} if scores else {})
 
 
 def read_trl(file: Path) -> list[dict[str, float]]:
@@ -166,20 +174,24 @@ def read_trl(file: Path) -> list[dict[str, float]]:
     for row in state.get("log_history") or []:
         if not isinstance(row, dict) or not isinstance(row.get("step"), int):
             continue
-        flat = renamed(_numbers(row), OF_TRL)
+        flat = renamed({name: value for name, value in _numbers(row).items() if value is not None}, OF_TRL)
         for name in [name for name in flat if name.startswith("rewards/") and name.endswith("/mean")]:
             flat[f"reward/{name.split('/')[1]}"] = flat.pop(name)
         steps.append(flat)
     return steps
 
 
-def renamed(row: Mapping[str, float], names: Mapping[str, str]) -> dict[str, float]:
+def renamed(row: Mapping[str, Number], names: Mapping[str, str]) -> dict[str, Number]:
     return {names.get(name, name): value for name, value in row.items()}
 
 
-def _numbers(row: Mapping[str, object]) -> dict[str, float]:
+def _numbers(row: Mapping[str, object]) -> dict[str, float | None]:
     flat = flatten(row, separator="/")
-    return {name: value for name, value in flat if isinstance(value, int | float) and not isinstance(value, bool)}
+    return {
+        name: value
+        for name, value in flat
+        if value is None or (isinstance(value, int | float) and not isinstance(value, bool))
+    }
 
 
 def _read_json(file: Path) -> JsonObject:

@@ -133,6 +133,7 @@ def common_ends(questions: Sequence[str]) -> tuple[int, int]:
     end = os.path.commonprefix([one[before:][::-1] for one in different])[::-1]
     boundary = _BOUNDARY.search(end)
     after = len(end) - boundary.end() if boundary else 0
+    after = len(end[len(end) - after :].rpartition("?")[2])  # a question that all rows end with is no template's
     if any(not one[before : len(one) - after].strip() for one in different):
         return 0, 0
     return before, after

@@ -25,7 +25,8 @@ STAGES = ("sync", "gen", "wait", "reward", "old", "ref", "values", "adv", "updat
 SETTINGS = (
     "worker.actor.model.model_path", "algorithm.adv_estimator", "worker.actor.loss_type", "worker.actor.optim.lr",
     "data.train_files", "data.rollout_batch_size", "worker.rollout.n", "data.max_response_length",
-    "worker.rollout.temperature", "algorithm.kl_coef", "worker.reward.reward_function", "trainer.max_staleness",
+    "worker.rollout.temperature", "algorithm.kl_coef", "worker.teacher.model.model_path",
+    "worker.reward.reward_function", "trainer.max_staleness",
 )  # fmt: skip
 SFT_SETTINGS = (
     "worker.actor.model.model_path", "sft.loss", "sft.turns", "sft.epochs", "sft.beta", "worker.actor.optim.lr",

@@ -1,12 +1,13 @@
 """Read the numbers in a run's log incrementally, as it grows."""
 
-import json
 import math
 import threading
+from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TypedDict
 
-from r1_cli.runs.history import LOG_FILE
+from r1_cli.runs.history import NoHistoryError, find_log, read_line, read_trl
 
 
 class Increment(TypedDict):
@@ -19,10 +20,10 @@ class Increment(TypedDict):
 
 class Curves:
     def __init__(self, run: Path) -> None:
-        self._path, self._lock = run / LOG_FILE, threading.Lock()
+        self._run, self._lock = run, threading.Lock()
         self._rows: list[dict[str, float | None]] = []
         self._place = 0  # bytes that have been read
-        self._file: tuple[int, int] | None = None
+        self._file: tuple[int, ...] | None = None
         self._times = 0  # that the log was begun anew
 
     def read(self, after: int = 0, times: int = 0) -> Increment:
@@ -32,39 +33,37 @@ class Curves:
         a step are skipped, and nonfinite values are None.
         """
         with self._lock:
-            self._read_on()
+            with suppress(NoHistoryError, FileNotFoundError):
+                path = find_log(self._run)
+                self._read_whole(path) if path.suffix == ".json" else self._read_on(path)
             begin = max(after, 0) if times == self._times else 0
             return {"rows": self._rows[begin:], "next": len(self._rows), "times": self._times}
 
-    def _read_on(self) -> None:
-        try:
-            with self._path.open("rb") as file:
-                status = self._path.stat()
-                if self._file != (status.st_dev, status.st_ino) or status.st_size < self._place:
-                    self._times += self._file is not None
-                    self._rows, self._place, self._file = [], 0, (status.st_dev, status.st_ino)
-                file.seek(self._place)
-                whole = file.read()
-        except FileNotFoundError:
-            return
+    def _read_on(self, path: Path) -> None:
+        with path.open("rb") as file:
+            status = path.stat()
+            if self._file != (status.st_dev, status.st_ino) or status.st_size < self._place:
+                self._times += self._file is not None
+                self._rows, self._place, self._file = [], 0, (status.st_dev, status.st_ino)
+            file.seek(self._place)
+            whole = file.read()
         whole = whole[: whole.rfind(b"\n") + 1]
         self._place += len(whole)
-        self._rows += [row for line in whole.splitlines() if (row := _row(line))]
+        self._rows += [_finite(found[1]) for line in whole.splitlines() if (found := read_line(line))]
+
+    def _read_whole(self, path: Path) -> None:
+        """Read TRL's file, which is written anew."""
+        status = path.stat()
+        if self._file == (changed := (status.st_dev, status.st_ino, status.st_mtime_ns)):
+            return
+        if steps := read_trl(path):
+            self._times += self._file is not None
+            self._rows, self._file = [_finite(step) for step in steps], changed
 
 
-def _row(line: bytes) -> dict[str, float | None] | None:
-    try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(found, dict) or not _is_number(found.get("step")):
-        return None
-    return {name: _finite(value) for name, value in found.items() if _is_number(value) or value is None}
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def _finite(value: Any) -> float | None:
-    return value if _is_number(value) and abs(value) < 2**1023 and math.isfinite(value) else None
+def _finite(row: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Return the row with None for each number that is not finite, or too large for a chart."""
+    return {
+        name: value if value is not None and abs(value) < 2**1023 and math.isfinite(value) else None
+        for name, value in row.items()
+    }

@@ -5,13 +5,13 @@ import platform
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
 import psutil
 
 from r1_cli.runs.diagnose.answers import diagnose_run
 from r1_cli.runs.diff import SECTIONS, differing
-from r1_cli.runs.history import LOG_FILE, History, JsonObject, NoHistoryError, WindowMean
+from r1_cli.runs.history import History, JsonObject, NoHistoryError, WindowMean, find_log
 from r1_cli.runs.reader import MANIFEST_FILE, SAMPLES, RunReader
 from r1_cli.runs.report.chart import thin
 from r1_cli.runs.report.page import SETTINGS, SFT_SETTINGS
@@ -37,7 +37,8 @@ def status(run: RunReader, recent: Sequence[float]) -> dict[str, str]:
     if (written := _written(run)) is None:
         told = "nothing is written there yet" if run.path.is_dir() else "this folder does not exist yet"
         return {"state": "waiting", "told": told}
-    last = (run.starts() or [{}])[-1]
+    starts = run.starts()
+    last = starts[-1] if starts else {}
     if last.get("ended"):
         end = str(last.get("end"))
         return {"state": "finished", "told": ""} if end == "complete" else {"state": "stopped", "told": end}
@@ -45,13 +46,21 @@ def status(run: RunReader, recent: Sequence[float]) -> dict[str, str]:
     if (last.get("host") or {}).get("name") == platform.node() and not psutil.pid_exists(last.get("process") or 0):
         return {"state": "stopped", "told": "its process is gone without an end: it was killed, or out of memory"}
     if quiet > max([QUIET, *(3 * seconds for seconds in recent)]):
-        return {"state": "silent", "told": f"nothing written for {quiet / 60:,.0f} minutes; it may have been killed"}
+        why = "it may have been killed" if starts else "a log without r1's manifest does not tell how its run ended"
+        return {"state": "silent", "told": f"nothing written for {quiet / 60:,.0f} minutes; {why}"}
     return {"state": "live", "told": ""}
 
 
 def _written(run: RunReader) -> float | None:
-    files = (LOG_FILE, MANIFEST_FILE, SAMPLES)
-    return max((path.stat().st_mtime for name in files if (path := run.path / name).exists()), default=None)
+    files = [*_log_of(run), run.path / MANIFEST_FILE, run.path / SAMPLES]
+    return max((path.stat().st_mtime for path in files if path.exists()), default=None)
+
+
+def _log_of(run: RunReader) -> list[Path]:
+    try:
+        return [find_log(run.path)]
+    except NoHistoryError:
+        return []
 
 
 class Overview:
@@ -65,7 +74,7 @@ class Overview:
         self._measured: dict[int, Measured] = {}
 
     def read(self) -> JsonObject:
-        files = [self._path / name for name in (LOG_FILE, MANIFEST_FILE)]
+        files = [*_log_of(RunReader(self._path)), self._path / MANIFEST_FILE]
         state = tuple(path.stat().st_mtime_ns if path.is_file() else 0 for path in files)
         if not self._found or (state != self._state and time.monotonic() > self._until):
             begin = time.monotonic()
@@ -92,7 +101,7 @@ class Overview:
             "ended": last.get("ended"),
             "left": seconds_left(seconds, step, total) if isinstance(total, int) else None,
             "model": PurePath(str(history.setting("worker.actor.model.model_path") or "")).name,
-            "algorithm": str(history.setting("sft.loss" if _tunes(history) else "algorithm.adv_estimator") or ""),
+            "algorithm": _algorithm(history),
             "rows": _rows(last, history),
             "gains": self._gains(run, history),
             "findings": [{"what": one.what, "evidence": one.evidence, "advised": one.advised} for one in findings],
@@ -150,6 +159,15 @@ def _window(mean: WindowMean) -> JsonObject:
 
 def _tunes(history: History) -> bool:
     return bool(history.names("sft/")) or (bool(history.names("reward_loss")) and not history.names("reward/"))
+
+
+def _algorithm(history: History) -> str:
+    if _tunes(history):
+        return str(history.setting("sft.loss") or "")
+    teachers = (history.setting("worker.teacher.model.model_path"), history.setting("worker.teacher.urls"))
+    if any(teachers) and not history.setting("algorithm.distillation.task_reward"):
+        return "distillation"
+    return str(history.setting("algorithm.adv_estimator") or "")
 
 
 def _rows(start: JsonObject, history: History) -> list[JsonObject]:
