@@ -219,6 +219,7 @@ def test_piped_input_is_one_question_whose_answer_alone_is_printed(r1: R1) -> No
     [
         ([MODEL], " \n", "holds no question"),
         (["no/such/folder"], "x", "no/such/folder: no such folder"),
+        ([QUICKSTART], "x", "config.yaml: no such folder, but a file"),
         ([MODEL, "--image", "nowhere.png"], "x", "nowhere.png: no such picture"),
         ([MODEL, "--image", QUICKSTART], "x", "picture"),
         ([MODEL, "data.format_prompt=gone.jinja"], "x", "data.format_prompt"),

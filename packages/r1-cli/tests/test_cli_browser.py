@@ -285,6 +285,9 @@ def test_views_are_whole_on_desk_and_phone_in_light_and_dark(tmp_path: Path, bro
         for text in () if own else texts:
             page.get_by_text(text).locator("visible=true").first.wait_for()
         page.wait_for_function("() => !document.querySelector('main [aria-busy=true]')")
+        page.wait_for_function(
+            "() => [...document.images].every((i) => i.complete || i.getBoundingClientRect().top > innerHeight)"
+        )
         wide, screen = page.evaluate(
             "(({scrollWidth, clientWidth}) => [scrollWidth, clientWidth])(document.documentElement)"
         )

@@ -50,6 +50,9 @@ class FiniteRange(click.FloatRange):
             self.fail(f"{value!r} is not a finite number", param, ctx)
         return found
 
+    def _describe_range(self) -> str:
+        return super()._describe_range() if (self.min, self.max) != (None, None) else "any number"
+
 
 @contextmanager
 def user_errors(*kinds: type[Exception]) -> Iterator[None]:

@@ -154,6 +154,8 @@ def _top_level_names(tree: ast.Module) -> tuple[set[str], bool]:
 
 def where_or_near(name: str) -> str:
     path = Path(name)
+    if path.is_file():
+        return ", but a file"
     near = get_close_matches(path.name, _names_in(path.parent), n=1, cutoff=0.6)
     return f"; did you mean {path.parent / near[0]}?" if near else f" (working directory: {Path.cwd()})"
 
