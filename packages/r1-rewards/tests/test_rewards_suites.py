@@ -126,6 +126,7 @@ def test_odd_responses_are_wrong_answers_and_no_failures(response):
     ],
 )
 def test_options_of_answer_that_are_of_no_use_are_named(options, message):
+    assert message in answer.truth_problem("14", **options)
     with pytest.raises(ValueError, match=message):
         answer.score("14", "14", **options)
 

@@ -60,7 +60,7 @@ def is_language(text: str, language: str) -> bool:
         raise ValueError(f"language is {language!r}; known are {LANGUAGES}")
     if not any(map(str.isalpha, text)):
         return True
-    return bool(_identifier().classify(text[:MAX_CHARACTERS].lower())[0] == language.split("-")[0])
+    return bool(_identifier().classify(text[:MAX_CHARACTERS])[0] == language.split("-")[0])
 
 
 @cache

@@ -38,7 +38,7 @@ def score(
 
     Example: `score("Answer: 14.5", "14", relative=0.05).value` is 1.0.
     """
-    truths = [found for truth in _truths(ground_truth) for found in (truth, *_inner(truth))]
+    truths = _truths(ground_truth)
     if options := read_choices(choices):
         return _score_choice(response, truths[0], options)
     tolerance = max(absolute, _number("error", error) or 0.0, _half_unit(precision))
@@ -46,10 +46,19 @@ def score(
     return max(scores, key=lambda found: found.value)
 
 
-def truth_problem(ground_truth: str, *, choices: Choices | None = None) -> str | None:
+def truth_problem(
+    ground_truth: str,
+    *,
+    choices: Choices | None = None,
+    precision: float | str | None = None,
+    error: float | str | None = None,
+) -> str | None:
     if problem := blank_problem(ground_truth):
         return problem
-    options = read_choices(choices)
+    try:
+        options, _ = read_choices(choices), (_half_unit(precision), _number("error", error))
+    except ValueError as problem_of_row:
+        return str(problem_of_row)
     return choice.truth_problem(_as_letter(_truths(ground_truth)[0]), choices=options) if options else None
 
 
@@ -93,12 +102,6 @@ def _as_letter(truth: str) -> str:
 def _truths(ground_truth: str | Sequence[str]) -> list[str]:
     listed = _read_list(ground_truth) if isinstance(ground_truth, str) else None
     return read_truths(listed or ground_truth)
-
-
-def _inner(truth: str) -> list[str]:
-    """Return a truth without the dollars that make it a formula: `numeric` reads no `$5$`."""
-    plain = truth.strip()
-    return [plain[1:-1]] if len(plain) > 2 and plain[0] == plain[-1] == "$" and "$" not in plain[1:-1] else []
 
 
 def _read_list(written: str) -> list[str] | None:

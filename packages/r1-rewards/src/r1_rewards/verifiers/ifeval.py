@@ -70,7 +70,7 @@ def truth_problem(
 def read_rules(
     ground_truth: str, names: Sequence[str] | None = None, arguments: Sequence[Mapping[str, object]] | None = None
 ) -> Rules:
-    """Return the rules of a row with their arguments; null arguments are left out."""
+    """Return the rules of a row with their arguments; those of other rules are null."""
     if names is None:
         try:
             read = json.loads(ground_truth)
@@ -85,10 +85,7 @@ def read_rules(
     listed = [{} for _ in names] if arguments is None else [dict(one or {}) for one in arguments]
     if not names or len(names) != len(listed):
         raise ValueError(f"the row has {len(names)} rules and {len(listed)} kwargs; there must be as many, and some")
-    return [
-        (name, {key: value for key, value in given.items() if value is not None})
-        for name, given in zip(names, listed, strict=True)
-    ]
+    return list(zip(names, listed, strict=True))
 
 
 def loose_variants(text: str) -> list[str]:
