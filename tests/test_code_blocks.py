@@ -112,7 +112,7 @@ BY: Mapping[str, Mapping[str, list[str]]] = {
         "yaml": [RUN],
     },
     "packages/r1-core/README.md": {"indented": [INSTALLS], "python": [RUN]},
-    "packages/r1-data/README.md": {"indented": [INSTALLS], "python": [DATA] * 3},
+    "packages/r1-data/README.md": {"indented": [INSTALLS], "python": [DATA] * 4},
     "packages/r1-easyr1/README.md": {
         "indented": ["tests/test_easyr1_shim.py::test_a_command_of_easyr1_starts_r1_with_the_same_words"]
     },
