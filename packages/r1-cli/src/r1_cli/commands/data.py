@@ -4,7 +4,7 @@ from pathlib import Path
 
 import click
 
-from r1_cli.commands.common import ANY_WORDS, share_processors, user_errors, writing
+from r1_cli.commands.common import ANY_WORDS, Existing, share_processors, user_errors, writing
 
 
 @click.group(short_help="Check the rows of a configuration, or show one.")
@@ -13,11 +13,24 @@ def data() -> None:
 
 
 @data.command(short_help="Check every row; exit code 1 if some cannot be used.", context_settings=ANY_WORDS)
-@click.argument("settings", nargs=-1, type=click.UNPROCESSED, metavar="[CONFIG.yaml] [KEY=VALUE]...")
-@click.option("--strict", is_flag=True, help="Rows that a run would leave out are errors, too.")
+@click.argument("settings", nargs=-1, type=click.UNPROCESSED, metavar="[CONFIG.yaml | ROWS] [KEY=VALUE]...")
+@click.option(
+    "--against", metavar="A,B", help="Suites, files of rows, or `val`: find training rows that repeat theirs."
+)
+@click.option("--data-root", type=Existing(folder=True), help="Folder with the rows of suites, instead of the hub.")
+@click.option("--strict", is_flag=True, help="Rows that a run would leave out, or that overlap, are errors, too.")
 @click.option("--html", type=click.Path(dir_okay=False, path_type=Path), help="Write a page with thumbnails here, too.")
-@click.option("--rows", type=click.Path(dir_okay=False, path_type=Path), help="Write every bad row here, one a line.")
-def check(settings: tuple[str, ...], strict: bool, html: Path | None, rows: Path | None) -> None:
+@click.option(
+    "--rows", type=click.Path(dir_okay=False, path_type=Path), help="Write every bad row or pair here, one a line."
+)
+def check(
+    settings: tuple[str, ...],
+    against: str | None,
+    data_root: Path | None,
+    strict: bool,
+    html: Path | None,
+    rows: Path | None,
+) -> None:
     """Check every training and validation row as a run would read it.
 
     Finds missing columns, empty answers, broken media, markers without media, prompts that are too long, duplicates
@@ -28,10 +41,18 @@ def check(settings: tuple[str, ...], strict: bool, html: Path | None, rows: Path
     order, pairs that cannot be compared, and reasoning that the chat template drops; it counts answers and trained
     tokens, and shows what is trained.
 
+    With --against, it only compares training rows with those of benchmarks, of files, or of validation (val): equal and
+    nearly equal texts, the same problem with other numbers or names, and pictures that look the same. It prints the
+    pairs, with both texts. It then needs no model, and takes a file of rows in place of a configuration.
+
     \b
       r1 data check config=run.yaml
       r1 data check run.yaml data.val_files=null --html report.html --rows bad.jsonl
+      r1 data check train.parquet --against gsm8k,my_test.jsonl --rows pairs.jsonl
     """
+    if against:
+        _compare(settings, against.split(","), data_root, html, rows, strict=strict)
+        return
     from r1_cli.config import ConfigError, load_config
     from r1_data.types import DataError
     from r1_rewards.types import RewardSpecError
@@ -57,6 +78,40 @@ def check(settings: tuple[str, ...], strict: bool, html: Path | None, rows: Path
         with writing(html):
             html.write_text(page, encoding="utf-8")
     if report.failed:
+        raise SystemExit(1)
+
+
+def _compare(
+    settings: tuple[str, ...],
+    against: list[str],
+    data_root: Path | None,
+    html: Path | None,
+    rows: Path | None,
+    *,
+    strict: bool,
+) -> None:
+    from r1_cli.config import ConfigError, load_config
+    from r1_data.types import DataError
+
+    words = [
+        word if "=" in word or word.endswith((".yaml", ".yml")) else f"data.train_files={word}" for word in settings
+    ]
+    with user_errors(ConfigError, DataError):
+        config, provenance = load_config(words, command="overlap")
+        share_processors()
+        from rich.console import Console
+
+        from r1_cli.plan.data_check.overlap import check_overlap, render_pairs, write_pairs
+
+        tuned = provenance.is_set("sft")
+        report = check_overlap(config, against, Console(), conversations=tuned, data_root=data_root)
+    with writing(rows):
+        if rows:
+            write_pairs(report, rows)
+    with writing(html):
+        if html:
+            html.write_text(render_pairs(report), encoding="utf-8")
+    if strict and report.pairs:
         raise SystemExit(1)
 
 

@@ -24,15 +24,15 @@ from r1_cli.config.sources import (
     validation_sources,
 )
 
-Command = Literal["train", "sft", "eval", "data", "sample", "rows", "chat"]
-READ_ONLY = ("data", "rows", "chat")  # commands that score nothing
+Command = Literal["train", "sft", "eval", "data", "sample", "rows", "chat", "overlap"]
+READ_ONLY = ("data", "rows", "chat", "overlap")  # commands that score nothing
 
 
 def find_problems(config: RunConfig, provenance: Provenance, command: Command) -> list[Problem]:
     """Return all problems that would stop the run, without loading anything."""
     if command == "chat":
         return [_problem(config, provenance, key, message) for key, message in _prompt_problems(config)]
-    tuned = command == "sft" or (command == "data" and provenance.is_set("sft"))  # rows are conversations
+    tuned = command == "sft" or (command in ("data", "overlap") and provenance.is_set("sft"))  # rows are conversations
     found = [*_input_problems(config, command, config.data.max_length if tuned else None)]
     if command == "train":
         found += _training_problems(config, provenance)
@@ -56,7 +56,7 @@ def _prompt_problems(config: RunConfig) -> Iterator[KeyProblem]:
 def _input_problems(config: RunConfig, command: Command, max_length: int | None) -> Iterator[KeyProblem]:
     data, model, reward, rollout = config.data, config.worker.actor.model, config.worker.reward, config.worker.rollout
     yield from row_problems(data, command)
-    if not model.model_path:
+    if not model.model_path and command != "overlap":
         yield "worker.actor.model.model_path", "is missing: name a Hugging Face folder or hub model"
     scores = command not in READ_ONLY and (command != "sft" or config.sft.val_generations)
     judged = rollout.multi_turn.has_environment or not config.learns_task  # without a reward function

@@ -1,6 +1,9 @@
 """Open the prompts of a run, show the plan that follows from them, and order them."""
 
 import logging
+import os
+import shlex
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -20,8 +23,10 @@ from r1_cli.config.sources import Source, training_sources, validation_sources
 from r1_cli.hardware import find_card
 from r1_cli.jobs.context import TrainingContext
 from r1_cli.jobs.media import open_media, require_store_for_batch, start_media
+from r1_cli.jobs.next_steps import typed_command
 from r1_cli.plan.announce import announce, describe_player, render_sources, show_lines, show_phases, show_table
 from r1_cli.plan.batches import Plan, make_plan
+from r1_cli.plan.data_check.overlap import find_shared_validation
 from r1_cli.train.groups.stream_position import StreamPosition, resume_stream_position
 from r1_cli.train.types import PromptStream
 from r1_data.curriculum import PassRates
@@ -127,9 +132,18 @@ def show_plan(context: TrainingContext, data: PromptData) -> Plan:
     show_table(console, render_sources(data.sources, data.opened, [part.summary for part in data.parts]))
     for line in find_unusable_ground_truths(GroundTruthReader(config, data.sources), data.opened):
         log.warning("%s", line)
+    warn_of_shared_rows(context, data)
     require_store_for_batch(config, hardware, placement.ranks, training)
     start_media(data.media, training, validation)
     return plan
+
+
+def warn_of_shared_rows(context: TrainingContext, data: Data) -> None:
+    """Warn in one line if a new run's validation rows are training rows; of the command that lists them."""
+    if context.folder.start is None and (line := find_shared_validation(data.training.opened, data.validation.opened)):
+        words = [*([str(context.provenance.file)] if context.provenance.file else []), *context.provenance.overrides]
+        command = f"{typed_command(sys.argv[0], os.environ)} data check {shlex.join(words)} --against val"
+        log.warning("%s; to see them: %s", line, command)
 
 
 def with_longest_prompt(config: RunConfig, teachers: "Mapping[str, TeacherRows]") -> RunConfig:

@@ -23,7 +23,7 @@ FEWEST_COMMON = 5  # texts that may share anything
 Item = TypeVar("Item")
 
 
-class Parts(NamedTuple):
+class TextParts(NamedTuple):
     """What a text is compared by: distinct hashes, and how much each counts."""
 
     hashes: "NDArray[np.int64]"
@@ -40,10 +40,10 @@ class TextPrint(NamedTuple):
 
     whole: int  # hash of all its words and arithmetic signs
     words: int
-    runs: Parts  # of RUN words; of a shorter text none
-    masked_runs: Parts  # without numbers and names
-    sentences: Parts
-    masked_sentences: Parts
+    runs: TextParts  # of RUN words; of a shorter text none
+    masked_runs: TextParts  # without numbers and names
+    sentences: TextParts
+    masked_sentences: TextParts
 
 
 def print_text(text: str) -> TextPrint:
@@ -74,21 +74,21 @@ def _shifted(words: Sequence[Item]) -> list[Sequence[Item]]:
     return [words[start:] for start in range(RUN)]
 
 
-def _runs(words: list[int], counted: list[bool] | None = None) -> Parts:
+def _runs(words: list[int], counted: list[bool] | None = None) -> TextParts:
     # A hash of whole numbers is the same in all processes, unlike one of texts.
     hashes = map(hash, zip(*_shifted(words), strict=False))
     return _parts(dict.fromkeys(hashes if counted is None else compress(hashes, counted), 1))
 
 
-def _sentences(sentences: list[list[int]], weights: list[int], counted: list[bool]) -> Parts:
+def _sentences(sentences: list[list[int]], weights: list[int], counted: list[bool]) -> TextParts:
     found = zip(sentences, weights, counted, strict=True)
     long = {hash(tuple(words)): weight for words, weight, counts in found if counts and weight >= FEWEST_WORDS}
     return _parts(long, sum(weights))
 
 
-def _parts(weights: Mapping[int, int], total: int | None = None) -> Parts:
+def _parts(weights: Mapping[int, int], total: int | None = None) -> TextParts:
     hashes = np.fromiter(weights, np.int64, len(weights))
-    return Parts(hashes, np.fromiter(weights.values(), np.float32, len(weights)), float(total or len(weights)))
+    return TextParts(hashes, np.fromiter(weights.values(), np.float32, len(weights)), float(total or len(weights)))
 
 
 _NOTHING = _parts({})
@@ -96,7 +96,7 @@ _NOTHING = _parts({})
 
 @dataclass(slots=True)
 class _Block:
-    """Parts of many texts: a part's hash and weight, and its text."""
+    """TextParts of many texts: a part's hash and weight, and its text."""
 
     hashes: "NDArray[np.int64]"
     weights: "NDArray[np.float32]"
@@ -104,14 +104,14 @@ class _Block:
 
 
 class PartsIndex:
-    """Parts of many texts by hash. It takes 16 bytes a part."""
+    """TextParts of many texts by hash. It takes 16 bytes a part."""
 
     def __init__(self) -> None:
-        self._pending: list[tuple[Parts, int]] = []
+        self._pending: list[tuple[TextParts, int]] = []
         self._blocks: list[_Block] = []
         self._totals: list[float] = []  # by text
 
-    def add(self, parts: Parts) -> None:
+    def add(self, parts: TextParts) -> None:
         self._pending.append((parts, len(self._totals)))
         self._totals.append(parts.total)
         if len(self._pending) >= 2**12:
@@ -126,7 +126,7 @@ class PartsIndex:
             self._pending = []
 
     def close(self) -> None:
-        """Sort what was added. Parts that too many texts have are marked: their row is -1."""
+        """Sort what was added. TextParts that too many texts have are marked: their row is -1."""
         self._pack()
         blocks, self._blocks = [*self._blocks, _Block(*_NOTHING[:2], np.empty(0, np.int32))], []
         hashes = np.concatenate([block.hashes for block in blocks])
@@ -143,7 +143,7 @@ class PartsIndex:
         rows[common] = -1
         self.hashes, self.weights, self.rows = hashes[kept], weights[kept], rows[kept]
 
-    def shares(self, parts: Parts, least: float) -> Mapping[int, float]:
+    def shares(self, parts: TextParts, least: float) -> Mapping[int, float]:
         """Return the share that each text has in common, of those from SHARE on; `least`: the weight in common."""
         if parts.none:
             return {}
@@ -184,7 +184,7 @@ class TextIndex:
         for index in (self._runs, self._masked_runs, self._sentences, self._masked_sentences):
             index.close()
 
-    def _compared(self, text: TextPrint) -> Iterator[tuple[PartsIndex, Parts, bool, float]]:
+    def _compared(self, text: TextPrint) -> Iterator[tuple[PartsIndex, TextParts, bool, float]]:
         """Yield index, parts, whether they are masked, and the least weight in common, the surest first."""
         yield self._runs, text.runs, False, 1.0
         yield self._sentences, text.sentences, False, float(RUN)
