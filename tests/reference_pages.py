@@ -19,6 +19,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 import algorithm_curves
 import architectures
 import hyperparameter_page
+import suites_page
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
@@ -51,6 +52,7 @@ def pages() -> dict[str, str]:
     found = {"docs/configuration.md": configuration(), "docs/rewards.md": rewards()}
     found["docs/models.md"] = architectures.page()
     found[hyperparameter_page.PAGE] = hyperparameter_page.page()
+    found[suites_page.PAGE] = suites_page.page(NOTE)
     found["docs/algorithms/index.md"] = algorithms()
     found[VERIFIERS] = verifier_names()
     for key, entries, options in ALGORITHMS.values():

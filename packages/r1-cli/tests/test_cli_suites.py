@@ -18,9 +18,37 @@ from r1_data.types import DataError, Example
 from r1_rewards.verifiers import find_verifier
 
 ROWS = Path(__file__).parent / "suite_rows"  # invented, with the columns of the published rows
-RIGHT_AND_WRONG = {
+WHOLE = Path(__file__).parents[4] / "shared/data/gsm8k/test.jsonl"
+NEXT = "```python\nprint(int(input()) + {})\n```"
+TAGS = "<think>Hm.</think> <answer>{}</answer>"
+RIGHT_AND_WRONG = {  # responses to the first row
+    "aime24": (r"\boxed{204}", r"\boxed{205}"),
+    "aime25": (r"\boxed{21}", r"\boxed{25}"),
+    "aime26": ("ANSWER: 21", "ANSWER: 22"),
+    "amc23": (r"\boxed{27}", r"\boxed{12}"),
+    "chartqa": ("ANSWER: 14.5", "ANSWER: 15"),
+    "geometry3k": (r"<think>Halve it.</think> \boxed{3}", r"<think>3</think> \boxed{6}"),
+    "gpqa_diamond": ("Answer: the neutron", "Answer: the proton"),
     "gsm8k": (r"4 * 6 - 5 is \boxed{19}", r"\boxed{20}"),
+    "ifeval": ("Blue and no other.", "Blue, and no other."),
+    "livecodebench": (NEXT.format(1), NEXT.format(2)),
     "math500": (r"so \boxed{0.5}", r"so \boxed{\frac{1}{8}}"),
+    "mathverse": ("ANSWER: B", "ANSWER: A"),
+    "mathvision": ("ANSWER: D", "ANSWER: E"),
+    "mathvista": ("The answer is B", "The answer is A"),
+    "minerva": (r"\boxed{10}", r"\boxed{100}"),
+    "mmlu_pro": ("The answer is (C).", "The answer is (D)."),
+    "mmmu": ("ANSWER: B", "ANSWER: A"),
+    "mmmu_pro": ("Answer: J", "Answer: I"),
+    "mmmu_pro_vision": ("Answer: C", "Answer: D"),
+    "olympiadbench": (r"So the final answer is \boxed{-3, 3}.", r"So the final answer is \boxed{3}."),
+    "rlpr_aime24": (TAGS.format("104"), TAGS.format("103")),
+    "rlpr_gpqa_diamond": (TAGS.format("A"), TAGS.format("B")),
+    "rlpr_math500": (TAGS.format("0.5"), TAGS.format("2")),
+    "rlpr_minerva": (TAGS.format("10"), TAGS.format("100")),
+    "rlpr_mmlu_pro": (TAGS.format("B"), TAGS.format("A")),
+    "rlpr_theoremqa": (TAGS.format("9.2"), TAGS.format("9.9")),
+    "rlpr_webinstruct": (TAGS.format("Paris"), TAGS.format("Rome")),
 }
 Config = Callable[..., RunConfig]
 
@@ -35,7 +63,7 @@ def own_copy(name: str, folder: Path, **changes: Any) -> Path:
     tree = yaml.safe_load((FOLDER / f"{name}.yaml").read_text("utf-8"))
     tree["rows"] |= {"count": None, "digest": None, **changes.pop("rows", {})}
     path = folder / f"{name}.yaml"
-    path.write_text(yaml.safe_dump({**tree, **changes}, allow_unicode=True), encoding="utf-8")
+    path.write_text(yaml.safe_dump({**tree, **changes}, allow_unicode=True, sort_keys=False), encoding="utf-8")
     return path
 
 
@@ -193,3 +221,94 @@ def test_a_suite_that_is_named_twice_is_refused(config: RunConfig, tmp_path: Pat
     path = str(own_copy("gsm8k", tmp_path))
     with pytest.raises(ConfigError, match="names gsm8k a second time"):
         apply_suites(config, [path, path], None, ROWS)
+
+
+def test_shuffled_choices_depend_on_the_row_alone_and_take_the_right_letter_along(
+    config: RunConfig, tmp_path: Path
+) -> None:
+    row = json.loads((ROWS / "gpqa_diamond.jsonl").read_text())
+    rows = [{**row, "Question": f"{number}. {row['Question']}"} for number in range(24)]
+    orders = []
+    for written in (rows, rows[::-1]):
+        (tmp_path / "gpqa_diamond.jsonl").write_text("\n".join(map(json.dumps, written)))
+        source = opened(config, str(own_copy("gpqa_diamond", tmp_path)), root=tmp_path)
+        examples = [read(source, index) for index in range(24)]
+        orders.append({text_of(one).partition("\n\n")[2]: one.ground_truth for one in examples})
+        for one in examples:
+            assert f"\n{one.ground_truth}) the neutron" in text_of(one)
+            assert one.metadata["choices"]["ABCD".index(one.ground_truth)] == "the neutron"
+    assert orders[0] == orders[1]
+    assert set(orders[0].values()) == set("ABCD")
+
+
+@pytest.mark.parametrize(
+    "version", ["text_dominant", "text_lite", "vision_intensive", "vision_dominant", "vision_only"]
+)
+def test_mathverse_has_five_versions(version: str, config: RunConfig, tmp_path: Path) -> None:
+    source = opened(config, f"{own_copy('mathverse', tmp_path)}:{version}/cot")
+    assert source.source.name == f"mathverse:{version}/cot"
+    found = [read(source, index).metadata["problem_version"] for index in range(len(source.rows))]
+    assert [name.lower().replace(" ", "_") for name in found] == [version]
+
+
+def test_pictures_stand_where_the_row_places_them(config: RunConfig, tmp_path: Path) -> None:
+    """The first of MMMU's rows shows its second picture first, and both again as choices."""
+    source = opened(config, str(own_copy("mmmu", tmp_path)))
+    example = read(source)
+    assert [Path(str(path)).name for path in example.media] == ["b.png", "a.png", "b.png", "a.png"]
+    assert "Compare <image> with <image>. Which is older?\n\nA) <image>\nB) <image>" in text_of(example)
+    without = read(opened(config, str(own_copy("mathvista", tmp_path))))
+    assert text_of(without).startswith("<image>Hint:")
+
+
+def test_pictures_in_the_rows_are_stored_by_their_content(config: RunConfig, tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    row = json.loads((ROWS / "chartqa.jsonl").read_text())
+    rows = [{**row, "image": {"bytes": content, "path": None}} for content in (b"one", b"two", b"one")]
+    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), tmp_path / "chartqa.parquet")
+    source = opened(config, str(own_copy("chartqa", tmp_path)), root=tmp_path)
+    paths = [Path(str(read(source, index).media[0])) for index in range(3)]
+    assert [path.read_bytes() for path in paths] == [b"one", b"two", b"one"]
+    assert paths[0] == paths[2]
+
+
+def test_packed_tests_of_programs_are_read_without_unpickling(config: RunConfig, tmp_path: Path) -> None:
+    source = opened(config, str(own_copy("livecodebench", tmp_path)))
+    assert [test["input"] for test in json.loads(read(source).ground_truth)] == ["1\n", "5\n"]
+    called = read(source, 1)
+    assert "You will use the following starter code" in text_of(called)
+    tests = json.loads(called.ground_truth)
+    assert (tests["fn_name"], len(tests["tests"])) == ("next", 2)
+    solution = "```python\nclass Solution:\n    def next(self, n):\n        return n + {}\n```"
+    assert [grade("livecodebench", called, solution.format(step)) for step in (1, 2)] == [1.0, 0.0]
+
+
+def test_mathverse_has_five_versions() -> None:
+    words = ("text_dominant", "text_lite", "vision_intensive", "vision_dominant", "vision_only")
+    assert tuple(load_suite("mathverse").subsets) == words
+
+
+def test_published_figures_name_their_page_and_digests_stand_with_a_number() -> None:
+    for name in suite_names():
+        suite = load_suite(name)
+        assert all(figure.source.startswith("https://") for figure in suite.published)
+        assert suite.rows.digest is None or suite.rows.count
+
+
+@pytest.mark.skipif(not WHOLE.exists(), reason="needs the published test rows of GSM8K")
+def test_the_published_rows_of_gsm8k_have_the_digest_of_the_suite(config: RunConfig, tmp_path: Path) -> None:
+    (tmp_path / "gsm8k.jsonl").symlink_to(WHOLE)
+    assert len(opened(config, "gsm8k", root=tmp_path).rows) == 1319
+
+
+def test_the_suite_of_the_documentation_works(config: RunConfig, tmp_path: Path) -> None:
+    page = (Path(__file__).parents[3] / "docs/evaluation.md").read_text("utf-8")
+    (tmp_path / "mine.yaml").write_text(page.partition('title="mine.yaml"\n')[2].partition("```")[0])
+    rows = [{"question": f"{level}?", "options": ["no", "yes"], "answer": 1, "level": level} for level in (1, 4)]
+    (tmp_path / "mine.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    source = opened(config, f"{tmp_path / 'mine.yaml'}:hard", root=tmp_path)
+    assert len(source.rows) == 1
+    example = read(source)
+    assert f"{example.ground_truth}) yes" in text_of(example)

@@ -59,11 +59,11 @@ def write_rows(rows: Iterable[tuple[str, Row]], form: RowForm, path: Path) -> in
 def prepare_row(row: Row, form: RowForm) -> Row:
     """Return the row with the columns `truth`, `choices` and `images`. Raises DataError."""
     choices = _read_choices(row, form.choices)
-    question = row.get(form.question)
+    question = row.get(form.question) or ""  # empty if a picture shows it
     if isinstance(question, str):
         question, images = _place_pictures(row, form, question, choices)
         row = {**row, form.question: question}
-    else:  # messages, or none
+    else:  # messages
         images = [row[name] for name in form.images if row.get(name) is not None]
     order = list(range(len(choices)))
     if form.shuffle:

@@ -20,6 +20,7 @@ from r1_cli.config.root import RunConfig
 from r1_cli.config.rules import find_problems
 from r1_cli.config.section import Count, NonNegative, Ratio, Section, Tree, lookup, with_value
 from r1_data.benchmark_rows import IMAGES, TRUTH, AnswerForm, RowForm, check_rows, write_rows
+from r1_data.tables.arrow import download_files
 from r1_data.tables.files import KINDS, PACKED
 from r1_data.types import DataError
 from r1_rewards.types import suggest
@@ -34,6 +35,7 @@ class SuiteRows(Section):
 
     hub: str  # the name of a dataset on the hub
     configs: list[str] = Field(default_factory=list)  # its configurations, all read; empty: its only one
+    files: list[str] = Field(default_factory=list)  # of the dataset, in place of configurations and split
     split: str = "test"
     revision: str | None = None  # null: no commit was read on a page; the newest one is used
     columns: list[str] = Field(min_length=1)  # every row has them; the digest is over them
@@ -41,8 +43,10 @@ class SuiteRows(Section):
     digest: str | None = None  # null: no copy could be read
     gated: bool = False  # the hub gives the rows only to who has accepted its terms
 
-    @property
     def specs(self) -> list[str]:
+        """Return what to open, after downloading `files`. Raises DataError."""
+        if self.files:
+            return download_files(self.hub, self.files, self.revision)
         pin = f"#{self.revision}" if self.revision else ""
         return [f"{self.hub}:{name}{pin}@{self.split}" for name in self.configs] or [f"{self.hub}{pin}@{self.split}"]
 
@@ -101,10 +105,12 @@ class Suite(Section):
     published: list[Published] = Field(default_factory=list)
 
     @model_validator(mode="after")
-    def _figures_have_prompts(self) -> "Suite":
+    def _fits_together(self) -> "Suite":
         for figure in self.published:
             if figure.prompt not in self.prompts:
                 raise ValueError(f"published: {figure.model} names the prompt {figure.prompt!r}, which is not here")
+        if self.media and self.choices and self.choices.shuffle:
+            raise ValueError("choices.shuffle cannot be used with media: markers in choices would change their order")
         return self
 
     def row_form(self, subset: str | None = None) -> RowForm:
@@ -244,8 +250,8 @@ def _open_rows(word: str, name: str, suite: Suite, data_root: Path | None) -> tu
     from r1_data.sources import read_rows
 
     rows = suite.rows
-    specs = rows.specs if data_root is None else [_local_spec(word, name, data_root, rows.split)]
     try:
+        specs = rows.specs() if data_root is None else [_local_spec(word, name, data_root, rows.split)]
         opened = read_rows(specs)
         count, digest = check_rows(opened, suite.row_form())
     except DataError as error:

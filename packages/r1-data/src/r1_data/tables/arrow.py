@@ -5,6 +5,7 @@ Pictures stay the encoded bytes that are stored.
 
 import json
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -87,6 +88,16 @@ def open_hub(name: str, configuration: str | None, split: str, revision: str | N
     except (OSError, ValueError, RuntimeError, datasets.exceptions.DatasetsError) as error:
         raise DataError(f"as a hub dataset (split {split!r}) it cannot be loaded: {error}") from error
     return ArrowTable(dataset.with_format("arrow"))
+
+
+def download_files(name: str, files: Sequence[str], revision: str | None = None) -> list[str]:
+    """Download files of a hub data set; return their paths. Raises DataError."""
+    from huggingface_hub import hf_hub_download
+
+    try:
+        return [hf_hub_download(name, file, repo_type="dataset", revision=revision) for file in files]
+    except (OSError, ValueError) as error:  # the hub's own errors are OSErrors
+        raise DataError(f"{name!r}: {', '.join(files)} cannot be downloaded: {error}") from error
 
 
 def _from_modelscope(name: str, revision: str | None) -> str:
