@@ -7,7 +7,7 @@ from r1_cli.config.suites import Suite, load_suite, suite_names
 PAGE = "docs/suites.md"
 HEAD = """# Suites
 
-Each suite is a file in `r1_cli/suites`. [Evaluation](evaluation.md) says what its parts mean, and how to write your own."""
+Each suite is a file in `r1_cli/suites`. [Evaluation](evaluation.md) says what its parts mean, and how to write one."""
 FIGURES = """
 ## Published figures
 

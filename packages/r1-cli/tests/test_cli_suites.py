@@ -285,7 +285,7 @@ def test_packed_tests_of_programs_are_read_without_unpickling(config: RunConfig,
     assert [grade("livecodebench", called, solution.format(step)) for step in (1, 2)] == [1.0, 0.0]
 
 
-def test_mathverse_has_five_versions() -> None:
+def test_the_versions_of_mathverse_are_its_subsets() -> None:
     words = ("text_dominant", "text_lite", "vision_intensive", "vision_dominant", "vision_only")
     assert tuple(load_suite("mathverse").subsets) == words
 
