@@ -1,10 +1,13 @@
 """Suites: their files, the sources that they become, and what is refused."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pyarrow.json
+import pyarrow.parquet as pq
 import pytest
 import yaml
 
@@ -150,6 +153,37 @@ def test_other_rows_missing_rows_and_changed_columns_are_one_sentence(config: Ru
         apply_suites(config, [str(right)], None, ROWS)
     (tmp_path / "gsm8k.jsonl").write_text('{"question": "1+1?", "solution": "#### 2"}\n')
     with pytest.raises(ConfigError, match=r"no column 'answer'; .*; the suite reads the columns question, answer"):
+        apply_suites(config, ["gsm8k"], None, tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("name", "copied"),
+    [
+        ("gsm8k", "main/test.jsonl"),
+        ("gsm8k", "test.jsonl"),
+        ("gpqa_diamond", "gpqa_diamond.jsonl"),
+        ("mmmu_pro_vision", "data/vision/test.jsonl"),
+        ("rlpr_math500", "Math-500_Avg2.parquet"),
+    ],
+)
+def test_of_a_folder_of_the_hub_a_suite_reads_its_own_part_only(
+    name: str, copied: str, config: RunConfig, tmp_path: Path
+) -> None:
+    suite, rows = own_copy(name, tmp_path), pyarrow.json.read_json(ROWS / f"{name}.jsonl")
+    others = ["socratic/test.jsonl", "gpqa_main.jsonl", "AIME2024_Avg32.parquet"]
+    for path in [copied, *(others if copied != "test.jsonl" else [])]:
+        file = tmp_path / name / path
+        file.parent.mkdir(parents=True, exist_ok=True)
+        if file.suffix == ".parquet":
+            pq.write_table(rows, file)
+        else:
+            shutil.copyfile(ROWS / f"{name}.jsonl", file)
+    assert len(opened(config, str(suite), root=tmp_path).rows) == rows.num_rows
+
+
+def test_a_part_that_a_folder_lacks_is_named(config: RunConfig, tmp_path: Path) -> None:
+    (tmp_path / "gsm8k/socratic").mkdir(parents=True)
+    with pytest.raises(ConfigError, match=r"no .*gsm8k/main: the suite reads this part of openai/gsm8k only"):
         apply_suites(config, ["gsm8k"], None, tmp_path)
 
 

@@ -251,7 +251,7 @@ def _open_rows(word: str, name: str, suite: Suite, data_root: Path | None) -> tu
 
     rows = suite.rows
     try:
-        specs = rows.specs() if data_root is None else [_local_spec(word, name, data_root, rows.split)]
+        specs = rows.specs() if data_root is None else _local_specs(word, name, data_root, rows)
         opened = read_rows(specs)
         count, digest = check_rows(opened, suite.row_form())
     except DataError as error:
@@ -265,16 +265,34 @@ def _open_rows(word: str, name: str, suite: Suite, data_root: Path | None) -> tu
     return opened, digest
 
 
-def _local_spec(word: str, name: str, data_root: Path, split: str) -> str:
+def _local_specs(word: str, name: str, data_root: Path, rows: SuiteRows) -> list[str]:
+    """Return the copy `DIR/NAME.*`, or what the suite reads of the folder `DIR/NAME`, laid out as the hub's."""
+    folder = data_root / name
+    if copy := _file_of(folder):
+        return [str(copy)]
+    if not folder.is_dir():
+        kinds = ", ".join(KINDS)
+        raise _error(word, f"there is no {folder}.jsonl (or {kinds}, or a folder): put its rows there")
+    if rows.files:
+        specs = {one: folder / one for one in rows.files}
+        found = {one: str(path) for one, path in specs.items() if path.is_file()}
+    else:
+        places = {one: (folder / one, folder / "data" / one) for one in rows.configs}
+        found = {
+            one: next((f"{path}@{rows.split}" for path in paths if path.is_dir()), str(_file_of(paths[0]) or ""))
+            for one, paths in places.items()
+        }
+        flat = len(rows.configs) < 2 and not any(path.is_dir() for path in folder.iterdir())
+        if not rows.configs or (flat and not all(found.values())):
+            return [f"{folder}@{rows.split}"]
+    if missing := [one for one in rows.files or rows.configs if not found.get(one)]:
+        raise _error(word, f"there is no {folder / missing[0]}: the suite reads this part of {rows.hub} only")
+    return list(found.values())
+
+
+def _file_of(path: Path) -> Path | None:
     endings = [*KINDS, *(f"{kind}{packed}" for kind in KINDS for packed in PACKED)]
-    for path in (data_root / f"{name}{ending}" for ending in endings):
-        if path.is_file():
-            return str(path)
-    if (data_root / name).is_dir():
-        return f"{data_root / name}@{split}"
-    raise _error(
-        word, f"there is no {data_root / name}.jsonl (or {', '.join(list(KINDS))}, or a folder): put its rows there"
-    )
+    return next((one for one in (path.with_name(path.name + ending) for ending in endings) if one.is_file()), None)
 
 
 def _remedy(name: str, rows: SuiteRows, data_root: Path | None, message: str) -> str:
