@@ -122,6 +122,8 @@ def drawn_sign_flip(differences: Numbers, seed: int = 0) -> tuple[float, float]:
 
 def _p_values(sums: Numbers, chances: Numbers, observed: float) -> tuple[float, float]:
     above, same = float(chances[sums > observed].sum()), float(chances[sums == observed].sum())
+    if math.isclose(same, 1.0):  # no row differs, so no other sum is possible
+        return 1.0, 1.0
     return min(above + same / 2, 1.0), min(above + same, 1.0)
 
 
