@@ -88,7 +88,7 @@ def test_the_same_grader_gives_the_stored_scores_to_the_bit_and_another_is_not_c
     assert "0 of 80 answers get another score" in r1("eval", "--regrade", tmp_path / "again", "--grader",
                                                       f"{strict}:grade").output  # fmt: skip
     ended = r1("eval", "--compare", whole, whole, "--json", tmp_path / "compared.json")
-    assert "p 0.5 (sign flips, mid-p; exact 1): not significant" in ended.output
+    assert "p 1 (sign flips, mid-p; exact 1): not significant" in ended.output
     assert "Answers of step 2" in Path(r1("report", whole).output.split(" (")[0]).read_text()
 
 
