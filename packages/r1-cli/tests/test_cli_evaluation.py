@@ -120,6 +120,9 @@ def test_no_figure_is_told_with_over_a_percent_missing_unless_with_its_bounds(tm
     many = read_evaluation(write(tmp_path / "many", [[1.0]] * 97, rows=100))
     with pytest.raises(EvaluationError, match=r"3 of 100 answers .* more than 1%: run the same command again"):
         require_complete(many, partial=False)
+    failed = read_evaluation(write(tmp_path / "failed", [[1.0]] * 97 + [[None]] * 3))
+    with pytest.raises(EvaluationError, match="correct the grader, and grade the answers of --output again by --reg"):
+        require_complete(failed, partial=False)
     (line,) = require_complete(many, partial=True)
     assert "from 0.970 to 1.000" in line
     with pytest.raises(EvaluationError, match="3 of 100 answers of math500/chat are missing in"):

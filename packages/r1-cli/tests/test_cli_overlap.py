@@ -98,6 +98,7 @@ def test_a_suites_questions_are_compared(tmp_path: Path) -> None:
     found = check(*words, "--against", f"{tmp_path}/mine.yaml")
     assert "mine/chat: 1 of 2 rows overlap with 2 training rows" in found.output, found.output
     assert "no such suite" in check(*words, "--against", "nosuchsuite").output
+    assert "has no prompt 'none'" in check(*words, "--against", "gsm8k/none").output
 
 
 def test_fine_tuning_rows_are_compared_by_what_the_user_asks(tmp_path: Path) -> None:

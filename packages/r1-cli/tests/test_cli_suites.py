@@ -12,10 +12,11 @@ import pytest
 import yaml
 
 from r1_cli.build.rows import OpenSource, open_sources
+from r1_cli.build.suites import apply_suites
 from r1_cli.config import ConfigError, RunConfig
 from r1_cli.config.section import with_value
 from r1_cli.config.sources import validation_sources
-from r1_cli.config.suites import FOLDER, apply_suites, load_suite, suite_names
+from r1_cli.config.suites import FOLDER, load_suite, suite_names
 from r1_data import sources
 from r1_data.types import DataError, Example
 from r1_rewards.verifiers import find_verifier

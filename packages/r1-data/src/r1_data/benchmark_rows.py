@@ -143,9 +143,8 @@ def _place_pictures(row: Row, form: RowForm, question: str, choices: list[str]) 
     found: list[object] = []
 
     def place(text: str) -> str:
-        at = sorted((text.find(marker, start), marker) for marker in markers for start in _starts(text, marker))
-        for _, marker in at:
-            found.append(cells[markers[marker]])
+        places = sorted((start, number) for marker, number in markers.items() for start in _starts(text, marker))
+        found.extend(cells[number] for _, number in places)
         for marker in markers:
             text = text.replace(marker, "<image>")
         return text

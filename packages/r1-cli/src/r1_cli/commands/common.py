@@ -3,12 +3,14 @@
 import errno
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 ANY_WORDS = {"ignore_unknown_options": True}  # load_config explains words that look like unknown options
@@ -52,6 +54,25 @@ class FiniteRange(click.FloatRange):
 
     def _describe_range(self) -> str:
         return super()._describe_range() if (self.min, self.max) != (None, None) else "any number"
+
+
+def endpoint_options(command: Command) -> Command:
+    """Add the options of a model that an OpenAI-compatible server answers for."""
+    options = (
+        click.option("--served-name", help="Of the model of an endpoint; MODEL is then its address."),
+        click.option(
+            "--api-key-env", default="OPENAI_API_KEY", show_default=True, help="Variable with an endpoint's key."
+        ),
+        click.option(
+            "--concurrency", type=click.IntRange(min=1), default=32, show_default=True, help="Requests at a time."
+        ),
+        click.option(
+            "--timeout", type=FiniteRange(min=0.01), default=600.0, show_default=True, help="Seconds a request."
+        ),
+    )
+    for option in reversed(options):
+        command = option(command)
+    return command
 
 
 @contextmanager

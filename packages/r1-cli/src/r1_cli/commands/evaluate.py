@@ -5,7 +5,15 @@ from pathlib import Path
 
 import click
 
-from r1_cli.commands.common import ANY_WORDS, Existing, FiniteRange, UserError, share_processors, user_errors, writing
+from r1_cli.commands.common import (
+    ANY_WORDS,
+    Existing,
+    UserError,
+    endpoint_options,
+    share_processors,
+    user_errors,
+    writing,
+)
 from r1_cli.commands.models import chosen_checkpoint, model_path, own_configuration
 
 
@@ -23,10 +31,7 @@ from r1_cli.commands.models import chosen_checkpoint, model_path, own_configurat
 @click.option("--regrade", is_flag=True, help="Grade the answers of a folder again; --output then gets a copy.")
 @click.option("--grader", metavar="REWARD", help="Of --regrade: FILE:FUNCTION or a name; default: the same.")
 @click.option("--grader-option", "grader_options", multiple=True, metavar="KEY=VALUE", help="Keyword of --grader.")
-@click.option("--served-name", help="Of the model of an endpoint; MODEL is then its address.")
-@click.option("--api-key-env", default="OPENAI_API_KEY", show_default=True, help="Variable with an endpoint's key.")
-@click.option("--concurrency", type=click.IntRange(min=1), default=32, show_default=True, help="Requests at a time.")
-@click.option("--timeout", type=FiniteRange(min=0.01), default=600.0, show_default=True, help="Seconds a request.")
+@endpoint_options
 def evaluate(
     model: str,
     settings: tuple[str, ...],
@@ -61,7 +66,7 @@ def evaluate(
       r1 eval --regrade a --grader math
     """
     if (grader or grader_options) and not regrade:
-        raise click.UsageError("--grader takes --regrade")
+        raise click.UsageError("--grader and --grader-option need --regrade")
     if compare:
         _compare([model, *settings], json_path, partial=partial)
     elif regrade:
@@ -100,7 +105,8 @@ def _evaluate(
     words += [] if n is None else [f"worker.rollout.val_override_config.n={n}"]
     with user_errors(ConfigError, DataError, RewardSpecError, ValueError):
         if chosen[0]:
-            from r1_cli.config.suites import load_with_suites, published_figures
+            from r1_cli.build.suites import load_with_suites
+            from r1_cli.config.suites import published_figures
 
             config, published = load_with_suites(words, *chosen), published_figures(*chosen[:2])
         else:

@@ -5,7 +5,16 @@ from typing import Literal
 
 import click
 
-from r1_cli.commands.common import ANY_WORDS, Existing, FiniteRange, UserError, share_processors, user_errors, writing
+from r1_cli.commands.common import (
+    ANY_WORDS,
+    Existing,
+    FiniteRange,
+    UserError,
+    endpoint_options,
+    share_processors,
+    user_errors,
+    writing,
+)
 from r1_cli.commands.models import model_path
 
 
@@ -17,10 +26,7 @@ from r1_cli.commands.models import model_path
 @click.option("--shard", metavar="I/N", default="1/1", help="Sample the I-th of N parts of the rows.")
 @click.option("--limit", type=click.IntRange(min=1), help="Sample the first so many rows only.")
 @click.option("--block", type=click.IntRange(1, 1000), help="Rows of one call of the engine and one file.")
-@click.option("--served-name", help="Of the model of an endpoint; MODEL is then its address.")
-@click.option("--api-key-env", default="OPENAI_API_KEY", show_default=True, help="Variable with an endpoint's key.")
-@click.option("--concurrency", type=click.IntRange(min=1), default=32, show_default=True, help="Requests at a time.")
-@click.option("--timeout", type=FiniteRange(min=0.01), default=600.0, show_default=True, help="Seconds a request.")
+@endpoint_options
 def sample(
     model: str,
     settings: tuple[str, ...],

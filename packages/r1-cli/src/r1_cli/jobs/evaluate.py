@@ -18,7 +18,7 @@ from r1_cli.build.sampler import build_sampling
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.sources import Source, validation_sources
 from r1_cli.jobs.inference import Inference
-from r1_cli.jobs.sample import SampleOptions, digest_reward, digest_text, sample_sources
+from r1_cli.jobs.sample import SampleOptions, digest_grader, digest_text, sample_sources
 from r1_cli.plan.announce import show_table
 from r1_cli.runs.evaluation.stored import (
     Budget,
@@ -86,16 +86,14 @@ def describe_sets(
 ) -> JsonObject:
     """Return what is compared of two evaluations; print the smallest difference that each set can show."""
     sets: dict[str, JsonObject] = {}
-    reward = config.worker.reward
     for one, part, each in zip(opened.data.opened, opened.data.prompts.parts, params, strict=True):
         source = one.source
-        grader = source.reward if source.reward_function else (reward.reward_function, reward.reward_function_kwargs)
         kept = (one.rows[part.job(index).row] for index in range(len(part)))
         sets[source.name] = {
             "rows": len(part),
             "digest": digest_rows(kept, replace(one.reader, format_prompt=None, system_prompt=None)),
             "prompt": digest_prompt(source),
-            "grader": digest_reward(*grader),
+            "grader": digest_grader(config, source),
             "n": each.n,
         }
     difficulties = known_difficulties(output, sets)

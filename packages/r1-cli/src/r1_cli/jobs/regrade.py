@@ -16,7 +16,7 @@ from r1_cli.config import RunConfig, load_config
 from r1_cli.config.sources import Source, validation_sources
 from r1_cli.jobs.evaluate import EvalOptions, report
 from r1_cli.jobs.rows import SampledRows, score_again, with_score
-from r1_cli.jobs.sample import digest_reward
+from r1_cli.jobs.sample import digest_grader
 from r1_cli.runs.evaluation.stored import EvaluatedSet, Evaluation, EvaluationError, read_evaluation
 from r1_cli.runs.history import CONFIG_FILE
 from r1_cli.runs.rows.choose import SampledAnswer, SampledGroup
@@ -52,10 +52,8 @@ def regrade(folder: Path, grader: Grader | None, options: EvalOptions) -> dict[s
     answers = sum(len(scores) for scores in scored.values())
     console.print(f"{folder}: {changed:,} of {answers:,} answers get another score", highlight=False, soft_wrap=True)
     again = replace(stored, sets={name: _with_scores(one, scored) for name, one in stored.sets.items()})
-    reward = config.worker.reward
     for source in sources:
-        own = source.reward if source.reward_function else (reward.reward_function, reward.reward_function_kwargs)
-        again.sets[source.name].about["grader"] = digest_reward(*own)
+        again.sets[source.name].about["grader"] = digest_grader(config, source)
     if options.output:
         write_copy(again, scored, options.output)
     return report(stored.model, again, options, console)

@@ -205,6 +205,13 @@ def digest_reward(function: str | None, kwargs: Mapping[str, object]) -> str:
     return f"{function} {digest_text(json.dumps(kwargs, sort_keys=True, default=str) + text)}"
 
 
+def digest_grader(config: RunConfig, source: Source) -> str:
+    """Return `digest_reward` of a source's own reward, or of the run's."""
+    reward = config.worker.reward
+    own = source.reward if source.reward_function else (reward.reward_function, reward.reward_function_kwargs)
+    return digest_reward(*own)
+
+
 def digest_text(text: str) -> str:
     return hashlib.blake2b(text.encode("utf-8", "backslashreplace"), digest_size=8).hexdigest()
 

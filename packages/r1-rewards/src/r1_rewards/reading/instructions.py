@@ -55,7 +55,8 @@ def _compare(found: int, relation: str, expected: float) -> bool:
 
 
 def _existence(text: str, keywords: list[str]) -> bool:
-    return all(keyword.lower() in text.lower() for keyword in keywords)
+    lowered = text.lower()
+    return all(keyword.lower() in lowered for keyword in keywords)
 
 
 def _frequency(text: str, keyword: str, frequency: float, relation: str) -> bool:

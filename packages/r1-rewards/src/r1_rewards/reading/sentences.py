@@ -5,7 +5,7 @@ from functools import cache
 from typing import Any
 
 MISSING = "rules about a language need py3langid: install it with `pip install 'r1-rewards[ifeval]'`"
-MAX_CHARACTERS = 10_000  # from which the language is told
+MAX_CHARACTERS = 10_000  # of a text; the language is found from so many first ones
 
 # The languages that langdetect knows, with which IFEval was published; langid.py's other 40 would be taken for these.
 LANGUAGES = (

@@ -30,7 +30,7 @@ def score(
 
     Parts: `strict` and `loose` (all rules followed), and the counts `instructions`, `followed` and `followed_loose`:
     their sums over rows give IFEval's accuracy per instruction. Sentences are counted by rules of English, languages
-    told by py3langid (extra `ifeval`), where the published figures come from NLTK's model and langdetect. Raises
+    found by py3langid (extra `ifeval`), where the published figures come from NLTK's model and langdetect. Raises
     ValueError for unknown rules and missing arguments, ImportError without py3langid.
 
     Example: `score("No", '{"instruction_id_list": ["punctuation:no_comma"], "kwargs": [{}]}').value` is 1.0.

@@ -20,6 +20,7 @@ from r1_cli.build.rows import OpenSource, open_sources
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.data import DataConfig
 from r1_cli.config.sources import training_sources, validation_sources
+from r1_cli.config.suites import suite_names
 from r1_cli.runs.html import render_page
 from r1_cli.runs.track.console import ConsoleReporter
 from r1_data.check import SourceRows
@@ -113,7 +114,8 @@ def _open_held_out(config: RunConfig, name: str, data_root: Path | None, *, conv
         if not (sources := validation_sources(config.data)):
             raise ConfigError([Problem("data.val_files", "names no rows to compare with; set it", "null")])
         return open_sources(sources, wanted_rows(config) if conversations else None)
-    if not name.endswith((".yaml", ".yml")) and any(sign in name for sign in "./@"):
+    is_suite = name.endswith((".yaml", ".yml")) or name.partition("/")[0].partition(":")[0] in suite_names()
+    if not is_suite and any(sign in name for sign in "./@"):
         sources = validation_sources(DataConfig(val_files=name, allow_urls=config.data.allow_urls))
         try:
             opened = open_sources(sources)
@@ -124,7 +126,7 @@ def _open_held_out(config: RunConfig, name: str, data_root: Path | None, *, conv
                 return open_sources(sources, "any")
             except DataError:
                 raise error from None
-    from r1_cli.config.suites import apply_suites
+    from r1_cli.build.suites import apply_suites
 
     return open_sources(validation_sources(apply_suites(config, [name], None, data_root).data))
 

@@ -19,6 +19,7 @@ from r1_rewards.reading.extract import final_answer
 
 DIGEST = re.compile("[0-9a-f]{16,}")
 MOST_BUDGETS = 6
+AGAIN = "run the same command again"
 MOST_MISSING = 0.01  # share of the answers, above which no figure is printed
 
 
@@ -84,7 +85,9 @@ def require_complete(evaluation: Evaluation, *, partial: bool) -> list[str]:
             continue
         told = f"{one.missing:,} of {one.total:,} answers of {name} are missing or could not be graded"
         if one.missing == one.total or (one.misses_too_many and not partial):
-            way_out = "run the same command again, or give --partial for figures with bounds"
+            failed = sum(answer.failed for group in one.groups.values() for answer in group.answers)
+            way_out = "correct the grader, and grade the answers of --output again by --regrade" if failed else AGAIN
+            way_out += ", or give --partial for figures with bounds"
             raise EvaluationError(f"{told}, more than {MOST_MISSING:.0%}: {way_out}")
         right = sum(answer.right for group in one.groups.values() for answer in group.answers)
         low, high = right / one.total, (right + one.missing) / one.total
