@@ -15,6 +15,7 @@ from r1_core.disk import force_to_disk
 STEP_FOLDER = re.compile(r"global_step_(\d+)")
 STATE_FILE = "trainer.json"
 TRACKER_FILE = "checkpoint_tracker.json"
+NOTHING_SAVED = "nothing will be saved: trainer.save_freq is not above 0, so the run ends without a model"
 
 
 class CheckpointError(RuntimeError):

@@ -6,20 +6,22 @@ import shutil
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from rich.console import Console
+from r1_cli.checkpoint.folders import NOTHING_SAVED, CheckpointStore, read_state
 
-from r1_cli.checkpoint.folders import CheckpointStore, read_state
-from r1_cli.plan.announce import NOTHING_SAVED
-from r1_cli.train.types import Position
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from r1_cli.train.types import Position
 
 NO_ROWS = " data.val_files=ROWS"  # what `r1 eval` needs besides, if a run's configuration has no validation rows
 
 
 def print_next_steps(
-    console: Console,
+    console: "Console",
     store: CheckpointStore,
-    at: Position,
+    at: "Position",
     total_steps: int,
     *,
     has_task: bool = True,

@@ -10,6 +10,7 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Column, Table
 
+from r1_cli.checkpoint.folders import NOTHING_SAVED
 from r1_cli.config import Provenance, RunConfig, without_effect
 from r1_cli.config.sources import Source, validation_sources
 from r1_cli.placement import EnginePlacement, Placement, RankPlacement
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from r1_data.dataset import Summary
 
 WIDEST = 1000  # characters of a table that is not on a terminal
-NOTHING_SAVED = "nothing will be saved: trainer.save_freq is not above 0, so the run ends without a model"
 
 
 def announce(

@@ -7,9 +7,10 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from r1_cli.checkpoint.folders import NOTHING_SAVED
 from r1_cli.config import Provenance, RunConfig
 from r1_cli.placement import Placement
-from r1_cli.plan.announce import NOTHING_SAVED, memory_rows, render_placement, show_lines, show_table
+from r1_cli.plan.announce import memory_rows, render_placement, show_lines, show_table
 from r1_cli.plan.memory import Memory, estimate
 from r1_cli.train.demonstrations import Demonstrations
 from r1_data.types import DataError
