@@ -5,7 +5,7 @@ import multiprocessing
 import pickle
 import threading
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -18,11 +18,12 @@ from ranks import patches
 
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware
+from r1_cli.jobs import context
 from r1_cli.jobs import models as job
 from r1_cli.jobs.learner import load_ranked
 from r1_cli.main import main
 from r1_cli.models.files import ModelFiles
-from r1_cli.placement import Node, place_ranks
+from r1_cli.placement import Node, Placement, place_ranks
 from r1_cli.train.types import Schedule
 
 
@@ -110,6 +111,7 @@ def train(folder: Path, *words: str) -> list[dict[str, Any]]:
     """A case for ranks: run `r1` on all that were called; return what it logged. The checkpoints are in `folder`/0."""
     own = folder / str(dist.get_rank())
     patches.setattr(job, "prepare_learner", prepare_learner)
+    patches.setattr(context, "open_placement", lambda *args, **how: nullcontext(Placement()))  # else Ray starts, too
     # Pictures are read by processes of their own, which a daemon may not start.
     patches.setitem(multiprocessing.current_process()._config, "daemon", False)  # type: ignore[attr-defined]
     with contextlib.chdir(ROOT):

@@ -42,23 +42,19 @@ def learned(folder: Path) -> tuple[float, float]:
     return before, after
 
 
-def test_two_started_nodes_reach_one_process_accuracy_and_one_rank_goes_on(tmp_path: Path, r1: R1) -> None:
+def test_two_started_nodes_give_one_process_numbers_until_sigterm_and_one_rank_goes_on(tmp_path: Path, r1: R1) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    words, folder = [*LEARN, "worker.rollout.name=embedded"], f"trainer.save_checkpoint_path={two}"
+    words, folder = [*RUN[2:], "worker.rollout.name=embedded"], f"trainer.save_checkpoint_path={two}"
     with started_nodes() as nodes, nodes.train(*words, folder, "trainer.max_steps=1000") as process:
-        wait_for(lambda: steps_of(two) > STEPS, process)
+        wait_for(lambda: steps_of(two) >= 3, process)
         out = terminated(process)
         assert eventually(lambda: not nodes.actors())
     assert re.search(r"learner-0 +\S+ +cpu *\n *learner-1 +\S+ +cpu *\n *engine-0 +\S+ +cpu *\n *engine-1", out)
-    r1("train", QUICKSTART, *words, f"trainer.save_checkpoint_path={one}", f"trainer.max_steps={STEPS}")
-    before, after = learned(one)
-    assert after > before + 0.2, "one process learns nothing in so few steps"
-    assert learned(two) == pytest.approx((before, after), abs=0.05)
-    taken = steps_of(two) - 1
-    r1("train", QUICKSTART, *words, folder, f"trainer.max_steps={taken + 1}")
-    records = read_log(two)
-    assert [record["step"] for record in records] == [*range(taken + 2)]
-    assert records[-1]["val/accuracy_reward"] > before + 0.2
+    taken = steps_of(two)
+    for run in (f"trainer.save_checkpoint_path={one}", folder):
+        r1(*RUN[:2], *words, run, f"trainer.max_steps={taken + 1}")
+    assert [record["step"] for record in read_log(two)] == [*range(1, taken + 2)]
+    assert_same_numbers(one, two, steps=3)
 
 
 def test_two_nodes_with_engines_apart_that_sample_ahead_give_one_process_numbers_until_one_is_lost(

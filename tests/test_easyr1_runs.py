@@ -1,13 +1,13 @@
 """The EasyR1 commands on two ranks."""
 
 import re
-from importlib.util import find_spec
 from pathlib import Path
 
 import easyr1_ranks
 import pytest
+import ranked_runs
 import ranks
-from easyr1_runs import COMMANDS, QUICKSTART, learners, main, model_of, words_of
+from easyr1_runs import COMMANDS, QUICKSTART, learners, model_of, words_of
 from endtoend import R1, ROOT
 from families import save_model
 
@@ -61,8 +61,9 @@ def compared(update: dict[str, float]) -> dict[str, float]:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not find_spec("ray"), reason="ray is not installed")
 @pytest.mark.parametrize("name", ["qwen3_vl_30b_geo3k_grpo"])
-def test_a_command_trains_for_two_steps_on_two_ranks(name: str) -> None:
+def test_a_command_trains_for_two_steps_on_two_ranks(name: str, models: dict[str, str], tmp_path: Path) -> None:
     assert model_of(name) == "qwen3_vl_moe"
-    assert main([name]) == 0
+    words = words_of(name, models[model_of(name)], tmp_path / "unused")
+    for found in ranks.run(ranked_runs.train, tmp_path, "train", *words):
+        assert [record["step"] for record in found if "actor/grad_norm" in record] == [1, 2]

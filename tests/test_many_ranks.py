@@ -168,18 +168,6 @@ LORA = ["worker.actor.model.lora.rank=8", "worker.actor.optim.lr=5e-4"]
 APART = ["worker.rollout.engines.nnodes=1", "worker.rollout.engines.n_gpus_per_node=1"]
 
 
-def test_two_ranks_with_adapters_train_on_episodes_with_an_environments_pictures_as_one_process_does(
-    tmp_path: Path, r1: R1
-) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    words = [*episodes(write_environment(tmp_path)), *LORA, "trainer.max_steps=3"]
-    with running(two, *words, "trainer.n_gpus_per_node=2", steps=3) as process:
-        out, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 0, out + err
-    r1(*RUN, *words, f"trainer.save_checkpoint_path={one}")
-    assert_same_episodes(one, two)
-
-
 def test_a_replay_under_ray_repeats_agents_and_runs_none(tmp_path: Path, r1: R1) -> None:
     agent, run = tmp_path / "agent.py", tmp_path / "run"
     agent.write_text(AGENT)
@@ -193,11 +181,11 @@ def test_a_replay_under_ray_repeats_agents_and_runs_none(tmp_path: Path, r1: R1)
     assert "step 2 is the same up to 0.001: 32 answers" in told
 
 
-def test_an_engine_apart_samples_episodes_ahead_until_it_is_killed_in_one_and_the_run_goes_on_in_one_process(
+def test_an_engine_apart_samples_episodes_of_an_adapter_ahead_until_it_is_killed_in_one_and_one_process_goes_on(
     tmp_path: Path, r1: R1
 ) -> None:
     one, two, album = tmp_path / "one", tmp_path / "two", write_environment(tmp_path)
-    words = [*episodes(album), "trainer.max_staleness=1"]
+    words = [*episodes(album), *LORA, "trainer.max_staleness=1"]
     with running(two, *words, "trainer.n_gpus_per_node=2", *APART, "trainer.max_steps=1000", steps=3) as process:
         calls = calls_of(album)
         wait_for(lambda: calls_of(album) > calls, process)
