@@ -14,7 +14,7 @@ from r1_cli.config.problems import ConfigError
 from r1_cli.config.root import RunConfig
 from r1_cli.config.rules import find_problems
 from r1_cli.config.section import Tree, lookup, with_value
-from r1_cli.config.suites import Suite, SuiteRows, SuiteSample, parse_name, suite_error
+from r1_cli.config.suites import Suite, SuiteRows, SuiteSample, parse_name, source_name, suite_error
 from r1_data.benchmark_rows import IMAGES, TRUTH, check_rows, write_rows
 from r1_data.sources import read_rows
 from r1_data.tables.arrow import download_files
@@ -98,7 +98,7 @@ def _source(
     template.write_text(chosen.text, encoding="utf-8")
     return SourceConfig(
         files=str(path),
-        name=f"{name}{f':{subset}' if subset else ''}/{prompt}",
+        name=source_name(word, prompt),
         n=None if "n" in lookup(config, OVERRIDE).model_fields_set else suite.sample.n,
         prompt_key=suite.question,
         answer_key=TRUTH,

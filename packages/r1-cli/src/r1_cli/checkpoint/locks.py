@@ -16,14 +16,17 @@ log = logging.getLogger(__name__)
 
 LOCK_FILE = ".lock"  # in the folder of a run
 FOLDER_KEY, ADVICE = "trainer.save_checkpoint_path", "Wait for it, or set trainer.experiment_name"
+RUN = "another run"
 
 
 @contextmanager
-def lock_folder(root: Path, name: str = LOCK_FILE, *, key: str = FOLDER_KEY, advice: str = ADVICE) -> Iterator[None]:
+def lock_folder(
+    root: Path, name: str = LOCK_FILE, *, key: str = FOLDER_KEY, advice: str = ADVICE, by: str = RUN
+) -> Iterator[None]:
     """Lock a run's folder inside the block.
 
     The operating system releases the lock of a killed process. A network disk without locks causes a warning. `name` is
-    of the file, `key` and `advice` stand in the error.
+    of the file; `key`, `advice` and `by`, whoever else could have it, stand in the error.
 
     Raises:
         ConfigError: another run has the folder; names its process and machine.
@@ -32,7 +35,7 @@ def lock_folder(root: Path, name: str = LOCK_FILE, *, key: str = FOLDER_KEY, adv
     while file is None or not _is_at(path, file):  # removed by a run that ended meanwhile
         root.mkdir(parents=True, exist_ok=True)
         file = path.open("a+", encoding="utf-8")
-        _lock(file, root, key, advice)
+        _lock(file, root, key, advice, by=by)
     os.register_at_fork(after_in_child=file.close)  # a forked process that outlives this one must not keep the lock
     with file:
         file.truncate(0)
@@ -55,6 +58,25 @@ def require_free(root: Path, name: str = LOCK_FILE, *, key: str = FOLDER_KEY, ad
             _lock(file, root, key, advice, fcntl.LOCK_SH)
 
 
+def find_holder(root: Path, name: str = LOCK_FILE) -> str | None:
+    """Return which process has locked a folder, as its file says; None if none has.
+
+    On a network disk without locks, a process that was killed seems to have it still.
+    """
+    path = root / name
+    with suppress(FileNotFoundError), path.open(encoding="utf-8") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return _read_holder(file)
+    return None
+
+
+def _read_holder(file: IO[str]) -> str:
+    file.seek(0)
+    return file.read().strip() or "an unknown process"
+
+
 def _is_at(path: Path, file: IO[str]) -> bool:
     """Whether an open file still has this name; a network disk may count a removed file's link."""
     try:
@@ -63,13 +85,11 @@ def _is_at(path: Path, file: IO[str]) -> bool:
         return False
 
 
-def _lock(file: IO[str], root: Path, key: str, advice: str, kind: int = fcntl.LOCK_EX) -> None:
+def _lock(file: IO[str], root: Path, key: str, advice: str, kind: int = fcntl.LOCK_EX, by: str = RUN) -> None:
     try:
         fcntl.flock(file, kind | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        file.seek(0)
-        holder = file.read().strip() or "an unknown process"
-        message = f"is in use by another run: {holder}. {advice}"
+        message = f"is in use by {by}: {_read_holder(file)}. {advice}"
         raise ConfigError([Problem(key, message, str(root))]) from error
     except OSError as error:
         log.warning("%s cannot be locked (%s): start no second run in it", root, error)

@@ -29,6 +29,9 @@ from r1_cli.commands.models import chosen_checkpoint, model_path, own_configurat
 @click.option("--partial", is_flag=True, help="Print figures with bounds if over 1 % of the answers are missing.")
 @click.option("--compare", is_flag=True, help="Compare the folders of two or more evaluations, paired by rows.")
 @click.option("--regrade", is_flag=True, help="Grade the answers of a folder again; --output then gets a copy.")
+@click.option("--watch", is_flag=True, help="Evaluate each checkpoint of a run when it appears, until the run ends.")
+@click.option("--guard", "guards", metavar="A,B", help="Of --watch: suites, each compared with the start model.")
+@click.option("--start", metavar="MODEL", help="Of --guard: compare with this; default: what the run began with.")
 @click.option("--grader", metavar="REWARD", help="Of --regrade: FILE:FUNCTION or a name; default: the same.")
 @click.option("--grader-option", "grader_options", multiple=True, metavar="KEY=VALUE", help="Keyword of --grader.")
 @endpoint_options
@@ -44,6 +47,9 @@ def evaluate(
     partial: bool,
     compare: bool,
     regrade: bool,
+    watch: bool,
+    guards: str | None,
+    start: str | None,
     grader: str | None,
     grader_options: tuple[str, ...],
     served_name: str | None,
@@ -64,13 +70,25 @@ def evaluate(
       r1 eval http://localhost:8000/v1 config.yaml --served-name other --output b
       r1 eval --compare a b
       r1 eval --regrade a --grader math
+      r1 eval --watch checkpoints/easy_r1/demo --suite math500 --guard gsm8k
     """
     if (grader or grader_options) and not regrade:
         raise click.UsageError("--grader and --grader-option need --regrade")
+    if (guards or start) and not (watch and guards):
+        raise click.UsageError("--guard needs --watch, and --start needs --guard")
+    if compare + regrade + watch > 1:
+        raise click.UsageError("--compare, --regrade and --watch exclude one another")
     if compare:
         _compare([model, *settings], json_path, partial=partial)
     elif regrade:
         _regrade([model, *settings], grader, grader_options, output, json_path, partial=partial)
+    elif watch:
+        if json_path or served_name:
+            raise click.UsageError("--watch takes no --json and no --served-name; its figures are in the run's folder")
+        from r1_cli.commands.watch import WatchWords, watch_run
+
+        named = (suites.split(",") if suites else [], guards.split(",") if guards else [], prompt, data_root)
+        watch_run(WatchWords(Path(model), settings, *named, start, output, n, partial))
     else:
         server = (served_name, api_key_env, concurrency, timeout)
         chosen = (suites.split(",") if suites else [], prompt, data_root)

@@ -152,6 +152,12 @@ def parse_name(word: str, prompt: str | None) -> tuple[str, Suite, str | None, s
     return Path(name).stem if dot else name, suite, subset or None, chosen
 
 
+def source_name(word: str, prompt: str | None) -> str:
+    """Return the name of a suite's source of rows, `SUITE[:SUBSET]/PROMPT`. Arguments, raises: as `parse_name`."""
+    name, _, subset, chosen = parse_name(word, prompt)
+    return f"{name}{f':{subset}' if subset else ''}/{chosen}"
+
+
 def _place(location: tuple[int | str, ...]) -> str:
     return ".".join(map(str, location)) or "suite"
 

@@ -5,7 +5,6 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
@@ -50,6 +49,7 @@ class EvalOptions:
     served_name: str = ""  # of the endpoint's model
     published: Sequence[str] = ()  # lines about published figures of the same rows and prompts
     apart: bool = False  # the sets are benchmarks: print no figure over all of them
+    adapter: Path | None = None  # a folder of an adapter that is merged into the model
 
 
 def evaluate_model(model: str, config: RunConfig, options: EvalOptions = EvalOptions()) -> dict[str, float]:  # noqa: B008 (frozen)
@@ -63,28 +63,46 @@ def evaluate_model(model: str, config: RunConfig, options: EvalOptions = EvalOpt
         EngineError: a server answers nothing.
         EvaluationError: too many answers are missing.
     """
+    console = Console()
+    with ExitStack() as stack:
+        output = options.output or Path(stack.enter_context(TemporaryDirectory(prefix="r1-eval-")))
+        return report(model, sample_evaluation(config, output, options, console), options, console)
+
+
+def sample_evaluation(
+    config: RunConfig, output: Path, options: EvalOptions, console: Console, *, describe: bool = True
+) -> Evaluation:
+    """Sample the answers that the folder `output` lacks, and return all. Raises as `evaluate_model`.
+
+    Args:
+        describe: print the smallest difference that each set can show.
+    """
     sources = validation_sources(config.data)
     if not sources:
         raise ConfigError([Problem("data.val_files", "names no rows to evaluate on; set it", "null")])
-    console, (_, sampling) = Console(), build_sampling(config)
+    _, sampling = build_sampling(config)
     params = [replace(sampling, n=source.n or sampling.n) for source in sources]
-    with ExitStack() as stack:
-        output = options.output or Path(stack.enter_context(TemporaryDirectory(prefix="r1-eval-")))
-        asked = SampleOptions(output, endpoint=options.endpoint, served_name=options.served_name, most_unscored=1.0)
-        describe = partial(describe_sets, config, params, output, console)
-        try:
-            sample_sources(config, sources, params, asked, console, describe)
-        except EngineError as error:
-            if not options.partial or not SampleFolder(output).has_identity:
-                raise
-            console.print(str(error), markup=False, highlight=False, soft_wrap=True)
-        return report(model, read_evaluation(output), options, console)
+    asked = SampleOptions(
+        output, endpoint=options.endpoint, served_name=options.served_name, most_unscored=1.0, adapter=options.adapter
+    )
+
+    def describe_opened(opened: Inference) -> JsonObject:
+        sets = describe_sets(config, params, opened)
+        if describe:
+            print_smallest(sets, output, console)
+        return {SETS: sets}
+
+    try:
+        sample_sources(config, sources, params, asked, console, describe_opened)
+    except EngineError as error:
+        if not options.partial or not SampleFolder(output).has_identity:
+            raise
+        console.print(str(error), markup=False, highlight=False, soft_wrap=True)
+    return read_evaluation(output)
 
 
-def describe_sets(
-    config: RunConfig, params: Sequence[SamplingParams], output: Path, console: Console, opened: Inference
-) -> JsonObject:
-    """Return what is compared of two evaluations; print the smallest difference that each set can show."""
+def describe_sets(config: RunConfig, params: Sequence[SamplingParams], opened: Inference) -> dict[str, JsonObject]:
+    """Return of each set what is compared of two evaluations."""
     sets: dict[str, JsonObject] = {}
     for one, part, each in zip(opened.data.opened, opened.data.prompts.parts, params, strict=True):
         source = one.source
@@ -96,6 +114,11 @@ def describe_sets(
             "grader": digest_grader(config, source),
             "n": each.n,
         }
+    return sets
+
+
+def print_smallest(sets: Mapping[str, JsonObject], output: Path, console: Console) -> None:
+    """Print the smallest difference that each set can show."""
     difficulties = known_difficulties(output, sets)
     for name, about in sets.items():
         rows, n, known = about["rows"], about["n"], difficulties.get(name)
@@ -104,7 +127,6 @@ def describe_sets(
         told = f"a paired comparison finds a true difference of {smallest:.3f} with 80 % power, {after}"
         told = told if smallest <= 1 else "too few rows for a comparison"
         console.print(f"{name}: {rows} rows × {n} answers; {told}", markup=False, highlight=False, soft_wrap=True)
-    return {SETS: sets}
 
 
 def known_difficulties(output: Path, sets: Mapping[str, JsonObject]) -> dict[str, Difficulty]:

@@ -47,11 +47,14 @@ class Inference:
     renderer: Renderer
     player: "Player | None"
 
-    def open_sampler(self) -> tuple[Sampler, LocalWeights]:
-        """Load the weights, and return the sampler with its engine, and the weights to activate it with."""
+    def open_sampler(self, adapter: Path | None = None) -> tuple[Sampler, LocalWeights]:
+        """Load the weights, and return the sampler with its engine, and the weights to activate it with.
+
+        Args, Raises: as `open_engine`.
+        """
         config, hardware, model = self.context.config, self.context.hardware, self.context.model
         verifier = self.open_verifier()
-        engine, weights = open_engine(config, hardware, model, self.context.stack)
+        engine, weights = open_engine(config, hardware, model, self.context.stack, adapter)
         connect_models(config, model, verifier.asking, in_evaluation(config, hardware, model, engine))
         sampler = build_sampler(config, model, verifier, engine, self.player)
         return sampler, weights

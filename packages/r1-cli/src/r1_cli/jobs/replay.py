@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from r1_cli.checkpoint.folders import CheckpointStore, find_damage, read_state
+from r1_cli.runs.history import EVALUATED
 from r1_cli.runs.reader import FORKED, RunReader
 
 ROUNDING = 1e-3  # between sums in another order, over the steps since a checkpoint
@@ -66,7 +67,7 @@ IN_ORDER = (
     "turns", "score", "parts", "failure", "reward", "old_logprobs", "entropies", "ref_logprobs",
     "teacher_logprobs", "teacher_top", "teacher_top_ids", "advantages",
 )  # fmt: skip
-OF_THE_CLOCK = ("timing_", "perf/", "gen/busy")
+NOT_OF_THE_STEP = ("timing_", "perf/", "gen/busy", "val/", "val-", EVALUATED)  # times, and what follows it
 OF_THE_ORDER = "gen/prefilled_per_token"  # it depends on which requests enter the engine together
 
 
@@ -136,7 +137,7 @@ def read_metrics(run: Path, step: int) -> dict[str, Any]:
     for row in RunReader(run).records():
         if row.get("step") == step:
             found |= row
-    return {name: value for name, value in found.items() if not name.startswith((*OF_THE_CLOCK, "val/", "val-"))}
+    return {name: value for name, value in found.items() if not name.startswith(NOT_OF_THE_STEP)}
 
 
 def list_changes(run: Path, again: Path) -> list[str]:

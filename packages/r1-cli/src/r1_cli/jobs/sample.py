@@ -54,6 +54,7 @@ class SampleOptions:
     endpoint: HttpEndpoint | None = None  # samples in place of a model of this machine
     served_name: str = ""  # of the endpoint's model
     most_unscored: float = MOST_UNSCORED
+    adapter: Path | None = None  # a folder of an adapter that is merged into the model
 
     @property
     def replies(self) -> Path:
@@ -113,7 +114,7 @@ def sample_sources(
     with ExitStack() as stack:
         stack.enter_context(folder.locked(options.shard))
         opened = open_inference(config, sources, console, stack)
-        name = options.served_name or digest_model(opened.context.model.path)
+        name = options.served_name or name_model(opened.context.model.path, options.adapter)
         identity = {"model": name, **describe_sampling(opened, params[0], size), **describe(opened)}
         with exclusive(folder.path):
             folder.require_same(identity)
@@ -148,7 +149,7 @@ def _with_engine(
 ) -> Iterator[tuple[Sampler, Block, dict[int, str]]]:
     """Yield the blocks with a sampler whose engine has the weights."""
     if options.endpoint is None:
-        sampler, weights = opened.open_sampler()
+        sampler, weights = opened.open_sampler(options.adapter)
     else:
         sampler, weights = opened.open_endpoint(options.endpoint, options.served_name, options.replies), None
     with sampler.generator.active(weights):
@@ -190,12 +191,13 @@ def describe_sampling(opened: Inference, params: SamplingParams, size: int) -> J
     }
 
 
-def digest_model(path: str) -> str:
-    """Return a digest of a folder's weights, or the name and commit of a model of the hub."""
+def name_model(path: str, adapter: Path | None = None) -> str:
+    """Return a digest of a folder's weights, or the name and commit of a model of the hub; with that of an adapter."""
+    more = f"+{digest(adapter, adapters=True)}" if adapter else ""
     if Path(path).is_dir():
-        return digest(Path(path))
+        return digest(Path(path), adapters=True) + more
     file = find_file(path, "config.json")
-    return f"{path}@{file.parent.name if file else None}"
+    return f"{path}@{file.parent.name if file else None}{more}"
 
 
 def digest_reward(function: str | None, kwargs: Mapping[str, object]) -> str:

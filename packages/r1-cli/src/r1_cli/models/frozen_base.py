@@ -91,15 +91,15 @@ def find_folder(path: str) -> Path:
     return Path(snapshot_download(path, local_files_only=True, allow_patterns=["*.safetensors"]))
 
 
-def digest(folder: Path) -> str:
-    """Return SHA-256 over a folder's safetensors files: their names, sizes and contents.
+def digest(folder: Path, *, adapters: bool = False) -> str:
+    """Return SHA-256 over a folder's safetensors files, with or without those of adapters: names, sizes and contents.
 
     Of files above `WHOLE_FILE` it reads the beginning, with names and shapes, and evenly spread blocks: training
     changes nearly all weights, and reading 100 GB takes minutes.
     """
     total = hashlib.sha256()
     for file in sorted(folder.glob("*.safetensors")):
-        if file.name.startswith(("optimizer", "adapter_model")):
+        if file.name.startswith("optimizer" if adapters else ("optimizer", "adapter_model")):
             continue
         size = file.stat().st_size
         total.update(f"{file.name} {size}\n".encode())

@@ -9,7 +9,8 @@ import numpy as np
 import numpy.typing as npt
 from rich.cells import cell_len, set_cell_size
 
-from r1_cli.runs.history import History
+from r1_cli.runs.evaluation.logged import figure_names
+from r1_cli.runs.history import EVALUATED, History
 from r1_cli.runs.reader import RunReader
 from r1_cli.runs.track.view import visible
 
@@ -75,7 +76,8 @@ def compare(one: RunReader, other: RunReader) -> Differences:
     seeds = _seeds(one), _seeds(other)
     histories = one.history_or_start(), other.history_or_start()
     common = sorted(_by_step(histories[0]).keys() & _by_step(histories[1]).keys())
-    curves = [found for name in CURVES if (found := part(name, *histories))]
+    names = [*CURVES, *figure_names(histories[0])]
+    curves = [found for name in names if (found := part(name, *histories))]
     same = seeds[0] == seeds[1] if all(seeds) else None
     return Differences(changes, unknown, same, len(common), find_unequal(*histories), curves)
 
@@ -92,14 +94,19 @@ def differing(settings: Sequence[Mapping[str, object]]) -> dict[str, list[object
 
 
 def find_unequal(one: History, other: History) -> tuple[int, list[str]] | None:
-    """Return the first common step with different numbers, and their names; times and rates are ignored."""
+    """Return the first common step with different numbers, and their names.
+
+    Times and rates are ignored, and evaluations (`r1 eval --watch`) of one run only.
+    """
     first, second = _by_step(one), _by_step(other)
     for step in sorted(first.keys() & second.keys()):
         names = sorted(first[step].keys() | second[step].keys())
         unequal = [
             name
             for name in names
-            if not name.startswith(CLOCKED) and not _identical(first[step].get(name), second[step].get(name))
+            if not name.startswith(CLOCKED)
+            and not (name.startswith(EVALUATED) and (name in first[step]) != (name in second[step]))
+            and not _identical(first[step].get(name), second[step].get(name))
         ]
         if unequal:
             return step, unequal

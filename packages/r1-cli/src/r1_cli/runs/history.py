@@ -14,6 +14,9 @@ JsonObject = dict[str, Any]
 Number = TypeVar("Number", float, float | None)
 
 LOG_FILE, CONFIG_FILE, TRL_FILE = "experiment_log.jsonl", "experiment_config.json", "trainer_state.json"
+EVALUATIONS_FILE = "evaluations.jsonl"  # what `r1 eval --watch` measures of the checkpoints, beside the log
+EVALUATED = "eval/"  # how their names begin
+LOG_FILES = (LOG_FILE, EVALUATIONS_FILE)  # of a run; a step may have records in both
 
 # TRL's and veRL's names for what r1 has another name for; a * stands for a name that is kept.
 OF_TRL = {
@@ -112,7 +115,7 @@ def spread(values: Sequence[float]) -> float:
 
 def read_history(path: Path) -> History:
     """Read a run's folder or log, or TRL's `trainer_state.json`. Raises NoHistoryError if it has no step."""
-    file = find_log(path)
+    file, *evaluated = find_logs(path)
     config: JsonObject = {}
     if file.name == TRL_FILE or file.suffix == ".json":
         writer, steps = "trl", read_trl(file)
@@ -121,7 +124,16 @@ def read_history(path: Path) -> History:
         config = _read_json(file.parent / CONFIG_FILE)
     if not steps:
         raise NoHistoryError(f"{file} holds no step")
+    for one in evaluated:
+        steps = with_evaluations(steps, one)
     return History(str(path), writer, steps, config)
+
+
+def find_logs(path: Path) -> list[Path]:
+    """Return the files with a run's numbers, its log first. Raises NoHistoryError if it has no log."""
+    log = find_log(path)
+    others = [log.with_name(name) for name in LOG_FILES if log.name == LOG_FILE and name != LOG_FILE]
+    return [log, *(one for one in others if one.is_file())]
 
 
 def find_log(path: Path) -> Path:
@@ -148,6 +160,17 @@ def read_lines(file: Path) -> tuple[str, list[dict[str, float]]]:
             writer, numbers = found
             steps.append({name: value for name, value in numbers.items() if value is not None})
     return writer, steps
+
+
+def with_evaluations(steps: Sequence[dict[str, float]], file: Path) -> list[dict[str, float]]:
+    """Return the steps with the figures of a file of evaluations. Its later lines win, and null removes a figure."""
+    found: dict[int, dict[str, float | None]] = {}
+    for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
+        if numbers := read_line(line):
+            found.setdefault(int(numbers[1]["step"] or 0), {}).update(numbers[1])
+    whole: list[dict[str, float | None]] = [{**one, **found.pop(int(one["step"]), {})} for one in steps]
+    whole = sorted([*whole, *found.values()], key=lambda one: one["step"] or 0)
+    return [{name: value for name, value in one.items() if value is not None} for one in whole]
 
 
 def read_line(line: str | bytes) -> tuple[str, dict[str, float | None]] | None:

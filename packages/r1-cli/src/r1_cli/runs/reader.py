@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from r1_cli.config.section import flatten
-from r1_cli.runs.history import CONFIG_FILE, LOG_FILE, History, JsonObject, NoHistoryError, read_history
+from r1_cli.runs.history import CONFIG_FILE, LOG_FILE, LOG_FILES, History, JsonObject, NoHistoryError, read_history
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ANSWERS",
     "CONFIG_FILE",
+    "EVALUATIONS",
     "GENERATIONS_FILE",
     "LOG_FILE",
     "MANIFEST_FILE",
@@ -33,7 +34,7 @@ Row = dict[str, Any]  # of the record, by column: see `schema.COLUMNS`
 
 MANIFEST_FILE = "manifest.json"
 GENERATIONS_FILE = "generations.jsonl"
-SAMPLES, MEDIA, ANSWERS = "samples", "media", "answers"  # folders
+SAMPLES, MEDIA, ANSWERS, EVALUATIONS = "samples", "media", "answers", "evaluations"  # folders
 FORKED = "forked"  # in the column `stop_reason`: the row is a fork of an episode, whose answer is another row
 MEDIA_KINDS = {".png": "image/png", ".webp": "image/webp"}
 
@@ -72,11 +73,14 @@ class RunReader:
         return settings
 
     def records(self) -> Iterator[JsonObject]:
-        """Yield the records of r1's log; incomplete lines are skipped, as it may still grow."""
-        path = self.path / LOG_FILE
-        for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
-            with suppress(ValueError):
-                yield json.loads(line)
+        """Yield the records of r1's log, then those of `r1 eval --watch`, which are further ones of the same steps.
+
+        Incomplete lines are skipped, as the files may still grow.
+        """
+        for path in (self.path / name for name in LOG_FILES):
+            for line in path.read_text(encoding="utf-8").splitlines() if path.is_file() else ():
+                with suppress(ValueError):
+                    yield json.loads(line)
 
     def starts(self) -> list[JsonObject]:
         """Return the starts in the manifest in order; [] without a readable manifest."""

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from r1_cli.runs.diagnose.findings import Diagnosis
+from r1_cli.runs.evaluation.logged import read_logged
 from r1_cli.runs.history import History, WindowMean
 
 SURE = 3.0  # standard errors by which means must lie apart to count as different
@@ -332,6 +333,21 @@ def rate_too_low(history: History) -> Found | None:
         "nothing moves, although groups differ",
         f"{_from_to(history, 'actor/entropy_loss')}, and the reward stands still; actor/lr is {lr.mean:.3g}",
         "ten times worker.actor.optim.lr: small models want more than 1e-6",
+    )
+
+
+@signature
+def forgetting(history: History) -> Found | None:
+    """The last evaluation of a guarded suite is below the start model's."""
+    last = {one.set: one for one in read_logged(history) if one.change is not None}
+    lost = [one for one in last.values() if one.lost]
+    if not lost:
+        return None
+    return (
+        "the model has lost what it could before training",
+        "; ".join(f"step {one.step}: {one}" for one in lost),
+        "an earlier checkpoint; a lower worker.actor.optim.lr; algorithm.use_kl_loss with a larger algorithm.kl_coef; "
+        "rows of that kind in data.train_files",
     )
 
 

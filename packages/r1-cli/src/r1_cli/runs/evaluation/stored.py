@@ -17,7 +17,7 @@ from r1_cli.runs.rows.recorded import read_groups
 from r1_cli.runs.statistics import Interval, mean_interval
 from r1_rewards.reading.extract import final_answer
 
-DIGEST = re.compile("[0-9a-f]{16,}")
+DIGEST = re.compile(r"[0-9a-f]{16,}(\+[0-9a-f]+)?")
 MOST_BUDGETS = 6
 AGAIN = "run the same command again"
 MOST_MISSING = 0.01  # share of the answers, above which no figure is printed

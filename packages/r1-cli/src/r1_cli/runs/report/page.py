@@ -7,6 +7,7 @@ from pathlib import Path
 
 from r1_cli.runs.conversation import write_turns
 from r1_cli.runs.diagnose.answers import diagnose_run
+from r1_cli.runs.evaluation.logged import read_logged
 from r1_cli.runs.history import History, JsonObject
 from r1_cli.runs.html import render_page, table
 from r1_cli.runs.reader import Phase, Row, RunReader
@@ -46,7 +47,8 @@ def write_report(path: Path) -> str:
     history, starts, validations = run.history, run.starts(), measure(run)
     parts = [
         f"<h1>{escape(path.resolve().name)}</h1>", *summary(history, starts, validations), *what_ran(history, starts),
-        *curves(history, validations), *time_and_tokens(history), *findings(run), *faults(history, starts),
+        *curves(history, validations), *evaluations(history), *time_and_tokens(history), *findings(run),
+        *faults(history, starts),
         *samples(run),
     ]  # fmt: skip
     return render_page(path.resolve().name, "".join(parts))
@@ -100,6 +102,26 @@ def curves(history: History, validations: Sequence[Measured]) -> Iterator[str]:
     yield "</div>"
     rows = [(one.step, one.rows, f"{one.value:.4f}", f"{one.low:.4f} to {one.high:.4f}") for one in validations]
     yield table(rows, ("step", "rows", "validation", "95 % interval"))
+
+
+def evaluations(history: History) -> Iterator[str]:
+    """Yield the figures of `r1 eval --watch`: a curve for each set, and a table of all."""
+    logged = read_logged(history)
+    if not logged:
+        return
+    yield "<h2>Evaluations of checkpoints</h2><div class=grid>"
+    for name in dict.fromkeys((one.set, one.figure) for one in logged):
+        of_set = [one for one in logged if (one.set, one.figure) == name]
+        points = [(one.step, one.value[0]) for one in of_set]
+        yield draw(f"{' '.join(name)}, 95 % intervals", points, [(one.step, *one.value[1:]) for one in of_set])
+    yield "</div>"
+    rows = []
+    for one in sorted(logged, key=lambda one: one.step):
+        value, low, high = one.value
+        since = "{:+.4f} ({:+.4f} to {:+.4f})".format(*one.change) if one.change else ""
+        told = f"warning: lost, p {one.p:.3g}" if one.lost else ""
+        rows.append((one.step, one.set, f"{one.figure} {value:.4f}", f"{low:.4f} to {high:.4f}", since, told))
+    yield table(rows, ("step", "suite", "figure", "95 % interval", "since the start", ""))
 
 
 def time_and_tokens(history: History) -> Iterator[str]:

@@ -6,8 +6,8 @@ import os
 from pathlib import Path
 
 from r1_cli.checkpoint.folders import CheckpointError, write_json
-from r1_cli.runs.history import CONFIG_FILE, LOG_FILE, JsonObject
-from r1_cli.runs.reader import ANSWERS, GENERATIONS_FILE, SAMPLES, RunReader
+from r1_cli.runs.history import CONFIG_FILE, EVALUATIONS_FILE, LOG_FILE, JsonObject
+from r1_cli.runs.reader import ANSWERS, EVALUATIONS, GENERATIONS_FILE, SAMPLES, RunReader
 from r1_cli.runs.track.types import Record, RunInfo
 
 
@@ -84,7 +84,8 @@ def _move_aside_other_run(info: RunInfo) -> None:
     if not records.is_file() or _settings(info.folder) == info.config:
         return
     number = 1 + len(list(info.folder.glob("experiment_log.*.jsonl")))
-    for path in (config, records, *(info.folder / name for name in (GENERATIONS_FILE, SAMPLES, ANSWERS))):
+    others = (GENERATIONS_FILE, SAMPLES, ANSWERS, EVALUATIONS_FILE, EVALUATIONS)
+    for path in (config, records, *(info.folder / name for name in others)):
         if path.exists():
             path.rename(path.with_suffix(f".{number}{path.suffix}"))
 

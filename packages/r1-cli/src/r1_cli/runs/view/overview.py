@@ -11,7 +11,7 @@ import psutil
 
 from r1_cli.runs.diagnose.answers import diagnose_run
 from r1_cli.runs.diff import SECTIONS, differing
-from r1_cli.runs.history import History, JsonObject, NoHistoryError, WindowMean, find_log
+from r1_cli.runs.history import History, JsonObject, NoHistoryError, WindowMean, find_logs
 from r1_cli.runs.reader import MANIFEST_FILE, SAMPLES, RunReader
 from r1_cli.runs.report.chart import thin
 from r1_cli.runs.report.page import SETTINGS, SFT_SETTINGS
@@ -52,13 +52,13 @@ def status(run: RunReader, recent: Sequence[float]) -> dict[str, str]:
 
 
 def _written(run: RunReader) -> float | None:
-    files = [*_log_of(run), run.path / MANIFEST_FILE, run.path / SAMPLES]
+    files = [*_log_of(run)[:1], run.path / MANIFEST_FILE, run.path / SAMPLES]
     return max((path.stat().st_mtime for path in files if path.exists()), default=None)
 
 
 def _log_of(run: RunReader) -> list[Path]:
     try:
-        return [find_log(run.path)]
+        return find_logs(run.path)
     except NoHistoryError:
         return []
 
