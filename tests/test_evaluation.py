@@ -14,6 +14,7 @@ from endtoend import QUICKSTART, R1
 
 from r1_cli.config.suites import published_figures
 from r1_cli.jobs import sample
+from r1_cli.runs.rows.parts import SampleFolder
 from r1_rewards.services.endpoint import Patience
 
 MODEL = "examples/quickstart/model"
@@ -121,7 +122,9 @@ def test_an_endpoint_that_throttles_and_dies_answers_nothing_twice(whole: Path, 
     assert "--output is missing" in ended.stderr
 
 
-def test_a_suite_brings_rows_prompt_grader_and_published_figures_of_its_prompt(r1: R1, tmp_path: Path) -> None:
+@pytest.fixture
+def sums(tmp_path: Path) -> list[str | Path]:
+    """The words for a suite of four rows."""
     rows = [json.dumps({"problem": f"Is {one} even?", "answer": "AB"[one % 2]}) for one in range(4)]
     (tmp_path / "sums.jsonl").write_text("\n".join(rows))
     (tmp_path / "sums.yaml").write_text(
@@ -131,8 +134,14 @@ def test_a_suite_brings_rows_prompt_grader_and_published_figures_of_its_prompt(r
         "published: [{model: theirs, value: 0.5, prompt: boxed, source: page 3},\n"
         "  {model: others, value: 0.6, prompt: plain, source: page 4}]}"
     )
-    words = ["eval", MODEL, "--suite", tmp_path / "sums.yaml", "--data-root", tmp_path, "data.max_prompt_length=64",
-             "data.filter_overlong_prompts_workers=1"]  # fmt: skip
+    return ["--suite", tmp_path / "sums.yaml", "--data-root", tmp_path, "data.max_prompt_length=64",
+            "data.filter_overlong_prompts_workers=1"]  # fmt: skip
+
+
+def test_a_suite_brings_rows_prompt_grader_and_published_figures_of_its_prompt(
+    sums: list[str | Path], r1: R1, tmp_path: Path
+) -> None:
+    words = ["eval", MODEL, *sums]
     ended = r1(*words, "--output", tmp_path / "boxed", "--json", tmp_path / "result.json")
     assert "published, sums/boxed: theirs 0.500 (page 3)" in ended.output
     assert "others" not in ended.output
@@ -142,3 +151,40 @@ def test_a_suite_brings_rows_prompt_grader_and_published_figures_of_its_prompt(r
     assert all("In a box." in one["prompt"] for one in found)
     assert "0 of 8 answers get another score" in r1("eval", "--regrade", tmp_path / "boxed").output
     assert published_figures([str(tmp_path / "sums.yaml")], "plain") == ["published, sums/plain: others 0.600 (page 4)"]
+
+
+def test_a_killed_watch_goes_on_where_it_was_and_compares_with_the_model_that_the_run_began_with(
+    sums: list[str | Path], r1: R1, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(MODEL, run / "global_step_2/actor")
+    (run / "global_step_2/trainer.json").write_text("{}")
+    (run / "experiment_config.json").write_text(json.dumps({"worker": {"actor": {"model": {"model_path": MODEL}}}}))
+    (run / "experiment_log.jsonl").write_text('{"step": 2, "reward/overall": 0.5}\n')
+    words = ["eval", "--watch", run, *sums, "--guard", sums[1]]
+    blocks, sample_block = list[Path](), sample.sample_block
+
+    def killed_in_the_second(folder: SampleFolder, *words: Any) -> None:
+        blocks.append(folder.path)
+        if len(blocks) == 2:
+            raise KeyboardInterrupt
+        sample_block(folder, *words)
+
+    monkeypatch.setattr(sample, "sample_block", killed_in_the_second)
+    monkeypatch.setattr("sys.argv", ["r1", *map(str, words)])
+    ended = r1(*words, ok=False)
+    assert ended.exit_code == 130
+    assert f"eval --watch {run} --suite" in ended.stderr.splitlines()[-1]
+    ended = r1(*words)
+    assert [path.name for path in blocks] == ["start", "global_step_2", "global_step_2"]
+    assert "published, sums/boxed: theirs 0.500 (page 3)" in ended.output
+    lines = [json.loads(line) for line in (run / "evaluations.jsonl").read_text().splitlines()]
+    start, end = lines
+    assert (start["step"], end["step"], end["eval/sums/boxed/change"], end["eval/sums/boxed/change/p"]) == (0, 2, 0, 1)
+    assert start["eval/sums/boxed/avg@2"] == end["eval/sums/boxed/avg@2"]
+    assert "Evaluations of checkpoints" in Path(r1("report", run).output.split(" (")[0]).read_text()
+    shutil.rmtree(run / "global_step_2")
+    monkeypatch.chdir(tmp_path)
+    ended = r1(*words, ok=False)
+    assert "the model that" in ended.stderr
+    assert "is not there (examples/quickstart/model): work in the folder" in ended.stderr

@@ -4,10 +4,9 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
-import pyarrow as pa
 import pytest
+from cli_evaluations import write
 from click.testing import CliRunner
 
 from r1_cli.main import main
@@ -22,7 +21,6 @@ from r1_cli.runs.evaluation.stored import (
     require_complete,
 )
 from r1_cli.runs.rows.choose import SampledAnswer, SampledGroup
-from r1_cli.runs.rows.parts import PART, SETS, SampleFolder
 
 
 def group(*answers: tuple[str, bool], lengths: Sequence[int] = (5,) * 8) -> SampledGroup:
@@ -57,29 +55,6 @@ def test_longer_answers_than_a_budget_count_as_cut_and_wrong() -> None:
     found = [(one.tokens, one.right.value, one.cut) for one in by_budget(groups)]
     assert found == [(10, 0.25, 0.75), (20, 0.5, 0.5), (40, 0.75, 0.25), (80, 0.75, 0.0)]
     assert by_budget([group(("a", False))]) == []
-
-
-def write(path: Path, marks: Sequence[Sequence[float | None]], **about: Any) -> Path:
-    """Write an evaluation of one set: the marks of each row's answers; None: it could not be scored."""
-    n = max(map(len, marks))
-    one = {"rows": len(marks), "digest": "blake2b:1", "prompt": "chat 1", "grader": "math 1", "n": n, **about}
-    path.mkdir()
-    identity = {"model": "0" * 32, "rows of a block": 2, SETS: {"math500/chat": one}}
-    (path / "sampling.json").write_text(json.dumps(identity))
-    settings = {"worker": {"actor": {"model": {"model_path": path.name}}}}
-    (path / "experiment_config.json").write_text(json.dumps(settings))
-    rows: dict[int, list[dict[str, Any]]] = {}
-    for row, of_row in enumerate(marks):
-        for sample, mark in enumerate(of_row):
-            rows.setdefault(row // 2, []).append({
-                "step": row // 2, "phase": "sample", "group": row % 2, "sample": sample, "prompt_id": f"a:{row}",
-                "source": "s", "prompt": "p", "answer": "x", "prompt_tokens": [1], "tokens": [1, 2],
-                "score": mark or 0.0, "parts": [], "finish_reason": "stop", "key": f"{row}",
-                "failure": None if mark is not None else "timeout: 30 s",
-            })  # fmt: skip
-    for block, of_block in rows.items():
-        SampleFolder(path).add(block, pa.Table.from_pylist(of_block, schema=PART))
-    return path
 
 
 def test_folders_are_compared_by_rows_with_all_p_values_adjusted(tmp_path: Path) -> None:

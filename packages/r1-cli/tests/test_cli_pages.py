@@ -55,10 +55,21 @@ def test_curves_come_as_they_are_appended(tmp_path: Path) -> None:
         file.write('ss": 0.5}\n')
     page = client.get(f"/api/curves?run=0&after={page['next']}").json()
     assert page["rows"] == [{"step": 4, "loss": 0.5}]
+    evaluated = tmp_path / "evaluations.jsonl"  # later, of an earlier step, by a process of its own
+    evaluated.write_text('{"step": 2, "eval/a/chat/avg@1": 0.5, "warnings": []}\n{"step": 3, "ev')
+    page = client.get(f"/api/curves?run=0&after={page['next']}").json()
+    assert (page["rows"], page["times"]) == ([{"step": 2, "eval/a/chat/avg@1": 0.5}], 0)
+    with log.open("a") as file:
+        file.write('{"step": 5, "loss": 0.25}\n')
+    page = client.get(f"/api/curves?run=0&after={page['next']}").json()
+    assert page["rows"] == [{"step": 5, "loss": 0.25}]
     write_log(tmp_path, 1)
     anew = client.get(f"/api/curves?run=0&after={page['next']}").json()
-    assert [row["step"] for row in anew["rows"]] == [1]
+    assert [row["step"] for row in anew["rows"]] == [1, 2]
     assert anew["times"] == 1
+    evaluated.unlink()
+    anew = client.get(f"/api/curves?run=0&after={anew['next']}&times=1").json()
+    assert ([row["step"] for row in anew["rows"]], anew["times"]) == ([1], 2)
 
 
 def test_a_teachers_log_probs_come_without_its_likely_tokens(tmp_path: Path) -> None:

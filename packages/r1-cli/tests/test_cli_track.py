@@ -109,8 +109,11 @@ def test_a_resumed_run_neither_repeats_nor_loses_a_step(tmp_path: Path) -> None:
 
 def test_a_new_run_with_other_settings_moves_the_old_records_aside(tmp_path: Path) -> None:
     FileLogger(info(tmp_path)).log(1, {"x": 1.0})
+    (tmp_path / "evaluations").mkdir()
+    (tmp_path / "evaluations.jsonl").write_text("{}")
     other = dataclasses.replace(info(tmp_path), config={"trainer": {"max_steps": 4}})
     FileLogger(other).log(1, {"x": 2.0})
+    assert {path.name for path in tmp_path.glob("evaluations*")} == {"evaluations.1", "evaluations.1.jsonl"}
     assert lines(tmp_path / "experiment_log.1.jsonl") == [{"step": 1, "x": 1.0}]
     assert lines(tmp_path / "experiment_log.jsonl") == [{"step": 1, "x": 2.0}]
 
