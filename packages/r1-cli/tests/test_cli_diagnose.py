@@ -65,6 +65,10 @@ BY_HAND: dict[str, list[dict[str, float]]] = {
         {"prompt_length/mean": 100, "prompt_length/max": 120, "response_length/mean": 300, "response_length/max": 4000}
     ]
     * 10,
+    "forgetting": [
+        {"eval/a/chat/avg@1": 0.5, "eval/a/chat/change": -0.2, "eval/a/chat/change/low": -0.3,
+         "eval/a/chat/change/high": -0.1, "eval/a/chat/change/p": 0.01}
+    ],
     "clipped_often": [{"actor/pg_clipfrac_higher": value} for value in grows(0.05, 0.4)],
     "constant_reward": [{"reward/overall": -1.0, "reward/groups_without_variance": 1.0}] * 10,
     "engine_gap": [{"rollout/logprob_gap_mean": value} for value in grows(0.001, 0.2)],
