@@ -54,11 +54,15 @@ def test_an_estimator_takes_a_step(r1: R1, standing: Standing, tmp_path: Path, n
     assert record["critic/advantages/max"] != record["critic/advantages/min"]
 
 
-@pytest.mark.parametrize("name", POLICY_LOSSES)
-def test_a_loss_takes_a_step(standing: Standing, name: str) -> None:
-    record = standing.step(f"worker.actor.loss_type={name}", "worker.actor.ppo_epochs=2")
+MEANS = get_args(Aggregation)
+
+
+@pytest.mark.parametrize(("name", "mean"), [(name, MEANS[i % len(MEANS)]) for i, name in enumerate(POLICY_LOSSES)])
+def test_a_loss_and_an_aggregation_take_a_step(standing: Standing, name: str, mean: str) -> None:
+    """Of two updates, the second off policy."""
+    record = standing.step(f"worker.actor.loss_type={name}", f"worker.actor.loss_avg_mode={mean}")
     assert record["actor/grad_norm"] > 0
-    assert abs(record["actor/pg_loss"]) < 10
+    assert abs(record["actor/pg_loss"]) < 100  # summed over the tokens of an answer by some
 
 
 @pytest.mark.parametrize(
@@ -81,14 +85,9 @@ def test_a_loss_takes_a_step(standing: Standing, name: str) -> None:
     ],
 )
 def test_settings_of_single_estimators_and_losses_take_a_step(standing: Standing, words: str) -> None:
-    record = standing.step(*words.split(), "worker.actor.ppo_epochs=2")
+    record = standing.step(*words.split())
     assert record["actor/grad_norm"] > 0
     assert record["critic/advantages/max"] > record["critic/advantages/min"]
-
-
-@pytest.mark.parametrize("name", get_args(Aggregation))
-def test_an_aggregation_takes_a_step(standing: Standing, name: str) -> None:
-    assert standing.step(f"worker.actor.loss_avg_mode={name}")["actor/grad_norm"] > 0
 
 
 @pytest.mark.parametrize("name", get_args(KLPenalty))
@@ -113,7 +112,7 @@ def test_the_full_kl_in_the_loss_keeps_the_policy_near_the_reference(standing: S
     assert held["actor/grad_norm"] > 2 * free["actor/grad_norm"]
 
 
-@pytest.mark.parametrize("name", ["grpo", "rloo", "reinforce_baseline"])
+@pytest.mark.parametrize("name", ["grpo", "reinforce_baseline"])
 def test_every_estimator_takes_the_kl_in_the_reward(standing: Standing, name: str) -> None:
     inside = ["algorithm.use_kl_loss=false", "algorithm.kl_penalty=k1", f"algorithm.adv_estimator={name}"]
     spreads = []
@@ -124,6 +123,16 @@ def test_every_estimator_takes_the_kl_in_the_reward(standing: Standing, name: st
     # The policy is its own reference at first, and has moved from it by the second step.
     assert spreads[0][0] == pytest.approx(spreads[1][0], rel=0.05, abs=0.05)
     assert spreads[0][1] != pytest.approx(spreads[1][1], rel=1e-3)
+
+
+def test_off_policy_answers_are_dropped(standing: Standing) -> None:
+    epochs = "worker.actor.ppo_epochs=3"
+    plain = standing.step(epochs)
+    wide = standing.step(epochs, "algorithm.off_policy_mask_threshold=100")
+    narrow = standing.step(epochs, "algorithm.off_policy_mask_threshold=0")
+    # To rounding: a loss that looks at whole rows computes the head once more, going backward.
+    assert wide["actor/grad_norm"] == pytest.approx(plain["actor/grad_norm"], rel=1e-4)
+    assert 0 < narrow["actor/grad_norm"] != pytest.approx(plain["actor/grad_norm"], rel=1e-4)
 
 
 @pytest.mark.slow

@@ -20,6 +20,8 @@ from r1_rollout.errors import EngineError, ServerError
 # A learning rate that depends on the number of steps would tell a run from a longer one.
 MORE = ["trainer.val_before_train=false", "trainer.save_freq=-1", "worker.actor.optim.lr_scheduler_type=constant"]
 
+VALIDATED = ["trainer.val_freq=2", "worker.rollout.canary=false"]
+
 
 class FailingEngine(EmbeddedEngine):
     """Dies after the first groups of the call number `lives`."""
@@ -48,7 +50,7 @@ def without_validation(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 @pytest.fixture(scope="module")
 def uninterrupted(r1: R1, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("whole")
-    r1(*words(folder, "trainer.val_freq=2"))
+    r1(*words(folder, *VALIDATED))
     return without_validation(read_log(folder))
 
 
@@ -67,7 +69,7 @@ def test_the_last_step_is_saved_and_the_same_command_goes_on_as_if_nothing_had_b
     lives: int,
     error: Exception,
 ) -> None:
-    again = words(tmp_path / "cut", "trainer.val_freq=2")
+    again = words(tmp_path / "cut", *VALIDATED)
     monkeypatch.setattr(FailingEngine, "lives", lives)
     monkeypatch.setattr(FailingEngine, "error", error)
     with monkeypatch.context() as patch:

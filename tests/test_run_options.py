@@ -16,6 +16,7 @@ TWO_STEPS = [
     "trainer.val_before_train=false",
     "trainer.val_freq=-1",
     "trainer.save_freq=2",
+    "worker.rollout.canary=false",  # test_fresh_weights has it
 ]
 
 
@@ -32,15 +33,16 @@ def plain(r1: R1, tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, An
 @pytest.mark.parametrize(
     "overrides",
     [
-        ["worker.actor.model.enable_gradient_checkpointing=true", "worker.actor.model.enable_activation_offload=true"],
-        ["worker.actor.padding_free=false"],
         [
+            "worker.actor.model.enable_gradient_checkpointing=true",
+            "worker.actor.model.enable_activation_offload=true",
             "worker.actor.dynamic_batching=false",
             "worker.actor.micro_batch_size_per_device_for_update=2",
             "worker.actor.micro_batch_size_per_device_for_experience=4",
+            "worker.reward.num_cpus=2",
+            "data.mini_rollout_batch_size=4",
         ],
-        ["worker.reward.num_cpus=2"],
-        ["data.mini_rollout_batch_size=4"],
+        ["worker.actor.padding_free=false"],
     ],
     ids=lambda overrides: overrides[0].rsplit(".", 1)[-1],
 )
@@ -58,15 +60,22 @@ def test_the_split_of_the_work_does_not_change_what_is_learned(
     assert found == [pytest.approx(record, rel=1e-3, abs=1e-5) for record in expected]
 
 
-def test_each_epoch_over_a_batch_is_another_optimizer_step(r1: R1, tmp_path: Path) -> None:
-    train(r1, tmp_path, "worker.actor.ppo_epochs=3", "worker.actor.loss_avg_mode=seq")
-    state = json.loads((tmp_path / "global_step_2/actor/learner.json").read_text())
+@pytest.fixture(scope="module")
+def frozen(r1: R1, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The checkpoint of a run of three epochs a step, with a frozen vision tower."""
+    folder = tmp_path_factory.mktemp("frozen")
+    words = ["worker.actor.ppo_epochs=3", "worker.actor.loss_avg_mode=seq"]
+    train(r1, folder, *words, "worker.actor.model.freeze_vision_tower=true")
+    return folder / "global_step_2/actor"
+
+
+def test_each_epoch_over_a_batch_is_another_optimizer_step(frozen: Path) -> None:
+    state = json.loads((frozen / "learner.json").read_text())
     assert state["step"] == 2 * 2 * 3  # steps × optimizer steps an epoch × epochs
 
 
-def test_a_frozen_vision_tower_keeps_its_weights(r1: R1, tmp_path: Path) -> None:
-    train(r1, tmp_path, "worker.actor.model.freeze_vision_tower=true")
-    folders = ROOT / "examples/quickstart/model", tmp_path / "global_step_2/actor"
+def test_a_frozen_vision_tower_keeps_its_weights(frozen: Path) -> None:
+    folders = ROOT / "examples/quickstart/model", frozen
     before, after = (AutoModelForImageTextToText.from_pretrained(f, dtype="float32").state_dict() for f in folders)
     same = {name: torch.equal(after[name], tensor) for name, tensor in before.items()}
     assert all(kept for name, kept in same.items() if "visual." in name)
@@ -97,14 +106,17 @@ def test_val_only_validates_and_stops(r1: R1, tmp_path: Path) -> None:
     assert not list(tmp_path.glob("global_step_*"))
 
 
-def test_a_checkpoint_without_the_optimizer_can_be_gone_on_from(r1: R1, tmp_path: Path) -> None:
-    train(r1, tmp_path, "trainer.save_model_only=true")
-    assert not list(tmp_path.glob("global_step_2/actor/optimizer*"))
-    changed = ["trainer.max_steps=3", "trainer.save_model_only=true"]
-    output = r1("train", QUICKSTART, *TWO_STEPS, f"trainer.save_checkpoint_path={tmp_path}", *changed).output
+def test_the_newest_checkpoints_stay_and_one_without_the_optimizer_can_be_gone_on_from(r1: R1, tmp_path: Path) -> None:
+    saved = ["trainer.save_freq=1", "trainer.save_limit=2", "trainer.save_model_only=true"]
+    train(r1, tmp_path, *saved, "trainer.max_steps=3")
+    assert sorted(path.name for path in tmp_path.glob("global_step_*")) == ["global_step_2", "global_step_3"]
+    assert not list(tmp_path.glob("global_step_3/actor/optimizer*"))
+    changed = [*saved, "trainer.max_steps=4", f"trainer.save_checkpoint_path={tmp_path}"]
+    output = r1("train", QUICKSTART, *TWO_STEPS, *changed).output
     assert "the moments start at zero" in output
-    assert "setting changed since the last start: trainer.max_steps=3, was 2" in output
-    assert [record["step"] for record in read_log(tmp_path)] == [1, 2, 3]
+    assert "setting changed since the last start: trainer.max_steps=4, was 3" in output
+    assert [record["step"] for record in read_log(tmp_path)] == [1, 2, 3, 4]
+    assert sorted(path.name for path in tmp_path.glob("global_step_*")) == ["global_step_3", "global_step_4"]
 
 
 def test_a_run_wholly_in_bfloat16_trains_and_goes_on(r1: R1, tmp_path: Path) -> None:
@@ -120,12 +132,6 @@ def test_a_run_wholly_in_bfloat16_trains_and_goes_on(r1: R1, tmp_path: Path) -> 
     assert [record["step"] for record in records] == [1, 2, 3]
     learner = json.loads((tmp_path / "global_step_3/actor/learner.json").read_text())
     assert set(learner["optimizer"]["step"].values()) == {6}  # 3 steps × 2 optimizer steps
-
-
-def test_only_the_newest_and_the_best_checkpoints_stay(r1: R1, tmp_path: Path) -> None:
-    limits = ["trainer.max_steps=4", "trainer.save_freq=1", "trainer.save_limit=2"]
-    train(r1, tmp_path, *limits)
-    assert sorted(path.name for path in tmp_path.glob("global_step_*")) == ["global_step_3", "global_step_4"]
 
 
 def test_wandb_without_a_key_never_asks_and_no_file_of_the_run_holds_a_secret_of_the_environment(

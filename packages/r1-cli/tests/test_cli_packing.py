@@ -84,15 +84,14 @@ def test_packed_is_padded_is_one_by_one(name: str, rows: str) -> None:
         expected_logprobs = torch.cat([logprobs_alone(plain, sample) for sample in samples])
     _, expected = step(plain, samples, Batching(False, MicroLimit(1), MicroLimit(1)))
     assert ("model.visual.patch_embed.proj.weight" in expected) == (rows != "text")
-    for padding_free in (True, False):
-        for limit in (MicroLimit(1), MicroLimit(2), MicroLimit(5)):
-            logprobs, grads = step(model, samples, Batching(padding_free, limit, limit))
-            # Hugging Face computes norms and rotations in float32 whatever the model's precision.
-            torch.testing.assert_close(logprobs.double(), expected_logprobs, rtol=0, atol=1e-5)
-            assert grads.keys() == expected.keys()
-            for key, grad in grads.items():
-                named = partial("{}: {}".format, key)
-                torch.testing.assert_close(grad, expected[key], rtol=1e-5, atol=1e-5, msg=named)
+    for padding_free, limit in ((True, 2), (True, 5), (False, 1), (False, 5)):
+        logprobs, grads = step(model, samples, Batching(padding_free, MicroLimit(limit), MicroLimit(limit)))
+        # Hugging Face computes norms and rotations in float32 whatever the model's precision.
+        torch.testing.assert_close(logprobs.double(), expected_logprobs, rtol=0, atol=1e-5)
+        assert grads.keys() == expected.keys()
+        for key, grad in grads.items():
+            named = partial("{}: {}".format, key)
+            torch.testing.assert_close(grad, expected[key], rtol=1e-5, atol=1e-5, msg=named)
 
 
 def exact(model: Any, monkeypatch: pytest.MonkeyPatch) -> Any:

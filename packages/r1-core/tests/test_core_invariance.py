@@ -117,10 +117,12 @@ def assert_same(actual, expected, cut):
     assert metrics == pytest.approx(expected_metrics, abs=1e-10), cut
 
 
-@pytest.mark.parametrize("share", [pytest.param(1, marks=pytest.mark.slow), 3], ids=["every cut", "a third"])
+@pytest.mark.parametrize(
+    "share", [pytest.param(1, marks=pytest.mark.slow), len(distinct(AGGREGATIONS))], ids=["every cut", "a share"]
+)
 @pytest.mark.parametrize("name", OBJECTIVES)
 def test_no_objective_sees_the_cut(name, share, learner, one_by_one):
-    """Of every cut, or of a third of them, of which each loss and each aggregation sees all."""
+    """Of every cut, or of a share of them, of which each loss and each aggregation sees all."""
     assert max(float(grad.abs().max()) for grad in one_by_one(name)[1].values()) > 1e-3
     place = [*OBJECTIVES].index(name)
     first = place + place // len(distinct(AGGREGATIONS))
