@@ -177,6 +177,7 @@ def compare(
     if "vision tower" not in gaps and not gaps["rest"] <= TOLERANCE:
         # BLT amplifies rounding 1,000 times, and its eager masks are not finite in float64.
         for model in (learner.model, plain):
+            model.zero_grad()
             model.double()
         plain.set_attn_implementation("sdpa")
         gaps = measure_gradient_gaps(learner, plain, samples, layout, alone)
@@ -190,12 +191,12 @@ def measure_gradient_gaps(
     learner: Learner, plain: Any, samples: list[Sample], layout: str, alone: Callable[[Any, Sample], Tensor]
 ) -> dict[str, float]:
     """How far the learner's gradients are from those of each sample alone, by part of the model, of their norm."""
-    for model in (learner.model, plain):
-        model.zero_grad()
+    learner.model.zero_grad()
     with named(f"{layout}: it has no gradient"):
         learner.forward_backward(samples, SumOfLogprobs())
-    with named("its own forward has no gradient"):
-        torch.stack([alone(plain, sample).sum() for sample in samples]).sum().backward()
+    if all(parameter.grad is None for parameter in plain.parameters()):  # else it is there since the layout before
+        with named("its own forward has no gradient"):
+            torch.stack([alone(plain, sample).sum() for sample in samples]).sum().backward()
     own, tower = dict(learner.model.named_parameters()), find_tower(plain)
     pairs = [(key, parameter.grad, own[key].grad) for key, parameter in plain.named_parameters() if key in own]
     found = {}

@@ -28,7 +28,7 @@ def ask_again(names: list[str]) -> dict[str, tuple[Answer, Answer]]:
 
 # And some whose forward is unlike that of others: states alone, all logits returned, logits changed by indices, …
 USED = "qwen3 llama gemma2 gpt_oss qwen2_5_vl qwen3_5_text gemma3n_text llama4_text bert"
-UNLIKE = "mamba2 jamba minimax qwen2_5_omni_thinker chameleon biogpt blt"
+UNLIKE = "mamba2 jamba minimax qwen2_5_omni_thinker chameleon biogpt blt prophetnet"
 
 
 def test_the_most_used_families_do_what_the_page_says() -> None:
@@ -62,8 +62,8 @@ def test_a_model_that_needs_a_picture_with_every_row_is_told_from_one_that_fails
 
 
 @pytest.mark.slow
-def test_every_architecture_does_what_the_page_says() -> None:
-    assert ask_again(NAMES) == {}
+def test_every_other_architecture_does_what_the_page_says() -> None:
+    assert ask_again(sorted({*NAMES} - {*USED.split(), *UNLIKE.split()})) == {}
 
 
 @pytest.mark.vllm

@@ -71,8 +71,9 @@ def test_a_family_of_tiles_does_what_the_page_says() -> None:
 
 
 @pytest.mark.slow
-def test_every_family_does_what_the_page_says() -> None:
-    assert ask_again([*FAMILIES]) == {}
+@pytest.mark.parametrize("family", sorted({*FAMILIES} - {KINDS[0], "llava_onevision"}))
+def test_every_other_family_does_what_the_page_says(family: str) -> None:
+    assert ask_again([family]) == {}
 
 
 @pytest.mark.parametrize("family", KINDS)

@@ -18,7 +18,6 @@ RECIPES = {
         "worker.reward.overlong_buffer.enable=true", "worker.reward.overlong_buffer.len=8",
     ],
     "REINFORCE++": ["algorithm.adv_estimator=reinforce_plus_plus", *KL_INSIDE],
-    "RLOO": ["algorithm.adv_estimator=rloo"],
     "ReMax": ["algorithm.adv_estimator=remax"],
     "PPO": [*PPO, "trainer.critic_warmup=1", "trainer.save_freq=2"],
 }  # fmt: skip
