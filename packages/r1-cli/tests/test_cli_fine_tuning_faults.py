@@ -10,7 +10,7 @@ import pytest
 import torch
 from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM
 
-from r1_cli.build.demonstrations import build_conversation_renderer, build_demonstrations, wanted_rows
+from r1_cli.build.demonstrations import build_conversation_renderer, build_demonstrations
 from r1_cli.build.rows import open_sources
 from r1_cli.config import load_config
 from r1_cli.config.sources import training_sources
@@ -37,7 +37,7 @@ def build(folder: Path, rows: list[dict[str, Any]], *settings: str) -> Mixture:
     renderer = build_conversation_renderer(
         config, Renderer(AutoTokenizer.from_pretrained(MODEL), chat_template=config.data.override_chat_template)
     )
-    opened = open_sources(training_sources(config.data), wanted_rows(config))
+    opened = open_sources(training_sources(config.data), config.sft.wanted)
     return build_demonstrations(config, opened, renderer, None, lambda name: lambda done, total: None)
 
 

@@ -9,7 +9,6 @@ from r1_cli.build.rendering import GIGABYTE
 from r1_cli.build.rows import OpenSource
 from r1_cli.config import RunConfig
 from r1_cli.train.demonstrations import MOST_LEFT_OUT, Demonstrations
-from r1_data.conversations import Wanted
 from r1_data.dataset import Mixture, PromptDataset, Summary
 from r1_data.demonstrations import ConversationDataset, ConversationRenderer
 from r1_data.prefetch import PromptMemory
@@ -18,11 +17,6 @@ from r1_data.types import DataError
 from r1_data.workers import Workers
 
 log = logging.getLogger("r1")
-
-
-def wanted_rows(config: RunConfig) -> Wanted:
-    """Return what the loss reads of a row."""
-    return "pairs" if config.sft.has_pairs else "labels" if config.sft.compares else "answers"
 
 
 def build_conversation_renderer(config: RunConfig, renderer: Renderer) -> ConversationRenderer:

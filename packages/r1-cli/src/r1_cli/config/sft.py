@@ -41,5 +41,10 @@ class SftConfig(Section):
         return self.compares and self.loss != "kto"
 
     @property
+    def wanted(self) -> Literal["pairs", "labels", "answers"]:
+        """What the loss reads of a row."""
+        return "pairs" if self.has_pairs else "labels" if self.compares else "answers"
+
+    @property
     def needs_reference(self) -> bool:
         return self.loss in WITH_REFERENCE

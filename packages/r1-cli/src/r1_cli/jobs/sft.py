@@ -13,7 +13,6 @@ from r1_cli.build.demonstrations import (
     as_demonstrations,
     build_conversation_renderer,
     build_demonstrations,
-    wanted_rows,
 )
 from r1_cli.build.prompts import build_stream, read_rates
 from r1_cli.build.rendering import build_renderer, open_workers
@@ -160,7 +159,7 @@ def open_split(
 
     Raises DataError otherwise.
     """
-    wanted = wanted_rows(config)
+    wanted = config.sft.wanted
     if not prompts_do:
         return sources, open_sources(sources, wanted)
     found = list[OpenSource]()

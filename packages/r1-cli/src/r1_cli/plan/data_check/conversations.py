@@ -6,7 +6,6 @@ from dataclasses import replace
 
 from rich.text import Text
 
-from r1_cli.build.demonstrations import wanted_rows
 from r1_cli.build.rows import OpenSource
 from r1_cli.config import RunConfig
 from r1_cli.plan.data_check.examine import SpacedRows, open_all
@@ -130,7 +129,7 @@ def check_conversations(
     most: int | None = None,
 ) -> ConversationReport:
     """Examine rows of every source. The arguments are those of `check`."""
-    opened, training = open_all(config, wanted_rows(config))
+    opened, training = open_all(config, config.sft.wanted)
     if most is not None:
         opened = [replace(one, rows=SpacedRows(one.rows, most)) for one in opened]
     report = ConversationReport(config, opened, training, inspector.renderer, strict=strict, write=write)

@@ -14,7 +14,6 @@ from typing import cast
 
 from rich.console import Console
 
-from r1_cli.build.demonstrations import wanted_rows
 from r1_cli.build.rendering import open_workers
 from r1_cli.build.rows import OpenSource, open_sources
 from r1_cli.config import ConfigError, Problem, RunConfig
@@ -85,7 +84,7 @@ def check_overlap(
     Raises:
         ConfigError, DataError: rows cannot be read, or a suite is unknown.
     """
-    training = open_sources(training_sources(config.data), wanted_rows(config) if conversations else None)
+    training = open_sources(training_sources(config.data), config.sft.wanted if conversations else None)
     held_out = [one for name in against for one in _open_held_out(config, name, data_root, conversations=conversations)]
     if not training:
         raise ConfigError([Problem("data.train_files", "names no rows to compare; set it", "null")])
@@ -113,7 +112,7 @@ def _open_held_out(config: RunConfig, name: str, data_root: Path | None, *, conv
     if name == VALIDATION:
         if not (sources := validation_sources(config.data)):
             raise ConfigError([Problem("data.val_files", "names no rows to compare with; set it", "null")])
-        return open_sources(sources, wanted_rows(config) if conversations else None)
+        return open_sources(sources, config.sft.wanted if conversations else None)
     is_suite = name.endswith((".yaml", ".yml")) or name.partition("/")[0].partition(":")[0] in suite_names()
     if not is_suite and any(sign in name for sign in "./@"):
         sources = validation_sources(DataConfig(val_files=name, allow_urls=config.data.allow_urls))

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from r1_cli.build.demonstrations import build_conversation_renderer, wanted_rows
+from r1_cli.build.demonstrations import build_conversation_renderer
 from r1_cli.build.rendering import build_renderer, open_rendering
 from r1_cli.build.rows import OpenSource
 from r1_cli.config import RunConfig
@@ -25,7 +25,7 @@ def describe_row(config: RunConfig, wanted: str, *, validation: bool, conversati
     Raises:
         DataError, ModelError: there is no such row; the model's processor cannot be read.
     """
-    opened, training = open_all(config, wanted_rows(config) if conversations else None)
+    opened, training = open_all(config, config.sft.wanted if conversations else None)
     one, index = _find(opened[training:] if validation else opened[:training], wanted)
     row_id, row = one.rows[index]
     lines = [f"row       {row_id}", f"source    {one.source.name} ({one.detected.format or 'columns as set'})"]
