@@ -25,7 +25,8 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
 )
 
-from r1_cli.build.packing import explain_refusal, find_faults
+from r1_cli.build.packing import find_faults
+from r1_cli.build.refusals import explain_refusal
 from r1_cli.models.load import configure_modules
 from r1_core.learner import Learner
 from r1_core.objective import Objective
@@ -146,7 +147,7 @@ def explain_untried(error: Exception) -> str:
     missing = re.search(r"requires the (\w+) library|No module named '(\w+)'", str(error))
     if missing:
         return f"not tried: it needs the package {missing[1] or missing[2]}, which was not installed for this page"
-    return f"not tried: the rules of the test give it no tiny configuration ({first_line(error)})"
+    return "not tried: the rules of the test give it no tiny configuration"
 
 
 @contextmanager
@@ -209,12 +210,17 @@ def measure_gradient_gaps(
 
 
 def find_tower(model: Any) -> set[str]:
-    """Return the names of the parameters that a picture's features are computed from."""
+    """Return the names of the parameters that a picture's features are computed from.
+
+    Phi-4-multimodal has its tower within the decoder.
+    """
     decoder = {id(parameter) for parameter in model.get_decoder().parameters()}
     head = model.get_output_embeddings()
     decoder |= {id(parameter) for parameter in head.parameters()} if head is not None else set()
     decoder |= {id(parameter) for parameter in model.get_input_embeddings().parameters()}
-    return {name for name, parameter in model.named_parameters() if id(parameter) not in decoder}
+    return {
+        name for name, parameter in model.named_parameters() if id(parameter) not in decoder or "image_embed." in name
+    }
 
 
 def ask_replay(plain: Any) -> str:

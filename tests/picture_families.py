@@ -31,7 +31,8 @@ from transformers.models.auto.processing_auto import PROCESSOR_MAPPING_NAMES
 from transformers.models.auto.video_processing_auto import VIDEO_PROCESSOR_MAPPING_NAMES
 from transformers.video_utils import VideoMetadata
 
-from r1_cli.build.packing import MIXES, find_mixing
+from r1_cli.build.packing import find_mixing
+from r1_cli.build.refusals import MIXES
 from r1_cli.models.load import configure_modules, without_dropout
 from r1_cli.train.groups.group import extend_positions
 from r1_core.learner import Learner
@@ -136,6 +137,10 @@ FAMILIES: dict[str, Family] = {
     ),
     "video_llama_3": Family(image={"size": AREA, "patch_size": 16}),
     "glmga": Family("Glm46VProcessor", special=GLM, video_class="Glm46VVideoProcessor", image={"size": AREA}),
+    "phi4_multimodal": Family(
+        special=("<|audio|>",), tokens={"audio": "<|audio|>"}, image={"dynamic_hd": 2},
+        vision={"feature_layer": -1}, audio_class="Phi4MultimodalFeatureExtractor",
+    ),
     "paligemma": Family(image={"size": SIDE, "image_seq_length": 16}, vision=TOWER),
     "cosmos3_omni": Family("Qwen3VLProcessor", image={"size": AREA, "patch_size": 16}),
     "deepseek_vl": Family(image={"size": SIDE}, own={"num_image_tokens": 16}, vision=TOWER),
@@ -242,7 +247,8 @@ def make_processor(name: str) -> Any:
     if "video_processor" in inspect.signature(kind.__init__).parameters:
         parts["video_processor"] = getattr(hf, family.video_class or _first(VIDEO_PROCESSOR_MAPPING_NAMES[name]))()
     if family.audio_class:
-        parts["feature_extractor"] = getattr(hf, family.audio_class)()
+        own = "audio_processor" in inspect.signature(kind.__init__).parameters
+        parts["audio_processor" if own else "feature_extractor"] = getattr(hf, family.audio_class)()
     with unchecked_package(kind):
         return kind(**parts, **family.own)
 
@@ -263,7 +269,7 @@ def make_config(name: str) -> Any:
     ids |= {"vision_start_token_id": known(START), "image_start_token_id": known(START)}
     ids |= {"vision_end_token_id": known(END), "image_end_token_id": known(END)}
     for key, token in ids.items():
-        for part in (config, config.get_text_config()):
+        for part in (config, config.get_text_config(), config.vision_config):
             if hasattr(part, key):
                 setattr(part, key, token)
     for key, value in family.config.items():
@@ -395,7 +401,7 @@ def ask(name: str) -> Answer:
         logits = forward_alone(model, own[sample.group_id], sample.token_ids)
         return taken(logits, sample.token_ids, sample.prompt_length)
 
-    pixels = {key: -3 * value if key.startswith("pixel_values") else value for key, value in own[0].items()}
+    pixels = {key: -3 * value if "pixel_values" in key else value for key, value in own[0].items()}
     token_ids = own[0]["input_ids"][0]
     try:
         with torch.no_grad():
@@ -442,9 +448,7 @@ def compare_prompts(
         if bad := [key for key in known if not torch.equal(prompt.model_inputs[key], expected[key])]:
             return f"{', '.join(bad)} are not the processor's"
         every = not isinstance(renderer.vision, Vision)  # which counts pixels only
-        counted = [
-            value.numel() for key, value in prompt.model_inputs.items() if every or key.startswith("pixel_values")
-        ]
+        counted = [value.numel() for key, value in prompt.model_inputs.items() if every or "pixel_values" in key]
         if renderer.count_values(example) != sum(counted):
             return "the number of values counted from sizes is not that of the inputs"
     return ""

@@ -10,7 +10,7 @@ import pytest
 from architectures import RECORD, Answer
 from tiny_models import NAMES
 
-from r1_cli.build.packing import explain_refusal
+from r1_cli.build.refusals import explain_refusal
 
 KNOWN: dict[str, Any] = json.loads(RECORD.read_text(encoding="utf-8"))
 

@@ -73,7 +73,7 @@ def test_a_model_that_reads_no_positions_is_found_out() -> None:
     assert "takes a packed row for one sequence" in str(fault_of(learner))
 
 
-def test_a_model_that_fails_on_a_packed_row_is_padded_and_quoted() -> None:
+def test_a_model_that_fails_on_a_packed_row_is_padded_and_its_words_are_kept() -> None:
     model = families.make_model("qwen2")
     forward = model.forward
 
@@ -85,6 +85,21 @@ def test_a_model_that_fails_on_a_packed_row_is_padded_and_quoted() -> None:
 
     model.forward = picky
     assert fault_of(make_learner(model)) == "cannot read a packed row (positions must rise)"
+
+
+def test_the_part_of_a_model_that_fails_on_a_packed_row_is_named() -> None:
+    model = families.make_model("qwen2")
+    attention = model.model.layers[1].self_attn
+    forward = attention.forward
+
+    def narrow(hidden_states: torch.Tensor, **inputs: Any) -> Any:
+        if inputs.get("attention_mask") is None:
+            raise RuntimeError("The size of tensor a (7) must match the size of tensor b (76)")
+        return forward(hidden_states, **inputs)
+
+    attention.forward = narrow
+    fault = "cannot read a packed row (Qwen2Attention fails there with RuntimeError)"
+    assert fault_of(make_learner(model)) == fault
 
 
 def settle(learner: Learner, *words: str) -> list[str]:

@@ -28,6 +28,7 @@ from r1_cli.plan.memory import estimate
 from r1_cli.plan.model_sizes import ModelSizes, read_sizes
 from r1_core.learner.checkpoint import save
 from r1_core.learner.parallel import Parallel, find_blocks
+from r1_rollout.loading import model_family
 
 ROOT = Path(__file__).parents[1]
 PUBLISHED: dict[str, Any] = json.loads((ROOT / "tests/published_models.json").read_text(encoding="utf-8"))
@@ -60,7 +61,7 @@ def collapse(names: Any) -> set[str]:
 def build_empty(folder: Path) -> Any:
     config = models.load_config(str(folder))
     with torch.device("meta"):
-        return models.model_family(config).from_config(config)
+        return model_family(config).from_config(config)
 
 
 # --- shapes: built on the meta device, which takes no memory ----------------------------------------------------------

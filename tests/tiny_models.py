@@ -6,7 +6,6 @@ from contextlib import suppress
 from typing import Any
 
 import torch
-import transformers
 from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
@@ -14,9 +13,12 @@ from transformers.models.auto.modeling_auto import (
 )
 
 from r1_cli.models.load import without_dropout
+from r1_rollout.loading import model_family
 
-VISION = set(MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES)
-NAMES = sorted(VISION | set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
+NAMES = sorted({*MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, *MODEL_FOR_CAUSAL_LM_MAPPING_NAMES})
+# Some with a vision tower are listed among the causal models alone.
+TOWERS = {name for name in NAMES if "vision_config" in CONFIG_MAPPING[name].sub_configs}
+VISION = {*MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES, *TOWERS}
 VOCAB = 272
 SPECIAL = {"bos_token_id": 256, "pad_token_id": 257, "eos_token_id": 258}
 
@@ -251,9 +253,8 @@ def make_config(name: str) -> Any:
 def make_model(name: str, config: Any = None) -> Any:
     """A tiny model of an architecture with weights large enough that attention matters."""
     config = without_dropout(make_config(name)) if config is None else config
-    kind = transformers.AutoModelForImageTextToText if name in VISION else transformers.AutoModelForCausalLM
     torch.manual_seed(0)
-    model = kind.from_config(config).eval().float()
+    model = model_family(config).from_config(config).eval().float()
     with torch.no_grad():
         for key, parameter in model.named_parameters():
             if parameter.ndim > 1:

@@ -16,7 +16,7 @@ from r1_cli.config import RunConfig, load_config
 from r1_cli.config.model import LoraConfig, ModelConfig
 from r1_cli.main import main
 from r1_cli.models.adapters import Adapters, Form
-from r1_cli.models.load import ModelError, load_model, model_family
+from r1_cli.models.load import ModelError, load_model
 from r1_cli.plan.estimate.cards import CardError, Cards, read_cards
 from r1_cli.plan.estimate.estimate import Estimate, as_on_cpu, estimate_on_cards, find_savings
 from r1_cli.plan.estimate.models import find_models
@@ -25,6 +25,7 @@ from r1_cli.plan.memory import estimate
 from r1_cli.plan.model_sizes import Models, ModelSizes, read_sizes
 from r1_cli.plan.phases import find_peak, find_phases, with_value
 from r1_core.learner.parallel import find_blocks
+from r1_rollout.loading import model_family
 
 ROOT = Path(__file__).parents[3]
 QUICKSTART, MODEL = str(ROOT / "examples/quickstart/config.yaml"), ROOT / "examples/quickstart/model"

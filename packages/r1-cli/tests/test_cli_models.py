@@ -21,6 +21,7 @@ from r1_cli.models.load import PatchEmbedding, replace_patch_convolutions
 from r1_core.learner.parallel import Parallel, Shard, full_tensor
 from r1_data.positions import position_ids_of
 from r1_rollout import tokens
+from r1_rollout.loading import model_family
 
 MODEL = Path(__file__).resolve().parents[3] / "examples/quickstart/model"
 CPU = torch.device("cpu")
@@ -207,7 +208,7 @@ def test_every_rank_reads_all_of_quantized_files_whose_scales_are_of_blocks_of_r
     monkeypatch.setattr(sharded_loading, "_load_whole", lambda *given: (model, {}))
     choices = {"config": config, "trust_remote_code": False, "quantization_config": object()}
     pair = Parallel(0, 2, cast(Any, "a mesh"))
-    found, _ = sharded_loading.load_sharded(models.model_family(config), "m", pair, Shard(), choices)
+    found, _ = sharded_loading.load_sharded(model_family(config), "m", pair, Shard(), choices)
     assert found is model
     assert "m: every rank reads all of it, since loading mixes rows (its files are quantized" in caplog.text
 

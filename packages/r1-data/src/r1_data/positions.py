@@ -48,7 +48,11 @@ class RotaryPositions:
 
 def position_ids_of(config: "PretrainedConfig") -> PositionIds | None:
     """Return the rule of the model with this Hugging Face configuration, None if positions count tokens."""
-    if not hasattr(config, "vision_config"):
+    from transformers.models.auto import modeling_auto as names
+
+    # Those that are listed among the causal models alone count tokens.
+    causal = names.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys() - names.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.keys()
+    if not hasattr(config, "vision_config") or config.model_type in causal:
         return None
     positions = RotaryPositions(config)
     return positions if hasattr(positions.model, "get_rope_index") else None

@@ -236,8 +236,18 @@ def _embedded(
 
 
 def _checkpoint(path: str, dtype: "torch.dtype | str") -> "PreTrainedModel":
-    from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers import AutoConfig
 
     config = AutoConfig.from_pretrained(path, trust_remote_code=False)
-    family = AutoModelForImageTextToText if setting(config, "vision_config") else AutoModelForCausalLM
-    return family.from_pretrained(path, config=config, dtype=dtype, trust_remote_code=False)
+    return model_family(config).from_pretrained(path, config=config, dtype=dtype, trust_remote_code=False)
+
+
+def model_family(config: Any) -> Any:
+    """Return the class of transformers that builds the model of a configuration, with its head."""
+    from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
+    from transformers.models.auto import modeling_auto as names
+
+    # Phi-4-multimodal has a vision tower, and is listed among the causal models alone.
+    causal = names.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys() - names.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.keys()
+    is_causal = setting(config, "vision_config") is None or config.model_type in causal
+    return AutoModelForCausalLM if is_causal else AutoModelForImageTextToText

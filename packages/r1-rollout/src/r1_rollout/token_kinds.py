@@ -62,8 +62,9 @@ def hand_on_kinds(model: "PreTrainedModel") -> None:
 
 
 def media_kinds(config: Any) -> dict[int, int]:
-    """Return the kind of each token id that the configuration names as a placeholder of media."""
-    found = {setting(config, key): kind for key, kind in _KEYS}
+    """Return the kind of each token id that the configuration, or that of its vision tower, names as a placeholder."""
+    parts = (setting(config, "vision_config"), config)
+    found = {setting(part, key): kind for part in parts for key, kind in _KEYS}
     return {token: kind for token, kind in found.items() if isinstance(token, int)}
 
 

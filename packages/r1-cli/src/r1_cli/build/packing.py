@@ -5,7 +5,6 @@ batch, a packed row, and shared prompts in a row. Each has a fallback.
 """
 
 import logging
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,6 +12,7 @@ import torch
 
 from r1_cli.build.canary import build_probes
 from r1_cli.build.learner import owner_settings
+from r1_cli.build.refusals import MIXES, OTHER, SEES_LATER, explain_refusal, first_line, name_failure
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.root import Owner
 from r1_cli.hardware import Hardware
@@ -31,19 +31,6 @@ log = logging.getLogger("r1")
 
 # Tolerance for other tokens of the same number, in any precision: the same kernels round in the same way.
 NEIGHBOUR = TOLERANCE[torch.float32]
-
-MIXES = (
-    "pictures of {name} cannot be used: its vision tower mixes the pictures of a batch's rows; train on rows without "
-    "pictures, or a model of docs/models.md whose pictures are read"
-)
-SEES_LATER = "lets a token see later ones"
-_FAILED = re.compile(r"cannot be computed(?: and differentiated)? \((.*)\)")
-# How models ask for inputs that a row of text has not.
-_NEEDED = re.compile(
-    r"required positional argument|(must|have to) (specify|be (provided|passed|set))|(is|are) required|cannot be None"
-    r"|has to be not-None|Exactly 1 of",
-    re.IGNORECASE,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +72,10 @@ class LayoutCheck:
             found = [self._compute([sample], padding_free=False)[0] for sample in self.samples]
             later = self._compute([changed], padding_free=False)[0]
         except REFUSALS as error:
-            return f"cannot be computed ({_first_line(error)})"
+            return f"cannot be computed ({first_line(error)})"
         if not (leak := widest_gap([later[:-1]], [found[1][:-1]])) <= NEIGHBOUR:
             return f"{SEES_LATER} (log-probs off by {leak:.2g} of their size)"
-        return self._differs(found, "has other log-probs than its own eager attention")
+        return self._differs(found, OTHER)
 
     def check_padded(self) -> str | None:
         return self._check_together(
@@ -106,7 +93,7 @@ class LayoutCheck:
             found = self._compute([first, long, *media, first], padding_free=padding_free)
             changed = self._compute([first, self._other, *media, first], padding_free=padding_free)
         except REFUSALS as error:
-            return f"cannot read {what} ({_first_line(error)})"
+            return f"cannot read {what} ({name_failure(error)})"
         # The neighbour has the same length, so the same kernels compute the others in the same way.
         if not (leak := widest_gap([changed[0], *changed[2:]], [found[0], *found[2:]])) <= NEIGHBOUR:
             return f"{leaks} (log-probs off by {leak:.2g} of their size)"
@@ -129,7 +116,7 @@ class LayoutCheck:
                 for leading in (first, other)
             )
         except REFUSALS as error:
-            return f"cannot read a shared prompt ({_first_line(error)})"
+            return f"cannot read a shared prompt ({name_failure(error)})"
         if not (leak := widest_gap(changed[1::2], found[1::2])) <= NEIGHBOUR:
             return f"mixes up the answers to a shared prompt (log-probs off by {leak:.2g} of their size)"
         return self._differs(
@@ -150,28 +137,12 @@ def find_faults(learner: Policy, probes: Probes, fresh: Probes, dtype: torch.dty
     try:
         questions = LayoutCheck(learner, probes, fresh, dtype)
     except REFUSALS as error:
-        own = f"cannot be computed and differentiated ({_first_line(error)})"
+        own = f"cannot be computed and differentiated ({first_line(error)})"
         return Faults(own, own, own, own)
     if (single := questions.check_single()) is not None:
         return Faults(single, single, single, single)
     padded, packed = questions.check_padded(), questions.check_packed()
     return Faults(None, padded, packed, packed or questions.check_shared())
-
-
-def explain_refusal(name: str, fault: str) -> str:
-    """Return the sentence that refuses an architecture which no layout computes correctly."""
-    instead = "train another"
-    if fault.startswith(SEES_LATER):
-        fault, instead = f"with its own eager attention, too, it {fault}", "train a causal language model"
-    elif (failed := _FAILED.fullmatch(fault)) is not None:
-        needs = _NEEDED.search(failed[1])
-        reason = (
-            "its forward needs more than the tokens of a row" if needs else "its own forward fails on a row of text"
-        )
-        fault, instead = f"{reason} ({failed[1]})", "train a model that computes rows of text alone"
-    else:
-        fault = f"with its own eager attention, too, it {fault}"
-    return f"r1 cannot train {name}: {fault}; {instead} (docs/models.md lists all)"
 
 
 def find_packing_fault(learner: Policy, probes: Probes, fresh: Probes, tolerance: float) -> str | None:
@@ -332,11 +303,6 @@ def _split_answers(fresh: Probes) -> tuple[list[int], list[int], list[int]]:
     tokens = [token for prompt in fresh.prompts[:2] for token in prompt.token_ids]
     length = max(1, min(12, len(tokens) // 3))
     return tokens[:length], tokens[length : 2 * length], tokens[2 * length : 3 * length]
-
-
-def _first_line(error: Exception) -> str:
-    line = (str(error) or type(error).__name__).splitlines()[0]
-    return f"{type(error).__name__}: {line}" if isinstance(error, LookupError) else line
 
 
 def _to_sample(prompt: PromptLike, response: Sequence[int]) -> Sample:

@@ -137,8 +137,9 @@ def view(runs: tuple[Path, ...], host: str, port: int) -> None:
             click.echo(f"r1: {run} does not exist yet; it is shown as soon as a run writes there", err=True)
     shown = f"[{host}]" if ":" in host else host
     click.echo(f"http://{shown}:{port}/" + (f"?token={token}" if token else ""))
+    settings = uvicorn.Config(app, log_level="warning", access_log=False, lifespan="off")
     with suppress(KeyboardInterrupt):
-        uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False)).run(sockets=[listening])
+        uvicorn.Server(settings).run(sockets=[listening])
 
 
 def _listen(host: str, port: int) -> socket.socket:

@@ -14,8 +14,6 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import (
     AutoConfig,
-    AutoModelForCausalLM,
-    AutoModelForImageTextToText,
     AutoProcessor,
     AutoTokenizer,
     GenerationConfig,
@@ -25,12 +23,13 @@ from transformers import (
 from r1_cli.checkpoint.folders import find_cut
 from r1_cli.models.adapters import AdapterError, Adapters, merge_adapter
 from r1_cli.models.attention import PACKED_ATTENTION, attend_packed
-from r1_cli.models.families import configure_experts, find_value, is_vision_language
+from r1_cli.models.families import configure_experts, find_value
 from r1_cli.models.frozen_base import Base, dequantize, quantization_options, read_base, use_training_kernels
 from r1_cli.models.quantized_files import find_fault, plain_options, read_whole
 from r1_cli.models.sharded_loading import ShardedLoadingError, load_sharded, move_to_device
 from r1_cli.models.value_head import Head, initialize_head, quiet_loading, with_one_output
 from r1_core.learner.parallel import Parallel, Shard
+from r1_rollout.loading import model_family
 from r1_rollout.routing import Routing
 from r1_rollout.token_kinds import prepare_media
 
@@ -79,10 +78,6 @@ def _explain_config(error: Exception) -> str:
             f"the form of transformers {transformers.__version__}, often called …-hf"
         )
     return f"transformers {transformers.__version__} cannot read its config.json ({message[:200]})"
-
-
-def model_family(config: PreTrainedConfig) -> Any:
-    return AutoModelForImageTextToText if is_vision_language(config) else AutoModelForCausalLM
 
 
 def load_model(

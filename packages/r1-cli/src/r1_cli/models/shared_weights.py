@@ -7,7 +7,8 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 from transformers import PreTrainedConfig
 
-from r1_cli.models.load import ModelError, configure_modules, model_family, without_dropout
+from r1_cli.models.load import ModelError, configure_modules, without_dropout
+from r1_rollout.loading import model_family
 from r1_rollout.names import adapter_part, unwrapped
 
 

@@ -58,7 +58,8 @@ def build_shapes(model: ModelConfig, file: Path, key: str) -> Shapes:
     """Return the shapes of a model's tensors, without repetitions. Raises ModelError."""
     import torch
 
-    from r1_cli.models.load import ModelError, load_config, model_family
+    from r1_cli.models.load import ModelError, load_config
+    from r1_rollout.loading import model_family
 
     name = model.model_path
     try:
