@@ -247,7 +247,10 @@ def model_family(config: Any) -> Any:
     from transformers import AutoModelForCausalLM, AutoModelForImageTextToText
     from transformers.models.auto import modeling_auto as names
 
-    # Phi-4-multimodal has a vision tower, and is listed among the causal models alone.
-    causal = names.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.keys() - names.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.keys()
-    is_causal = setting(config, "vision_config") is None or config.model_type in causal
-    return AutoModelForCausalLM if is_causal else AutoModelForImageTextToText
+    # Phi-4-multimodal has a vision tower, and is listed among the causal models alone; Chameleon has no part that is
+    # called so, and is listed among those of pictures alone.
+    is_causal = config.model_type in names.MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+    reads_pictures = config.model_type in names.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES
+    if is_causal == reads_pictures:
+        reads_pictures = setting(config, "vision_config") is not None
+    return AutoModelForImageTextToText if reads_pictures else AutoModelForCausalLM
