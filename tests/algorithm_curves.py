@@ -7,9 +7,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT / "examples"))
+EXAMPLES = str(ROOT / "examples")
+sys.path.insert(0, EXAMPLES)
 
 import compare  # noqa: E402
+
+sys.path.remove(EXAMPLES)  # or its folder reasoning_gym would be taken for the package of this name
 
 DEFAULTS = {"algorithm.adv_estimator": "grpo", "worker.actor.loss_type": "default"}
 MEASURED = """\

@@ -154,7 +154,14 @@ BY: Mapping[str, Mapping[str, list[str]]] = {
     "examples/reasoning_gym/README.md": {
         "indented": ["not run: takes minutes, and reasoning-gym is in no environment unless asked for"] * 2
     },
-    "docs/evaluation.md": {"text": [*["tests/test_evaluation.py"] * 2, "not run: what two measured folders print"]},
+    "docs/evaluation.md": {
+        "text": [
+            *["tests/test_evaluation.py"] * 2,
+            "not run: what two measured folders print",
+            "tests/test_evaluation.py",
+            "not run: what a measured run printed",
+        ]
+    },
     "examples/search_r1/README.md": {"indented": [SERVER, *[f"{TOOLS}::test_the_page_of_search_r1_runs"] * 2]},
     "examples/small_card/README.md": {"indented": ["tests/test_small_card.py::test_a_dry_run_accepts_it"]},
     "examples/sums/README.md": {"indented": [MINUTES]},
