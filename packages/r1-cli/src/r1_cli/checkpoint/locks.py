@@ -25,8 +25,12 @@ def lock_folder(
 ) -> Iterator[None]:
     """Lock a run's folder inside the block.
 
-    The operating system releases the lock of a killed process. A network disk without locks causes a warning. `name` is
-    of the file; `key`, `advice` and `by`, whoever else could have it, stand in the error.
+    The operating system releases the lock of a killed process. A network disk without locks causes a warning.
+
+    Args:
+        name: the file that is locked.
+        key, advice: the setting that the error names, and what to do.
+        by: what the error calls the other process.
 
     Raises:
         ConfigError: another run has the folder; names its process and machine.
