@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -14,9 +15,10 @@ from cli_fakes import Engine, Equality, collector, start
 from r1_cli.checkpoint.folders import CheckpointError, CheckpointStore
 from r1_cli.checkpoint.saving import Saver
 from r1_cli.checkpoint.stop import StopRequest
+from r1_cli.runs.reader import SAMPLES, RunReader, sample_file
 from r1_cli.runs.track import RunInfo, Tracker
 from r1_cli.train import loop
-from r1_cli.train.groups.advantages import AdvantageComputer
+from r1_cli.train.groups.advantages import AdvantageComputer, AdvantageError
 from r1_cli.train.metrics.step import NothingToLearn, divergence
 from r1_cli.train.recorder import Recorder
 from r1_cli.train.types import Schedule, Update
@@ -26,7 +28,7 @@ from r1_core.learner.trainable import LearnerInfo
 from r1_core.objective import Objective
 from r1_core.own import OwnCodeError
 from r1_core.types import Sample, tokens
-from r1_rewards.types import Failure, RewardInput, Score
+from r1_rewards.types import Failure, RewardFailure, RewardInput, Score
 
 
 class Snapshot:
@@ -163,6 +165,78 @@ def test_rewards_that_never_differ_end_a_run_and_one_such_step_does_not(
         loop.train(run(tmp_path / "later", verifier=verifier, limit=3), start(KeepAll()))
     assert len(records(tmp_path / "later")) == 5
     assert loop.train(run(tmp_path / "sound"), start(KeepAll())).idle == 0
+
+
+@dataclass
+class Diverging(Learner):
+    """Its gradient is not finite in these updates."""
+
+    broken: Sequence[int] = ()
+
+    def optim_step(self) -> dict[str, float]:
+        self.steps += 1
+        return {"grad_norm": math.nan if self.steps in self.broken else 0.0}
+
+
+def test_steps_without_a_finite_gradient_are_said_once_kept_for_replay_and_end_the_run_if_they_go_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    of = run(tmp_path)
+    schedule = replace(of.schedule, max_skipped_steps=3)
+    of = replace(of, learner=Diverging(broken=(2, 3, 5)), schedule=schedule, recorder=Recorder(tmp_path, most=1))
+    assert loop.train(of, start(KeepAll())).skipped == 0, "two in a row, then one: fewer than three in a row"
+    of.recorder.flush()
+    assert caplog.text.count("an update was skipped") == 2, "once for each row of such steps"
+    assert f"r1 replay {tmp_path} --step 2" in caplog.text
+    kept = sorted(path.name for path in (tmp_path / SAMPLES).glob("*.parquet"))
+    assert kept == [sample_file(step, "train") for step in (2, 3, 5, 6)], "beside the newest, those stay"
+    ended = replace(run(tmp_path / "other"), learner=Diverging(broken=(2, 3, 4, 5)), schedule=schedule)
+    with pytest.raises(NothingToLearn, match=r"3 steps in a row was not finite.*max_skipped_steps=-1"):
+        loop.train(ended, start(KeepAll()))
+    assert ended.store.steps() == [4], "what was there when the run ended must go on from there"
+    state = json.loads((ended.store.path(4) / "trainer.json").read_text())
+    assert start(KeepAll()).resume(state).skipped == 3
+
+
+@pytest.mark.parametrize("fault", ["stopping reward", "dropped", "estimator", "loss", "broken step"])
+def test_the_responses_of_a_step_that_fails_are_kept(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, fault: str
+) -> None:
+    of = run(tmp_path)
+    if fault == "stopping reward":
+        of = run(tmp_path, verifier=Stopping())
+    elif fault == "dropped":
+        of = run(tmp_path, verifier=Dropping())
+    elif fault == "estimator":
+        of = replace(of, update=replace(of.update, compute_advantages=AdvantageComputer(Raising())))
+    else:
+        schedule = replace(of.schedule, global_batch_size=2)
+        update = replace(of.update, needs=frozenset({"old_logprobs"}))
+        of = replace(of, learner=WithOwnLoss(until=fault == "broken step"), schedule=schedule, update=update)
+    with pytest.raises((RewardFailure, AdvantageError, OwnCodeError, loop.BrokenStepError)):
+        loop.train(of, start(KeepAll()))
+    of.recorder.flush()
+    rows = RunReader(tmp_path).samples(1)
+    assert len(rows) == 8, "the answers of the step"
+    assert all("no score" in (row["failure"] or "") for row in rows) == (fault in ("stopping reward", "dropped"))
+    key = {"estimator": "algorithm.adv_estimator", "loss": "worker.actor.loss_type"}
+    if fault != "broken step":
+        assert f"correct {key.get(fault, 'worker.reward.reward_function')}, then run the same" in caplog.text
+
+
+class Stopping(Equality):
+    def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:
+        raise RewardFailure("no score: the server is gone")
+
+
+class Dropping(Equality):
+    def __call__(self, inputs: Sequence[RewardInput]) -> list[Score]:
+        return [Score(0.0, {}, Failure("exception", "no score"), keep=False) for _ in inputs]
+
+
+class Raising(GRPO):
+    def __call__(self, inputs: Any) -> Any:
+        raise ZeroDivisionError("division by zero")
 
 
 @dataclass

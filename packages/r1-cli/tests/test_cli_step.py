@@ -116,6 +116,7 @@ def test_a_resumed_run_starts_from_all_that_its_checkpoint_holds() -> None:
         normalizer=RewardNormalizer(1.0, 2.0, 3),
         idle=2,
         failed=1,
+        skipped=4,
         micro_batches={"worker.actor": 4},
     )
     resumed = begin.resume(late.state())

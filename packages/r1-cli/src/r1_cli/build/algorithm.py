@@ -42,6 +42,7 @@ def build_schedule(config: RunConfig, total_steps: int, until: int | None = None
         global_batch_size=actor.global_batch_size,
         ppo_epochs=actor.ppo_epochs,
         max_idle_steps=trainer.max_idle_steps,
+        max_skipped_steps=trainer.max_skipped_steps,
         train_generations_to_log=trainer.train_generations_to_log,
         val_freq=trainer.val_freq,
         val_before_train=trainer.val_before_train,

@@ -47,6 +47,7 @@ class TrainerConfig(Section):
     train_generations_to_log: Annotated[int, Field(ge=0)] = 1  # prompts of a step in generations.jsonl
     record_gb: Annotated[float, Field(ge=0, allow_inf_nan=False)] = 10.0  # largest RUN/samples and RUN/media; 0: none
     max_idle_steps: AtLeastMinusOne = 10  # stop after this many steps in a row without signal
+    max_skipped_steps: AtLeastMinusOne = 10  # stop after this many in a row whose loss or gradient was not finite
     save_freq: AtLeastMinusOne = 5
     save_limit: AtLeastMinusOne = 3  # newest checkpoints to keep; -1 or 0: all
     save_model_only: bool = False  # without the optimizer's states

@@ -31,7 +31,14 @@ def print_next_steps(
     """Print the lines, see `closing_lines`."""
     command = typed_command(sys.argv[0], os.environ)
     for line in closing_lines(
-        store, at.step, total_steps, command, at.idle, has_task=has_task, has_rows=has_rows, reward_model=reward_model
+        store,
+        at.step,
+        total_steps,
+        command,
+        max(at.idle, at.skipped),
+        has_task=has_task,
+        has_rows=has_rows,
+        reward_model=reward_model,
     ):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
 
@@ -51,7 +58,7 @@ def closing_lines(
 
     Args:
         command: how the user calls `r1`.
-        idle: the latest steps without signal, counted.
+        idle: the latest steps that changed no weight, counted.
         has_task: the run's configuration has rewards to evaluate a model by.
         has_rows: it has validation rows.
     """

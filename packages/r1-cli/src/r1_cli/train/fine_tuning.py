@@ -20,7 +20,7 @@ from r1_cli.train.demonstrations import (
     to_table,
     weigh,
 )
-from r1_cli.train.metrics.step import NothingToLearn, mean_of, performance
+from r1_cli.train.metrics.step import mean_of, performance, require_updates
 from r1_cli.train.metrics.validate import Validation
 from r1_cli.train.run import Measured, Taken, TrainingRun, sample_validation
 from r1_cli.train.types import Position, PromptStream
@@ -65,9 +65,7 @@ class FineTuning(TrainingRun):
         return record | sampled, generations
 
     def require_progress(self, at: Position) -> None:
-        if 0 < self.schedule.max_idle_steps <= at.idle:
-            message = f"the loss of {at.idle} steps in a row was not finite, so no weight changed: see the rows above, "
-            raise NothingToLearn(f"{message}lower worker.actor.optim.lr, or look at the model's weights")
+        require_updates(at.skipped, self.schedule.max_skipped_steps)
 
 
 def take_step(run: FineTuning, at: Position) -> Taken:
@@ -100,7 +98,7 @@ def take_step(run: FineTuning, at: Position) -> Taken:
         record |= performance(batch.samples, watch.lap(), run.learner.describe(), 1)
         run.recorder.record_table(at.step + 1, "sft", partial(to_table, at.step + 1, batch, run.tokenizer))
     stream = replace(at.stream, cursor=at.step + 1)
-    return Taken(replace(at, step=at.step + 1, stream=stream, idle=at.idle + 1 if fault else 0), record, [])
+    return Taken(replace(at, step=at.step + 1, stream=stream, skipped=at.skipped + 1 if fault else 0), record, [])
 
 
 def find_fault(batch: DemonstrationBatch, updates: Sequence[Mapping[str, float]]) -> str:

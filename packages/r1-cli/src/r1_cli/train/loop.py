@@ -8,18 +8,21 @@ from r1_cli.runs.track.timing import Stopwatch
 from r1_cli.train.groups.group import to_samples
 from r1_cli.train.metrics.step import (
     count_idle,
+    count_skipped,
     divergence,
     mean_of,
     penalty_metrics,
     performance,
     require_rewards,
     require_signal,
+    require_updates,
     step_metrics,
 )
 from r1_cli.train.metrics.validate import Validation
 from r1_cli.train.recorder import to_generations
 from r1_cli.train.run import LOST, Measured, Taken, TrainingRun, finish_step, flush, sample_validation, steps, train
 from r1_cli.train.sampling.collect import DynamicSampling
+from r1_cli.train.sampling.generate import UnscoredError
 from r1_cli.train.sampling.weight_check import canary_metrics
 from r1_cli.train.types import Collected, Position, Schedule, Teacher, Update, ValueModel, weights_of
 from r1_core.needs import OF_POLICY, OF_REFERENCE
@@ -44,7 +47,11 @@ class Run(TrainingRun):
     teacher: Teacher | None = None
 
     def take_step(self, at: Position) -> Taken:
-        return take_step(self, at)
+        try:
+            return take_step(self, at)
+        except UnscoredError as error:
+            self.recorder.hold(error.groups)
+            raise
 
     @property
     def validates(self) -> bool:
@@ -56,6 +63,7 @@ class Run(TrainingRun):
 
     def require_progress(self, at: Position) -> None:
         require_signal(at.idle, self.schedule.max_idle_steps)
+        require_updates(at.skipped, self.schedule.max_skipped_steps)
 
     def require_rewards(self, at: Position) -> None:
         require_rewards(at.failed, at.step, self.schedule.max_idle_steps)
@@ -73,6 +81,7 @@ def take_step(run: Run, at: Position) -> Taken:
     with watch("step"):
         with run.stop.interruptible():
             groups, after, collected = sample(run, at, watch)
+        run.recorder.hold(groups)  # is recorded if the step fails
         with watch.background("to samples"):
             samples = to_samples(groups)
         with watch("old"):  # log π_old of each token, unless the update's own forward pass gives it
@@ -102,13 +111,15 @@ def take_step(run: Run, at: Position) -> Taken:
         record |= mean_of(updates, "actor/") | mean_of(forecasts, "critic/")
         record |= penalty_metrics(samples, update.compute_advantages.kl_penalty, at.kl.coef)
         record |= performance(samples, watch.lap(), run.learner.describe(), run.schedule.ppo_epochs)
+        skipped = count_skipped(at, [*updates, *forecasts], run.store.root, run.schedule.max_skipped_steps)
         idle, failed = count_idle(at.idle, at.failed, groups, samples, taught=run.teacher is not None)
         if run.teacher:
             record |= run.teacher.metrics(samples, updates)
             idle = 0 if run.teacher.in_loss else idle
         shown = to_generations(groups[: run.schedule.train_generations_to_log], "train")
     run.recorder.record(at.step + 1, "train", groups, samples)
-    return Taken(replace(after, step=at.step + 1, kl=kl, idle=idle, failed=failed), record, shown, groups)
+    at = replace(after, step=at.step + 1, kl=kl, idle=idle, failed=failed, skipped=skipped)
+    return Taken(at, record, shown, groups)
 
 
 def sample(run: Run, at: Position, watch: Stopwatch) -> Collected:

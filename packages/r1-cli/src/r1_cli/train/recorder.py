@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from r1_cli.checkpoint.background import Background
-from r1_cli.runs.reader import ANSWERS, FORKED, MEDIA, SAMPLES, Phase, sample_file
+from r1_cli.runs.reader import ANSWERS, FORKED, MEDIA, SAMPLES, Phase, RunReader, sample_file
 from r1_cli.runs.schema import COLUMNS, SCHEMA, write_table
 from r1_cli.runs.track import Generation
 from r1_cli.runs.track.timing import Record
@@ -39,6 +39,7 @@ ROOM = 2  # steps that may wait in memory to be written
 OF_THE_LEARNER = ("old_logprobs", "entropies", "ref_logprobs", "teacher_logprobs", *TOP_FIELDS, "advantages")
 
 
+KEPT = 10  # newest skipped steps that are never deleted
 FRAMES = 16  # of a video that are kept, evenly spread
 FRAME_MILLISECONDS = 250
 
@@ -56,11 +57,26 @@ class Recorder:
         self._thread = Background("r1-recording", ROOM)
         self._on = most > 0
         self._dropped = False
+        self._held: Sequence[Group] = ()  # of the current step
         self._taken: int | None = None  # bytes on disk
 
     def record(self, step: int, phase: Phase, groups: Sequence[Group], samples: Sequence[Sample] = ()) -> None:
         """Write a step's responses in the background. Blocks only while earlier steps wait."""
+        if phase == "train":
+            self._held = ()
         self.record_table(step, phase, partial(to_table, step, phase, groups, samples))
+
+    def hold(self, groups: Sequence[Group]) -> None:
+        """Remember the responses of a step until `record`, for the case that the step fails."""
+        self._held = groups
+
+    def record_held(self, step: int) -> Path | None:
+        """Write the responses of a step that failed, if it has some; return their file."""
+        held, self._held = self._held, ()
+        if not held or not self._on:
+            return None
+        self.record(step, "train", held)
+        return self._folder / SAMPLES / sample_file(step, "train")
 
     def record_table(
         self, step: int, phase: Phase, to_table: "Callable[[Callable[[Shown], list[str]]], pa.Table]"
@@ -114,16 +130,22 @@ class Recorder:
         found = [path for name in (SAMPLES, ANSWERS) for path in (self._folder / name).glob("*.parquet")]
         return sorted(found, key=lambda path: path.name)
 
+    def _skipped(self) -> list[int]:
+        """Return the steps whose gradient was not finite, which the log of the run has as null."""
+        return [row["step"] for row in RunReader(self._folder).records() if row.get("actor/grad_norm", 0.0) is None]
+
     def _make_room(self, newest: Path) -> None:
         """Delete the oldest steps, a tenth at a time, and media that only they show."""
         if not self._dropped:
             log.warning("the record has reached trainer.record_gb: its oldest steps are deleted")
             self._dropped = True
         sizes = {path: path.stat().st_size for path in self._files()}
-        steps = [path for path in self._tables() if path != newest]
+        kept = {newest.name, *(sample_file(step, "train") for step in self._skipped()[-KEPT:])}
+        steps = [path for path in self._tables() if path.name not in kept]
         while steps and sum(sizes.values()) > self._most:
             leaving, steps = steps[: 1 + len(steps) // 10], steps[1 + len(steps) // 10 :]
-            shown = {name for path in (*steps, newest) for name in _media_of(path)}
+            staying = [*steps, *(path for path in self._tables() if path.name in kept)]
+            shown = {name for path in staying for name in _media_of(path)}
             media = [path for path in sizes if path.parent == self._media.folder and path.name not in shown]
             for path in [*leaving, *media]:
                 path.unlink()

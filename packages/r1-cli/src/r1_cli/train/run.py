@@ -116,6 +116,7 @@ def steps(run: TrainingRun, at: Position) -> Iterator[Taken]:
         if not isinstance(reason, Stopped):
             raise
     except Exception:
+        run.recorder.record_held(at.step + 1)
         run.saver.finish_or_warn()  # earlier checkpoints stay
         raise
 
@@ -123,6 +124,8 @@ def steps(run: TrainingRun, at: Position) -> Iterator[Taken]:
 def stop_early(run: TrainingRun, at: Position, reason: Exception) -> None:
     """Save the last whole step, unless groups sampled for the next steps are lost."""
     lost, why = False, f"{reason}: " if isinstance(reason, Stopped) else ""  # the caller reports errors
+    if not isinstance(reason, Stopped) and (kept := run.recorder.record_held(at.step + 1)):
+        log.warning("the responses of step %d are kept in %s%s", at.step + 1, kept, advice(reason))
     try:
         if run.async_sampler:
             run.async_sampler.drain()
@@ -137,6 +140,19 @@ def stop_early(run: TrainingRun, at: Position, reason: Exception) -> None:
         write_checkpoint(run, at, {})
         run.saver.publish(partial(flush, run))
         run.saver.finish()
+
+
+KEYS: Mapping[type[Exception], str] = {  # of what a user's code is set in
+    RewardFailure: "worker.reward.reward_function",
+    AdvantageError: "algorithm.adv_estimator",
+    OwnCodeError: "worker.actor.loss_type",
+}
+
+
+def advice(reason: Exception) -> str:
+    """Return which setting failed, and what to do; "" for errors that no setting causes."""
+    key = next((key for kind, key in KEYS.items() if isinstance(reason, kind)), None)
+    return "" if key is None else f": correct {key}, then run the same command again, which repeats the step"
 
 
 def sample_validation(run: TrainingRun, validation: Validation, step: int) -> Measured:

@@ -100,6 +100,7 @@ class Schedule:
     critic_ppo_epochs: int = 1
     critic_warmup: int = 0  # first steps, which train the critic only
     until: int | None = None  # the last step of this start, if not of the run
+    max_skipped_steps: int = -1  # in a row without a finite loss or gradient; below 1: no limit
 
     @property
     def last_step(self) -> int:
@@ -132,6 +133,7 @@ class Position:
     normalizer: RewardNormalizer  # of rewards
     idle: int = 0  # latest steps in a row without signal
     failed: int = 0  # latest steps in a row in which all rewards failed
+    skipped: int = 0  # latest steps in a row with an update that was skipped
     micro_batches: Mapping[str, int] = field(default_factory=dict)  # by key, the sizes that profiling chose
 
     def state(self) -> dict[str, Any]:
@@ -143,6 +145,7 @@ class Position:
             "rewards": asdict(self.normalizer),
             "idle": self.idle,
             "failed": self.failed,
+            "skipped": self.skipped,
             "micro_batches": dict(self.micro_batches),
         }
 
@@ -155,6 +158,7 @@ class Position:
             normalizer=RewardNormalizer(**state.get("rewards", {})),
             idle=state.get("idle", 0),
             failed=state.get("failed", 0),
+            skipped=state.get("skipped", 0),
             micro_batches=state.get("micro_batches", {}),
         )
 

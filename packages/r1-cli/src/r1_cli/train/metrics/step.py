@@ -1,9 +1,12 @@
 """Metrics of a step, under the names that EasyR1 and veRL dashboards use, and whether it has a learning signal."""
 
 import logging
+import shlex
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
+from math import isfinite
+from pathlib import Path
 from statistics import fmean
 from typing import TYPE_CHECKING
 
@@ -12,6 +15,7 @@ import torch
 
 from r1_cli.hardware import peak_flops
 from r1_cli.train.groups.group import Group, paths_of
+from r1_cli.train.types import Position
 from r1_core import kl
 from r1_core.learner.pack import SharedPrompts
 from r1_core.learner.trainable import LearnerInfo
@@ -318,6 +322,39 @@ def require_signal(idle: int, limit: int) -> None:
             f"{idle} steps in a row had nothing to learn from, see the warnings above. Test the reward with r1 reward "
             "test (is it constant? is its sign right?), run r1 diagnose, read generations.jsonl. Make the task easier "
             "(or harder, if all is correct) or the groups larger. trainer.max_idle_steps=-1 switches this check off"
+        )
+
+
+def count_skipped(at: Position, updates: Sequence[Mapping[str, float]], folder: Path, limit: int) -> int:
+    """Return how many steps in a row, including this one, skipped an update; log the first.
+
+    Args:
+        at: the position before the step.
+        updates: metrics of the step's optimizer steps.
+        folder: that of the run.
+        limit: how many end the run; below 1: none do.
+    """
+    if all(isfinite(one.get("grad_norm", 0.0)) for one in updates):
+        return 0
+    if not at.skipped:
+        ends = (
+            f"{limit} such steps in a row end the run (trainer.max_skipped_steps)" if limit > 0 else "the run goes on"
+        )
+        log.warning(
+            "step %d: an update was skipped, as its loss or gradient was not finite. The step's samples are kept: "
+            "r1 replay %s --step %d --debug. %s",
+            at.step + 1, shlex.quote(str(folder)), at.step + 1, ends,
+        )  # fmt: skip
+    return at.skipped + 1
+
+
+def require_updates(skipped: int, limit: int) -> None:
+    """Raise NothingToLearn after `limit` skipped steps in a row; never if it is below 1."""
+    if 0 < limit <= skipped:
+        raise NothingToLearn(
+            f"the loss or gradient of {skipped} steps in a row was not finite, see the warnings above: lower "
+            "worker.actor.optim.lr, or look at the model's weights and at the loss. trainer.max_skipped_steps=-1 "
+            "switches this check off"
         )
 
 

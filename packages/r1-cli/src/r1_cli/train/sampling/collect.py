@@ -14,12 +14,11 @@ from r1_cli.train.groups.advantages import Shaping
 from r1_cli.train.groups.group import Group, by_sample, filter_values, passes
 from r1_cli.train.groups.stream_position import StreamPosition
 from r1_cli.train.sampling.curriculum import count_answers, curriculum_metrics
-from r1_cli.train.sampling.generate import DrainRule, render_prompts, sample_groups
+from r1_cli.train.sampling.generate import DrainRule, UnscoredError, render_prompts, sample_groups
 from r1_cli.train.types import Collected, Dataset, Position, Progress, PromptStream, Sampler
 from r1_core.filtering import GroupFilter
 from r1_data.curriculum import OnlineStream
 from r1_data.types import DataError
-from r1_rewards.types import RewardFailure
 from r1_rollout.types import SamplingParams
 
 log = logging.getLogger("r1")
@@ -32,6 +31,7 @@ class SamplingState:
     groups: list[Group] = field(default_factory=list)  # sampled and scored in this step, kept or not
     latest: list[Group] = field(default_factory=list)  # of the latest round that had any
     values: list[list[float]] = field(default_factory=list)  # that the filter reads, per group of `groups`
+    dropped: list[Group] = field(default_factory=list)  # of the latest round, if no response could be scored
     passed: int = 0  # of `groups`
     unscored: int = 0  # prompts with too few responses that could be scored
     unreadable: int = 0  # prompts that could not be read
@@ -72,7 +72,7 @@ class DynamicSampling:
         Raises:
             DataError: no prompt could be read.
             ConfigError: in the first step, no score has the part that the filter reads.
-            RewardFailure: a response could not be scored and the policy is to stop, or none could be scored.
+            UnscoredError: a response could not be scored and the policy is to stop, or none could be scored.
         """
         state = SamplingState(at.stream, list(at.stream.carried_over))
         self.sampler.engine_use()  # that of a validation is not counted
@@ -131,6 +131,7 @@ class DynamicSampling:
         state.kept += kept
         state.groups += groups
         state.latest = groups or state.latest
+        state.dropped = [] if groups else list(sampled.values())
         state.values += values
         state.passed += len(kept)
         state.unscored += len(sampled) - len(groups)
@@ -188,9 +189,8 @@ class DynamicSampling:
         wanted = self._groups_needed(state)
         chosen = (state.kept or state.latest)[:wanted]
         if not chosen and state.unscored:
-            raise RewardFailure(
-                f"not one response could be scored to {state.unscored} prompts in a row; all were dropped"
-            )
+            message = f"not one response could be scored to {state.unscored} prompts in a row; all were dropped"
+            raise UnscoredError(message, state.dropped)
         if not chosen:
             first, last = at.stream.cursor, state.stream.cursor - 1
             raise DataError(f"no prompt of the batches from number {first} to {last} could be read")

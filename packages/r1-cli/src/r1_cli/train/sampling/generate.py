@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -12,12 +12,20 @@ from r1_cli.runs.track.timing import Stopwatch
 from r1_cli.train.groups.group import Group, Response, as_episode, to_reward_inputs
 from r1_cli.train.types import Dataset, Progress, Sampler
 from r1_data.types import DataError, Prompt
-from r1_rewards.types import Failure, RewardInput, Score, Verifier
+from r1_rewards.types import Failure, RewardFailure, RewardInput, Score, Verifier
 from r1_rollout.types import Completion, Drainable, Generator, SamplingParams
 
 UNCOUNTED = 8  # latest groups, which are not waited for: they are scored while the engine samples
 
 log = logging.getLogger("r1")
+
+
+class UnscoredError(RewardFailure):
+    """No score, or too few, of answers that were sampled."""
+
+    def __init__(self, message: str, groups: Sequence[Group]) -> None:
+        super().__init__(message)
+        self.groups = groups  # the answers, with a score of 0 where there is none
 
 
 @dataclass(slots=True)
@@ -71,7 +79,7 @@ def sample_groups(
     With `drain_rule`, prompts that the drained engine did not start are missing from the result.
 
     Raises:
-        RewardFailure: a response could not be scored, and the failure policy is to stop.
+        UnscoredError: a response could not be scored, and the failure policy is to stop.
         RuntimeError: the engine lost prompts.
     """
     completions, inputs = dict[int, list[Completion]](), dict[int, list[RewardInput]]()
@@ -97,7 +105,10 @@ def sample_groups(
         if len(order) < len(prompts) and (drain_rule is None or drain_rule.missing > 0):
             raise RuntimeError(f"the engine returned {len(order)} of {len(prompts)} prompts")
         with watch("reward"):
-            scores = collect_scores(sampler, prompts, inputs, order, thread)
+            try:
+                scores = collect_scores(sampler, prompts, inputs, order, thread)
+            except RewardFailure as error:
+                raise UnscoredError(str(error), without_scores(sampler, prompts, completions, inputs, error)) from error
     groups = {
         index: to_group(sampler, prompts[index], completions[index], inputs[index], scores[index]) for index in order
     }
@@ -128,6 +139,21 @@ def to_group(
         for one, given, score in zip(completions, inputs, scores, strict=True)
     ]
     return Group(prompt, responses, truth_problem=problem)
+
+
+def without_scores(
+    sampler: Sampler,
+    prompts: Sequence[Prompt],
+    completions: Mapping[int, Sequence[Completion]],
+    inputs: Mapping[int, Sequence[RewardInput]],
+    error: RewardFailure,
+) -> list[Group]:
+    """Return the groups of answers that were not scored, with the error as the failure of each."""
+    failed = Score(0.0, {}, Failure("exception", str(error)))
+    return [
+        to_group(sampler, prompts[index], completions[index], inputs[index], [failed] * len(inputs[index]))
+        for index in sorted(inputs)
+    ]
 
 
 def with_distinct_ids(prompts: Sequence[Prompt]) -> list[Prompt]:
