@@ -142,5 +142,9 @@ def test_the_check_of_a_run_ends_in_time_and_says_how_much_it_read(tmp_path: Pat
     training = open_rows(tmp_path / "train.jsonl", [QUESTION] * 500)
     held_out = open_rows(tmp_path / "val.jsonl", [QUESTION] * 500)
     ticks = iter(range(10_000))
-    line = find_shared_validation(training, held_out, seconds=200, clock=lambda: float(next(ticks)))
+    _, line = find_shared_validation(training, held_out, seconds=200, clock=lambda: float(next(ticks)))
     assert "(99 of 500 compared with 99 of 500 training rows)" in line
+    other, ticks = open_rows(tmp_path / "other.jsonl", [OTHER] * 500), iter(range(10_000))
+    found = find_shared_validation(training, other, seconds=200, clock=lambda: float(next(ticks)))
+    read = "99 of 500 compared with 99 of 500 training rows"
+    assert found == (0, f"no validation row was found among the training rows ({read})")

@@ -59,13 +59,13 @@ def renumber(text: str, rng: random.Random) -> str:
 
 
 def swap_words(text: str, rng: random.Random) -> str:
-    """Replace frequent words by others of the same meaning: what words alone do not find."""
+    """Replace frequent words by others of the same meaning."""
     for old, new in SYNONYMS.items():
         text = re.sub(rf"\b{old}\b", new, text)
     return text
 
 
-FOUND = {"text": (copy, reorder, repunctuate, recase, respace), "numbers": (rename, renumber)}
+FOUND = {"text": (copy, reorder, repunctuate, recase, respace, swap_words), "numbers": (rename, renumber)}
 
 
 def resize(image: Image.Image, rng: random.Random) -> Image.Image:

@@ -139,11 +139,17 @@ def show_plan(context: TrainingContext, data: PromptData) -> Plan:
 
 
 def warn_of_shared_rows(context: TrainingContext, data: Data) -> None:
-    """Warn in one line if a new run's validation rows are training rows; of the command that lists them."""
-    if context.folder.start is None and (line := find_shared_validation(data.training.opened, data.validation.opened)):
+    """Warn in one line if a new run's validation rows are training rows, with the command that lists them."""
+    if context.folder.start is not None:
+        return
+    found, line = find_shared_validation(data.training.opened, data.validation.opened)
+    if line:
         words = [*([str(context.provenance.file)] if context.provenance.file else []), *context.provenance.overrides]
         command = f"{typed_command(sys.argv[0], os.environ)} data check {shlex.join(words)} --against val"
-        log.warning("%s; to see them: %s", line, command)
+        if found:
+            log.warning("%s; to see them: %s", line, command)
+        else:
+            log.info("%s; to compare all: %s", line, command)
 
 
 def with_longest_prompt(config: RunConfig, teachers: "Mapping[str, TeacherRows]") -> RunConfig:

@@ -1,9 +1,9 @@
-"""Compare texts by the share of what they have in common: runs of 13 words, and whole sentences in any order."""
+"""Compare texts by the share of what they have in common: runs of 13 words, pairs of words, and whole sentences."""
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, chain, compress
+from itertools import accumulate, chain, compress, pairwise
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import numpy as np
@@ -14,9 +14,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 RUN = 13  # words of an n-gram
-SHARE = 0.5  # of the shorter text's n-grams or sentences: from here on two texts are the same
+SHARE = 0.5  # of the shorter text's n-grams or sentences, or the longer one's pairs: then two texts are the same
 FEWEST_PLAIN = 7  # words of a masked n-gram that are no number, name or pronoun; with fewer it fits anything
 FEWEST_WORDS = 4  # of a sentence
+FEWEST_PAIRS = 8  # of words in common
 COMMON = 0.01  # of the indexed texts: what more of them hold is an instruction that all share, and does not count
 FEWEST_COMMON = 5  # texts that may share anything
 
@@ -42,7 +43,7 @@ class TextPrint(NamedTuple):
     words: int
     runs: TextParts  # of RUN words; of a shorter text none
     masked_runs: TextParts  # without numbers and names
-    sentences: TextParts
+    pairs: TextParts  # of words that stand together, in any order: many are left if others are replaced
     masked_sentences: TextParts
 
 
@@ -65,7 +66,7 @@ def print_text(text: str) -> TextPrint:
         len(words),
         _runs(plain),
         _runs(masked, telling),
-        _sentences([plain[span] for span in spans], lengths, [True] * len(spans)),
+        _parts(dict.fromkeys(map(hash, pairwise(plain)), 1)),
         _sentences([masked[span] for span in spans], shown_lengths, mostly_shown),
     )
 
@@ -143,24 +144,28 @@ class PartsIndex:
         rows[common] = -1
         self.hashes, self.weights, self.rows = hashes[kept], weights[kept], rows[kept]
 
-    def shares(self, parts: TextParts, least: float) -> Mapping[int, float]:
-        """Return the share that each text has in common, of those from SHARE on; `least`: the weight in common."""
-        if parts.none:
-            return {}
+    def shares(self, parts: TextParts, least: float, *, of_longer: bool = False) -> Mapping[int, float]:
+        """Return the share that each text has in common, of those from SHARE on.
+
+        Args:
+            least: the weight in common.
+            of_longer: the share of the text with more parts, in place of the one with fewer.
+        """
         low = np.searchsorted(self.hashes, parts.hashes)
-        high = np.searchsorted(self.hashes, parts.hashes, "right")
-        total, common = parts.total, defaultdict[int, float](float)
-        for place in np.flatnonzero(high > low):
-            for entry in range(low[place], high[place]):
-                row = int(self.rows[entry])
-                if row < 0:
-                    total -= float(parts.weights[place])
-                else:
-                    common[row] += float(min(parts.weights[place], self.weights[entry]))
-        found = {
-            row: weight / max(1.0, min(total, self.totals[row])) for row, weight in common.items() if weight >= least
-        }
-        return {row: min(1.0, float(share)) for row, share in found.items() if share >= SHARE}
+        counts = np.searchsorted(self.hashes, parts.hashes, "right") - low
+        if not counts.any():
+            return {}
+        # The places of all entries: `low` and those after it, `counts` of them for each part.
+        entries = np.repeat(low - np.cumsum(counts) + counts, counts) + np.arange(counts.sum())
+        rows, weights = self.rows[entries], np.repeat(parts.weights, counts)
+        common = rows < 0
+        total = parts.total - float(weights[common].sum())
+        kept, places = np.unique(rows[~common], return_inverse=True)
+        shared = np.bincount(places, np.minimum(weights, self.weights[entries])[~common], minlength=len(kept))
+        whole = (np.maximum if of_longer else np.minimum)(total, self.totals[kept])
+        found = np.minimum(1.0, shared / np.maximum(1.0, whole))
+        same = (found >= SHARE) & (shared >= least)
+        return dict(zip(kept[same].tolist(), found[same].tolist(), strict=True))
 
 
 class TextIndex:
@@ -170,32 +175,32 @@ class TextIndex:
         self._rows = defaultdict[int, list[int]](list)  # by the hash of the whole text
         self._distinct: list[list[int]] = []  # rows of each text that is compared by parts
         self._runs, self._masked_runs = PartsIndex(), PartsIndex()
-        self._sentences, self._masked_sentences = PartsIndex(), PartsIndex()
+        self._pairs, self._masked_sentences = PartsIndex(), PartsIndex()
 
     def add(self, row: int, text: TextPrint) -> None:
         rows = self._rows[text.whole]
         rows.append(row)
         if len(rows) == 1 and text.words >= RUN:
             self._distinct.append(rows)
-            for index, parts, _, _ in self._compared(text):
+            for index, parts, *_ in self._compared(text):
                 index.add(parts)
 
     def close(self) -> None:
-        for index in (self._runs, self._masked_runs, self._sentences, self._masked_sentences):
+        for index in (self._runs, self._masked_runs, self._pairs, self._masked_sentences):
             index.close()
 
-    def _compared(self, text: TextPrint) -> Iterator[tuple[PartsIndex, TextParts, bool, float]]:
-        """Yield index, parts, whether they are masked, and the least weight in common, the surest first."""
-        yield self._runs, text.runs, False, 1.0
-        yield self._sentences, text.sentences, False, float(RUN)
-        yield self._masked_runs, text.masked_runs, True, 1.0
-        yield self._masked_sentences, text.masked_sentences, True, float(RUN)
+    def _compared(self, text: TextPrint) -> Iterator[tuple[PartsIndex, TextParts, bool, float, bool]]:
+        """Yield index, parts, whether they are masked, and `least` and `of_longer` of `shares`, the surest first."""
+        yield self._runs, text.runs, False, 1.0, False
+        yield self._masked_runs, text.masked_runs, True, 1.0, False
+        yield self._pairs, text.pairs, False, float(FEWEST_PAIRS), True
+        yield self._masked_sentences, text.masked_sentences, True, float(RUN), False
 
     def find(self, text: TextPrint) -> Iterator[tuple[int, bool, float]]:
         """Yield row, whether only numbers or names differ, and share, of each text that is the same."""
         found: dict[int, tuple[bool, float]] = dict.fromkeys(self._rows.get(text.whole, ()), (False, 1.0))
-        for index, parts, masked, least in self._compared(text):
-            for number, share in index.shares(parts, least).items():
+        for index, parts, masked, least, of_longer in self._compared(text):
+            for number, share in index.shares(parts, least, of_longer=of_longer).items():
                 for row in self._distinct[number]:
                     if row not in found or (found[row][0] == masked and found[row][1] < share):
                         found[row] = masked, share

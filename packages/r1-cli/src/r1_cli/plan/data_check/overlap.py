@@ -195,8 +195,8 @@ def find_shared_validation(
     held_out: Sequence[OpenSource],
     seconds: float = SECONDS,
     clock: Callable[[], float] = time.monotonic,
-) -> str:
-    """Return a line if validation rows are training rows, "" if none was found.
+) -> tuple[int, str]:
+    """Return how many validation rows are training rows, and a line about it; "" if all were compared, and none is.
 
     It reads rows at random, for so many seconds at most, and decodes no picture.
     """
@@ -213,10 +213,10 @@ def find_shared_validation(
     pairs = find_overlaps(
         prints(training, 0, seconds, None), prints(held_out, 1, seconds / 2, MOST), index_training=False
     )
-    if not pairs:
-        return ""
-    numbers = sum(pair.kind == "numbers" for pair in pairs)
-    also = f", {numbers:,} of them with other numbers or names" if numbers else ""
     totals = [sum(len(one.rows) for one in opened) for opened in (training, held_out)]
     read = f"{counts[1]:,} of {totals[1]:,} compared with {counts[0]:,} of {totals[0]:,} training rows"
-    return f"{len(pairs):,} validation rows are training rows, too{also} ({read})"
+    if not pairs:
+        return 0, "" if counts == totals else f"no validation row was found among the training rows ({read})"
+    numbers = sum(pair.kind == "numbers" for pair in pairs)
+    also = f", {numbers:,} of them with other numbers or names" if numbers else ""
+    return len(pairs), f"{len(pairs):,} validation rows are training rows, too{also} ({read})"
