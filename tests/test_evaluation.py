@@ -129,7 +129,7 @@ def sums(tmp_path: Path) -> list[str | Path]:
     (tmp_path / "sums.jsonl").write_text("\n".join(rows))
     (tmp_path / "sums.yaml").write_text(
         "{title: Sums, page: here, rows: {hub: me/sums, columns: [problem, answer]}, question: problem,\n"
-        "answer: {column: answer}, grader: choice, sample: {n: 2, max_tokens: 8},\n"
+        "answer: {column: answer}, grader: choice, groups: [answer], sample: {n: 2, max_tokens: 8},\n"
         "prompts: {boxed: {text: '{{ content }} In a box.', source: me}, plain: {text: '{{ content }}', source: me}},\n"
         "published: [{model: theirs, value: 0.5, prompt: boxed, source: page 3},\n"
         "  {model: others, value: 0.6, prompt: plain, source: page 4}]}"
@@ -145,11 +145,19 @@ def test_a_suite_brings_rows_prompt_grader_and_published_figures_of_its_prompt(
     ended = r1(*words, "--output", tmp_path / "boxed", "--json", tmp_path / "result.json")
     assert "published, sums/boxed: theirs 0.500 (page 3)" in ended.output
     assert "others" not in ended.output
-    assert [*json.loads((tmp_path / "result.json").read_text())["sets"]] == ["sums/boxed"]
+    assert "sums/boxed by answer" in ended.output
+    (of_set,) = json.loads((tmp_path / "result.json").read_text())["sets"].values()
+    assert {value: rows for value, (rows, *_) in of_set["groups"]["answer"].items()} == {"A": 2, "B": 2}
     found = [one for path in (tmp_path / "boxed/samples").iterdir() for one in pq.read_table(path).to_pylist()]
     assert len(found) == 8
     assert all("In a box." in one["prompt"] for one in found)
     assert "0 of 8 answers get another score" in r1("eval", "--regrade", tmp_path / "boxed").output
+    broken = tmp_path / "own.py"
+    broken.write_text("def grade(inputs):\n    raise ValueError('no')\n")
+    words = ["eval", "--regrade", tmp_path / "boxed", "--grader", f"{broken}:grade", "--output", tmp_path / "failed"]
+    assert "are missing or could not be graded, more than 1%: correct the grader" in r1(*words, ok=False).stderr
+    assert "the new scores are stored" in r1("eval", "--regrade", tmp_path / "failed").output
+    assert "0 of 8 answers get another score" in r1("eval", "--regrade", tmp_path / "failed").output
     assert published_figures([str(tmp_path / "sums.yaml")], "plain") == ["published, sums/plain: others 0.600 (page 4)"]
 
 

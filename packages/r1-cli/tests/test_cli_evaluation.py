@@ -21,6 +21,7 @@ from r1_cli.runs.evaluation.stored import (
     require_complete,
 )
 from r1_cli.runs.rows.choose import SampledAnswer, SampledGroup
+from r1_cli.runs.rows.parts import SampleFolder
 
 
 def group(*answers: tuple[str, bool], lengths: Sequence[int] = (5,) * 8) -> SampledGroup:
@@ -55,6 +56,18 @@ def test_longer_answers_than_a_budget_count_as_cut_and_wrong() -> None:
     found = [(one.tokens, one.right.value, one.cut) for one in by_budget(groups)]
     assert found == [(10, 0.25, 0.75), (20, 0.5, 0.5), (40, 0.75, 0.25), (80, 0.75, 0.0)]
     assert by_budget([group(("a", False))]) == []
+
+
+def test_figures_are_split_by_the_values_of_columns(tmp_path: Path) -> None:
+    folder = write(tmp_path / "a", [[1.0], [0.0], [1.0], [None]])
+    assert read_evaluation(folder).sets["math500/chat"].by_group() == {}
+    columns = {"level": {"10": [0], "9": [1, 2], "none": [3]}, "subject": {"algebra": [0, 1, 2, 3]}}
+    SampleFolder(folder).write_groups({"math500/chat": columns})
+    found = read_evaluation(folder).sets["math500/chat"].by_group()
+    means = {column: {value: (one.rows, one.value) for value, one in of.items()} for column, of in found.items()}
+    # A row without a scored answer is in no mean, and a value of such rows alone has none.
+    assert means == {"level": {"9": (2, 0.5), "10": (1, 1.0)}, "subject": {"algebra": (3, pytest.approx(2 / 3))}}
+    assert [*means["level"]] == ["9", "10"]
 
 
 def test_folders_are_compared_by_rows_with_all_p_values_adjusted(tmp_path: Path) -> None:

@@ -11,11 +11,14 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from r1_cli.build.prompts import sampling_of
 from r1_cli.build.rows import OpenSource, open_sources
+from r1_cli.build.sampler import build_sampling
 from r1_cli.build.suites import apply_suites
 from r1_cli.config import ConfigError, RunConfig
+from r1_cli.config.data import DataConfig
 from r1_cli.config.section import with_value
-from r1_cli.config.sources import validation_sources
+from r1_cli.config.sources import source_problems, validation_sources
 from r1_cli.config.suites import FOLDER, load_suite, suite_names
 from r1_data import sources
 from r1_data.types import DataError, Example
@@ -124,24 +127,46 @@ def test_the_prompt_that_is_named_is_rendered(config: RunConfig, tmp_path: Path)
 def test_a_suite_sets_how_it_samples_unless_the_configuration_does(config: RunConfig, tmp_path: Path) -> None:
     path = str(own_copy("math500", tmp_path, sample={"n": 3, "temperature": 0.5, "max_tokens": 99}))
     applied = apply_suites(config, [path], None, ROWS)
-    override = applied.worker.rollout.val_override_config
-    found = (validation_sources(applied.data)[0].n, override.temperature, applied.data.max_response_length)
-    assert found == (3, 0.5, 99)
+    assert sampled(applied) == [(3, 0.5, 99)]
+    assert applied.data.max_response_length == 99
     assert (applied.data.filter_overlong_prompts, applied.data.bad_rows) == (False, "refuse")
     own = RunConfig.model_validate({
         "data": {"max_response_length": 7, "cache_dir": config.data.cache_dir},
         "worker": {"rollout": {"val_override_config": {"n": 2, "temperature": 0.0}}},
     })  # fmt: skip
     applied = apply_suites(own, [path], None, ROWS)
-    override = applied.worker.rollout.val_override_config
-    found = (validation_sources(applied.data)[0].n, override.n, override.temperature, applied.data.max_response_length)
-    assert found == (None, 2, 0.0, 7)
+    assert sampled(applied) == [(2, 0.0, 7)]
+    assert applied.data.max_response_length == 7
 
 
-def test_suites_that_sample_at_other_temperatures_are_not_mixed(config: RunConfig, tmp_path: Path) -> None:
-    paths = [str(own_copy("math500", tmp_path)), str(own_copy("gsm8k", tmp_path, sample={"temperature": 0.0}))]
-    with pytest.raises(ConfigError, match=r"differs between the suites \(math500 0.6, gsm8k 0.0\): set worker.rollout"):
-        apply_suites(config, paths, None, ROWS)
+def sampled(config: RunConfig) -> list[tuple[int, float, int]]:
+    """Return how each source is sampled."""
+    found = [sampling_of(source, build_sampling(config)[1]) for source in validation_sources(config.data)]
+    return [(one.n, one.temperature, one.max_tokens) for one in found]
+
+
+def test_suites_of_one_command_are_sampled_each_in_its_own_way(config: RunConfig, tmp_path: Path) -> None:
+    greedy = own_copy("gsm8k", tmp_path, sample={"temperature": 0.0, "max_tokens": 50})
+    applied = apply_suites(config, [str(own_copy("math500", tmp_path)), str(greedy)], None, ROWS)
+    assert sampled(applied) == [(4, 0.6, 32768), (1, 0.0, 50)]
+    own = with_value(config, "worker.rollout.val_override_config.temperature", 0.3)
+    assert [one[1] for one in sampled(apply_suites(own, [str(greedy)], None, ROWS))] == [0.3]
+
+
+def test_what_is_of_validation_is_refused_in_training_and_lengths_beyond_the_limit(config: RunConfig) -> None:
+    def problems(**sources: Any) -> list[tuple[str, str]]:
+        return [*source_problems(DataConfig.model_validate({"max_response_length": 9, **sources}))]
+
+    one = {"files": "a.jsonl"}
+    assert problems(sources=[{**one, "top_p": 0.5}]) == [
+        ("data.sources", "a sets top_p, which is of validation: set it in data.val_sources")
+    ]
+    assert problems(sources=[{**one, "groups": ["level"]}])[0][1].startswith("a sets groups")
+    assert problems(val_sources=[{**one, "max_tokens": 9, "top_p": 0.5, "groups": ["level"]}]) == []
+    assert (
+        "must be at most data.max_response_length, which is 9"
+        in problems(val_sources=[{**one, "max_tokens": 10}])[0][1]
+    )
 
 
 def test_other_rows_missing_rows_and_changed_columns_are_one_sentence(config: RunConfig, tmp_path: Path) -> None:
@@ -252,10 +277,16 @@ def test_a_wrong_name_is_refused_with_the_nearest_one(words: list[str], message:
         apply_suites(config, words, None, ROWS)
 
 
-def test_a_suite_that_is_named_twice_is_refused(config: RunConfig, tmp_path: Path) -> None:
-    path = str(own_copy("gsm8k", tmp_path))
-    with pytest.raises(ConfigError, match="names gsm8k a second time"):
-        apply_suites(config, [path, path], None, ROWS)
+def test_the_same_rows_and_prompt_are_refused_a_second_time_and_others_are_not(
+    config: RunConfig, tmp_path: Path
+) -> None:
+    path = str(own_copy("mathverse", tmp_path))
+    words = [f"{path}:vision_only/cot", f"{path}:text_lite/cot", f"{path}/direct", path]
+    found = validation_sources(apply_suites(config, words, None, ROWS).data)
+    names = ["mathverse:vision_only/cot", "mathverse:text_lite/cot", "mathverse/direct", "mathverse/cot"]
+    assert [one.name for one in found] == names
+    with pytest.raises(ConfigError, match="names mathverse/cot a second time"):
+        apply_suites(config, [path, f"{path}/cot"], None, ROWS)
 
 
 def test_shuffled_choices_depend_on_the_row_alone_and_take_the_right_letter_along(

@@ -114,9 +114,13 @@ def prefetch_first_prompts(config: RunConfig, prompts: Mixture, first: Sequence[
 
 def build_validation(prompts: Mixture, sources: Sequence[Source], sampling: SamplingParams) -> list[ValidationSet]:
     return [
-        ValidationSet(part, replace(sampling, n=source.n or sampling.n))
-        for part, source in zip(prompts.parts, sources, strict=True)
+        ValidationSet(part, sampling_of(source, sampling)) for part, source in zip(prompts.parts, sources, strict=True)
     ]
+
+
+def sampling_of(source: Source, sampling: SamplingParams) -> SamplingParams:
+    """Return how a source of validation is sampled: as all, but for what it sets itself."""
+    return replace(sampling, n=source.n or sampling.n, **source.sampling)
 
 
 def read_rates(config: RunConfig, opened: Sequence[OpenSource], rows: Mixture) -> PassRates | None:

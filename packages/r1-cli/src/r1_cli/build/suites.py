@@ -4,7 +4,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,37 +44,37 @@ def apply_suites(config: RunConfig, names: Sequence[str], prompt: str | None, da
     `worker.rollout.val_override_config` stays. No row is left out: an overlong prompt and unreadable media are errors.
 
     Raises:
-        ConfigError: as `load_suite`; one suite twice; rows that are missing or other ones; suites that differ in how
-            they sample.
+        ConfigError: as `load_suite`; the same rows and prompt twice; rows that are missing or other ones.
     """
     named = [parse_name(word, prompt) for word in names]
     sources: list[SourceConfig] = []
     for word, (name, suite, subset, chosen) in zip(names, named, strict=True):
-        if any(name == other for other, *_ in named[: len(sources)]):
-            raise suite_error(word, f"names {name} a second time; evaluate it by another command")
-        sources.append(_source(word, name, suite, subset, chosen, config, data_root))
-    config = with_value(config, "data.val_sources", sources)
-    config = with_value(config, "data.val_files", None)
-    for key, value in _settings(config, {name: suite.sample for name, suite, *_ in named}).items():
+        source = _source(word, name, suite, subset, chosen, config, data_root)
+        if any(source.name == other.name for other in sources):
+            raise suite_error(word, f"names {source.name} a second time; evaluate it by another command")
+        sources.append(source)
+    settings: Tree = {
+        "data.val_sources": sources,
+        "data.val_files": None,
+        "data.filter_overlong_prompts": False,
+        "data.bad_rows": "refuse",
+    }
+    lengths = {
+        "max_response_length": max(suite.sample.max_tokens for _, suite, *_ in named),
+        "max_prompt_length": _LONGEST_PROMPT,
+    }
+    settings |= {f"data.{key}": size for key, size in lengths.items() if key not in config.data.model_fields_set}
+    for key, value in settings.items():
         config = with_value(config, key, value)
     return config
 
 
-def _settings(config: RunConfig, samples: Mapping[str, SuiteSample]) -> Tree:
-    override = lookup(config, OVERRIDE)
-    settings: Tree = {"data.filter_overlong_prompts": False, "data.bad_rows": "refuse"}
-    for key in {"temperature", "top_p"} - override.model_fields_set:
-        values = {name: lookup(sample, key) for name, sample in samples.items()}
-        if len(set(values.values())) > 1:
-            listed = ", ".join(f"{name} {value}" for name, value in values.items())
-            way_out = f"set {OVERRIDE}.{key}, or evaluate them apart"
-            raise suite_error(key, f"differs between the suites ({listed}): {way_out}")
-        settings[f"{OVERRIDE}.{key}"] = next(iter(values.values()))
-    lengths = {
-        "max_response_length": max(sample.max_tokens for sample in samples.values()),
-        "max_prompt_length": _LONGEST_PROMPT,
-    }
-    return settings | {f"data.{key}": size for key, size in lengths.items() if key not in config.data.model_fields_set}
+def _own_sampling(config: RunConfig, sample: SuiteSample) -> Tree:
+    """Return how a suite is sampled, without what the configuration sets for all."""
+    chosen = lookup(config, OVERRIDE).model_fields_set
+    if "max_response_length" in config.data.model_fields_set:
+        chosen |= {"max_tokens"}
+    return {key: lookup(sample, key) for key in ("n", "temperature", "top_p", "max_tokens") if key not in chosen}
 
 
 def _source(
@@ -99,7 +99,8 @@ def _source(
     return SourceConfig(
         files=str(path),
         name=source_name(word, prompt),
-        n=None if "n" in lookup(config, OVERRIDE).model_fields_set else suite.sample.n,
+        groups=suite.groups,
+        **_own_sampling(config, suite.sample),
         prompt_key=suite.question,
         answer_key=TRUTH,
         image_key=IMAGES,

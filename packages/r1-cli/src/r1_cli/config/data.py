@@ -29,6 +29,10 @@ class SourceConfig(Section):
     name: str | None = None  # in metrics; null: from the name of the files
     weight: Positive | None = None  # share of a batch, relative to other sources; null in all: by number of rows
     n: Count | None = None  # answers per prompt in validation; null: the k of Avg<k> in the name, else as all
+    temperature: NonNegative | None = None  # in validation; null: of worker.rollout.val_override_config
+    top_p: Annotated[float, Field(gt=0, le=1)] | None = None  # likewise
+    max_tokens: Count | None = None  # of an answer in validation, at most data.max_response_length; null: that
+    groups: list[str] = Field(default_factory=list)  # columns; r1 eval prints figures for each of their values
     row_format: RowFormat | None = None
     prompt_key: str | None = None
     answer_key: str | None = None

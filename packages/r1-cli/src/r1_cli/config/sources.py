@@ -17,6 +17,7 @@ from r1_data.tables.spec import answers_per_prompt, name_source
 from r1_data.types import DataError
 
 MESSAGES = DataConfig.model_fields["messages_key"].default
+SAMPLING = ("temperature", "top_p", "max_tokens")  # what a source can set for its validation, beside n
 COLUMNS = {"prompt_key", "answer_key"}  # who sets one of them wants no detection
 
 
@@ -39,6 +40,8 @@ class Source:
     files: tuple[str, ...]
     weight: float | None
     n: int | None
+    sampling: Tree  # what it sets itself of temperature, top_p and max_tokens
+    groups: tuple[str, ...]  # columns
     row_format: str | None
     columns: tuple[str, str, str, str]  # prompt, answer, images, videos
     explicit_columns: bool  # the user named the prompt or answer column
@@ -144,6 +147,8 @@ def _resolve(data: DataConfig, sections: list[SourceConfig], key: str) -> list[S
             files=files,
             weight=section.weight,
             n=section.n or (answers_per_prompt(files[0]) if files else None),
+            sampling={name: value for name in SAMPLING if (value := lookup(section, name)) is not None},
+            groups=tuple(section.groups),
             row_format=section.row_format if COLUMNS & section.model_fields_set else _own(section, data, "row_format"),
             columns=(
                 _own(section, data, "prompt_key"),
@@ -216,6 +221,7 @@ def source_problems(data: DataConfig) -> Iterator[KeyProblem]:
             yield "data.train_probs", f"must have one number for each of the {entries} entries of data.train_files"
         elif abs(sum(data.train_probs) - 1) > 1e-6:
             yield "data.train_probs", f"must add up to 1, not to {sum(data.train_probs):g}"
+    yield from _sampling_problems(data)
     weights = [source.weight for source in training_sources(data)]
     if None in weights and any(weights):
         yield "data.sources", "must all have a weight, or none of them"
@@ -228,6 +234,17 @@ def source_problems(data: DataConfig) -> Iterator[KeyProblem]:
     for source in validation_sources(data):
         if source.reward_function and own.get(source.name, source.reward) != source.reward:
             yield "data.val_sources", f"has a source {source.name!r} with another reward than in training; rename it"
+
+
+def _sampling_problems(data: DataConfig) -> Iterator[KeyProblem]:
+    """Yield what is wrong with how single sources are sampled and reported in validation."""
+    for source in training_sources(data):
+        if found := [*source.sampling, *(["groups"] if source.groups else [])]:
+            yield "data.sources", f"{source.name} sets {found[0]}, which is of validation: set it in data.val_sources"
+    for source in validation_sources(data):
+        if (most := source.sampling.get("max_tokens", 0)) > data.max_response_length:
+            limit = f"data.max_response_length, which is {data.max_response_length}"
+            yield "data.val_sources", f"{source.name} has max_tokens {most}: it must be at most {limit}"
 
 
 def source_actor_problems(data: DataConfig, multi_turn: MultiTurnSettings) -> Iterator[KeyProblem]:

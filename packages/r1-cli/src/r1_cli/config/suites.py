@@ -81,7 +81,7 @@ class Suite(Section):
     grader_options: Tree = Field(default_factory=dict)
     sample: SuiteSample = SuiteSample()
     metric: Literal["accuracy", "avg@n"] = "accuracy"
-    groups: list[str] = Field(default_factory=list)  # columns of interest; figures are not split by them yet
+    groups: list[str] = Field(default_factory=list)  # columns; figures are also split by their values
     published: list[Published] = Field(default_factory=list)
 
     @model_validator(mode="after")

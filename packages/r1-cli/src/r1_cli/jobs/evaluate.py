@@ -11,8 +11,10 @@ from tempfile import TemporaryDirectory
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
+from r1_cli.build.prompts import sampling_of
 from r1_cli.build.sampler import build_sampling
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.sources import Source, validation_sources
@@ -30,13 +32,15 @@ from r1_cli.runs.evaluation.stored import (
 from r1_cli.runs.history import JsonObject
 from r1_cli.runs.reader import RunReader
 from r1_cli.runs.rows.choose import SampledGroup
-from r1_cli.runs.rows.parts import SETS, SampleFolder, digest_rows
+from r1_cli.runs.rows.parts import SETS, RowGroups, SampleFolder, digest_rows
 from r1_cli.runs.statistics import Difficulty, Interval, mean_interval, smallest_difference
 from r1_cli.train.metrics.step import mean_of, spread
 from r1_rewards.services.endpoint import HttpEndpoint
 from r1_rollout.errors import EngineError
 from r1_rollout.types import SamplingParams
 
+MOST_GROUPS = 40  # values of a column on the terminal
+NO_VALUE = "(none)"  # of a row without the column
 EVEN = 0.5  # mean pass rate that is assumed before there are answers: the smallest difference is the largest there
 
 
@@ -81,13 +85,14 @@ def sample_evaluation(
     if not sources:
         raise ConfigError([Problem("data.val_files", "names no rows to evaluate on; set it", "null")])
     _, sampling = build_sampling(config)
-    params = [replace(sampling, n=source.n or sampling.n) for source in sources]
+    params = [sampling_of(source, sampling) for source in sources]
     asked = SampleOptions(
         output, endpoint=options.endpoint, served_name=options.served_name, most_unscored=1.0, adapter=options.adapter
     )
 
     def describe_opened(opened: Inference) -> JsonObject:
         sets = describe_sets(config, params, opened)
+        SampleFolder(output).write_groups(find_groups(opened))
         if describe:
             print_smallest(sets, output, console)
         return {SETS: sets}
@@ -115,6 +120,19 @@ def describe_sets(config: RunConfig, params: Sequence[SamplingParams], opened: I
             "n": each.n,
         }
     return sets
+
+
+def find_groups(opened: Inference) -> dict[str, RowGroups]:
+    """Return the rows of each value of the columns that a source's figures are split by, by source."""
+    found: dict[str, RowGroups] = {}
+    for one, part in zip(opened.data.opened, opened.data.prompts.parts, strict=True):
+        numbers = [part.job(index).row for index in range(len(part))]
+        of_source: RowGroups = {column: {} for column in one.source.groups}
+        for column, values in of_source.items():
+            for number in numbers:
+                values.setdefault(str(one.rows[number][1].get(column, NO_VALUE)), []).append(number)
+        found |= {one.source.name: of_source} if of_source else {}
+    return found
 
 
 def print_smallest(sets: Mapping[str, JsonObject], output: Path, console: Console) -> None:
@@ -163,6 +181,9 @@ def report(model: str, evaluation: Evaluation, options: EvalOptions, console: Co
     console.print(told, markup=False, highlight=False, soft_wrap=True)
     shown = result if not options.apart else {k: v for k, v in result.items() if k.startswith((*evaluation.sets,))}
     show_table(console, render(shown, intervals))
+    for name, one in evaluation.sets.items():
+        for column, rates in one.by_group().items():
+            show_table(console, render_groups(f"{name} by {column}", rates))
     budgets = {name: by_budget(one.whole) for name, one in evaluation.sets.items()}
     for line in [*describe_budgets(budgets if options.output else {}), *bounds, *options.published]:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
@@ -170,7 +191,15 @@ def report(model: str, evaluation: Evaluation, options: EvalOptions, console: Co
         about: JsonObject = {"model": model, "prompts": len(groups), "n": n, **result}
         about["intervals"] = {name: [one.low, one.high] for name, one in intervals.items()}
         about["sets"] = {
-            name: {**one.about, "missing": one.missing, "budgets": [budget.to_json() for budget in budgets[name]]}
+            name: {
+                **one.about,
+                "missing": one.missing,
+                "budgets": [budget.to_json() for budget in budgets[name]],
+                "groups": {
+                    column: {value: [mean.rows, mean.value, mean.low, mean.high] for value, mean in values.items()}
+                    for column, values in one.by_group().items()
+                },
+            }
             for name, one in evaluation.sets.items()
         }
         options.json_path.write_text(json.dumps(about, indent=2) + "\n")
@@ -209,6 +238,16 @@ def render(result: Mapping[str, float], intervals: Mapping[str, Interval]) -> Ta
     for name, value in result.items():
         shown = f"{one.low:.4g} to {one.high:.4g}" if (one := intervals.get(name)) else ""
         table.add_row("accuracy (of first responses)" if name == "accuracy" else name, f"{value:.4g}", shown)
+    return table
+
+
+def render_groups(title: str, values: Mapping[str, Interval]) -> Table:
+    """Return a table of the share of right answers of each group of rows."""
+    table = Table(escape(title), "rows", "right", "", box=box.SIMPLE_HEAD, pad_edge=False)
+    for value, mean in [*values.items()][:MOST_GROUPS]:
+        table.add_row(escape(value), f"{mean.rows:,}", f"{mean.value:.4g}", f"{mean.low:.4g} to {mean.high:.4g}")
+    if len(values) > MOST_GROUPS:
+        table.add_row(f"… and {len(values) - MOST_GROUPS:,} more: --json FILE has all", "", "", "")
     return table
 
 

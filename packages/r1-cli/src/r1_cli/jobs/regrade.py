@@ -20,7 +20,7 @@ from r1_cli.jobs.sample import digest_grader
 from r1_cli.runs.evaluation.stored import EvaluatedSet, Evaluation, EvaluationError, read_evaluation
 from r1_cli.runs.history import CONFIG_FILE
 from r1_cli.runs.rows.choose import SampledAnswer, SampledGroup
-from r1_cli.runs.rows.parts import IDENTITY_FILE, SETS, SampleFolder, digest_identity
+from r1_cli.runs.rows.parts import IDENTITY_FILE, SETS, RowShard, SampleFolder, digest_identity
 from r1_cli.runs.schema import SCHEMA, write_table
 from r1_rewards.types import Score
 
@@ -35,6 +35,8 @@ class Grader:
 
 def regrade(folder: Path, grader: Grader | None, options: EvalOptions) -> dict[str, float]:
     """Grade the answers of a folder of `r1 eval --output` again; print how many change, and the figures.
+
+    The folder itself gets the new scores if the grader is the same and some answers could not be graded before.
 
     Args:
         grader: None: the same one.
@@ -56,6 +58,10 @@ def regrade(folder: Path, grader: Grader | None, options: EvalOptions) -> dict[s
         again.sets[source.name].about["grader"] = digest_grader(config, source)
     if options.output:
         write_copy(again, scored, options.output)
+    elif grader is None and has_failures(stored):
+        with SampleFolder(folder).locked(RowShard()):
+            store_scores(again, scored, folder)
+        console.print(f"{folder}: the new scores are stored", markup=False, highlight=False, soft_wrap=True)
     return report(stored.model, again, options, console)
 
 
@@ -91,6 +97,11 @@ def count_changes(stored: Evaluation, scored: Mapping[str, Sequence[Score]]) -> 
     )
 
 
+def has_failures(stored: Evaluation) -> bool:
+    groups = [group for one in stored.sets.values() for group in one.groups.values()]
+    return any(answer.failed for group in groups for answer in group.answers)
+
+
 def _told(answer: SampledAnswer) -> tuple[str, str, str]:
     return repr(answer.score), repr(sorted(answer.parts.items())), answer.cause
 
@@ -108,14 +119,17 @@ def write_copy(again: Evaluation, scored: Mapping[str, Sequence[Score]], output:
     if output.exists():
         raise EvaluationError(f"--output {output} is there already: name a new folder")
     shutil.copytree(again.path, output, ignore=shutil.ignore_patterns(".lock-*", "report.html"))
-    folder = SampleFolder(output)
+    store_scores(again, scored, output)
+
+
+def store_scores(again: Evaluation, scored: Mapping[str, Sequence[Score]], path: Path) -> None:
+    """Write new scores into a folder, and what graded them. If it is killed half-way, grade again."""
+    folder = SampleFolder(path)
+    write_json(path / IDENTITY_FILE, {**again.identity, SETS: {name: dict(s.about) for name, s in again.sets.items()}})
     blocks = {group.block for one in again.sets.values() for group in one.groups.values()}
     for block in sorted(blocks):
         if (table := folder.read(block)) is not None:
             write_table(with_scores_of(table, scored), folder.file(block))
-    write_json(
-        output / IDENTITY_FILE, {**again.identity, SETS: {name: dict(s.about) for name, s in again.sets.items()}}
-    )
 
 
 def with_scores_of(table: pa.Table, scored: Mapping[str, Sequence[Score]]) -> pa.Table:

@@ -115,7 +115,7 @@ def sample_sources(
         stack.enter_context(folder.locked(options.shard))
         opened = open_inference(config, sources, console, stack)
         name = options.served_name or name_model(opened.context.model.path, options.adapter)
-        identity = {"model": name, **describe_sampling(opened, params[0], size), **describe(opened)}
+        identity = {"model": name, **describe_sampling(opened, params, size), **describe(opened)}
         with exclusive(folder.path):
             folder.require_same(identity)
             write_json(folder.path / CONFIG_FILE, printable(config))
@@ -173,15 +173,17 @@ def keep_unscored(config: RunConfig) -> RunConfig:
 # --- what the answers depend on ---------------------------------------------------------------------------------------
 
 
-def describe_sampling(opened: Inference, params: SamplingParams, size: int) -> JsonObject:
+def describe_sampling(opened: Inference, params: Sequence[SamplingParams], size: int) -> JsonObject:
     """Return what all answers of a folder have in common, but the model."""
     reward, rollout = opened.context.config.worker.reward, opened.context.config.worker.rollout
     rewards = {
         one.name: digest_reward(*(one.reward if one.reward_function else (reward.reward_function, {})))
         for one in opened.data.sources
     }
+    own = {one.name: asdict(each) for one, each in zip(opened.data.sources, params, strict=True)}
+    same = all(each == params[0] for each in params)
     return {
-        "sampling": json.loads(json.dumps(asdict(params))),
+        "sampling": json.loads(json.dumps(asdict(params[0]) if same else own)),
         "rendering of prompts": opened.renderer.fingerprint(),
         "reward": rewards,
         "options of the reward": digest_text(json.dumps(reward.reward_function_kwargs, sort_keys=True, default=str)),

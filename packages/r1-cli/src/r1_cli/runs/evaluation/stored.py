@@ -3,7 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from math import comb
 from pathlib import Path
@@ -12,7 +12,7 @@ from statistics import fmean
 from r1_cli.runs.history import JsonObject
 from r1_cli.runs.reader import RunReader
 from r1_cli.runs.rows.choose import SampledAnswer, SampledGroup
-from r1_cli.runs.rows.parts import OF_A_SOURCE, SETS, SampleFolder
+from r1_cli.runs.rows.parts import OF_A_SOURCE, SETS, RowGroups, SampleFolder
 from r1_cli.runs.rows.recorded import read_groups
 from r1_cli.runs.statistics import Interval, mean_interval
 from r1_rewards.reading.extract import final_answer
@@ -34,6 +34,7 @@ class EvaluatedSet:
     name: str  # of a suite with the name of its prompt
     about: JsonObject  # rows (their number), digest (of them), prompt, grader, n
     groups: Mapping[int, SampledGroup]  # by number of the row
+    columns: RowGroups = field(default_factory=dict)  # by which the figures are split
 
     @property
     def total(self) -> int:
@@ -54,6 +55,15 @@ class EvaluatedSet:
     def whole(self) -> list[SampledGroup]:
         """The groups of which an answer at least was scored, by row."""
         return [group for _, group in sorted(self.groups.items()) if group.scored]
+
+    def by_group(self) -> dict[str, dict[str, Interval]]:
+        """Return by column and value the share of right answers of the rows that have it; values in order."""
+        marks = self.marks()
+        found: dict[str, dict[str, Interval]] = {}
+        for column, values in self.columns.items():
+            rated = {value: [marks[row] for row in rows if row in marks] for value, rows in values.items()}
+            found[column] = {value: mean_interval(rated[value]) for value in sorted(rated, key=_order) if rated[value]}
+        return found
 
     def marks(self) -> dict[int, float]:
         """Return the share of right answers of each row."""
@@ -98,16 +108,26 @@ def require_complete(evaluation: Evaluation, *, partial: bool) -> list[str]:
 def read_evaluation(path: Path) -> Evaluation:
     """Raises EvaluationError or ConfigError: the folder is not of `r1 eval --output`, or is damaged."""
     groups = read_groups([path])
-    identity = SampleFolder(path).identity()
+    folder = SampleFolder(path)
+    identity, columns = folder.identity(), folder.groups()
     if SETS not in identity:
         raise EvaluationError(f"{path} holds answers of r1 sample, not of r1 eval --output")
-    size, sets = identity["rows of a block"], identity[SETS]
-    places: list[dict[int, SampledGroup]] = [{} for _ in sets]
+    size, known = identity["rows of a block"], identity[SETS]
+    places: list[dict[int, SampledGroup]] = [{} for _ in known]
     for group in groups:
         source, block = divmod(group.block, OF_A_SOURCE)
         places[source][block * size + group.place] = group
-    named = zip(sets.items(), places, strict=True)
-    return Evaluation(path, identity, {name: EvaluatedSet(name, about, rows) for (name, about), rows in named})
+    named = zip(known.items(), places, strict=True)
+    sets = {name: EvaluatedSet(name, about, rows, columns.get(name, {})) for (name, about), rows in named}
+    return Evaluation(path, identity, sets)
+
+
+def _order(value: str) -> tuple[bool, float, str]:
+    """Return a key that sorts numbers by size and before words."""
+    try:
+        return False, float(value), value
+    except ValueError:
+        return True, 0.0, value
 
 
 # --- figures of one row -----------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -31,10 +32,12 @@ from r1_data.types import Example, MediaReference, Row, Video
 log = logging.getLogger("r1")
 
 SETS = "evaluated"  # in the description of an evaluation's answers: about each set of rows, by name
-IDENTITY_FILE, TOOLS_FILE, ASIDE = "sampling.json", "tools.json", "aside"
+IDENTITY_FILE, TOOLS_FILE, GROUPS_FILE, ASIDE = "sampling.json", "tools.json", "groups.json", "aside"
 OF_A_SOURCE = 10**6  # block numbers
 KEY = pa.field("key", pa.string())  # column: digest of a group's row, and of what it was sampled with
 PART = SCHEMA.append(KEY)
+
+RowGroups: TypeAlias = dict[str, dict[str, list[int]]]  # column -> value -> numbers of the rows that have it
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +174,17 @@ class SampleFolder:
         file = self.path / TOOLS_FILE
         found: JsonObject = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
         return {source: ToolPrompt(**{**one, "tools": tuple(one["tools"])}) for source, one in found.items()}
+
+    def write_groups(self, groups: Mapping[str, RowGroups]) -> None:
+        """Write by what columns the figures of each set are split; no file for none."""
+        if groups or (self.path / GROUPS_FILE).is_file():
+            write_json(self.path / GROUPS_FILE, groups)
+
+    def groups(self) -> dict[str, RowGroups]:
+        """Return what `write_groups` wrote; {} without a file."""
+        file = self.path / GROUPS_FILE
+        found: dict[str, RowGroups] = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        return found
 
     def file(self, block: int) -> Path:
         return self.path / SAMPLES / sample_file(block, "sample")
