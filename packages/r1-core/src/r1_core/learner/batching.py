@@ -46,6 +46,7 @@ class Batching:
     experience: MicroLimit = MicroLimit(2)  # forward passes without
     share_prompts: bool = False  # needs a model that reads a `Pack`
     single: bool = False  # one sample per micro-batch, whatever the limits
+    splits: bool = True  # halve a micro-batch whose memory runs out; with several ranks, none is
 
     def cap(self, limit: MicroLimit) -> MicroLimit:
         return MicroLimit(1) if self.single else limit

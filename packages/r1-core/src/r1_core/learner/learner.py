@@ -247,7 +247,8 @@ class Learner(TrainableModel):
             return objective(batch.loss_inputs(stats.logprobs, stats.entropy, totals, **{measured: stats.full_kl}))
 
         fields = (*LOSS_FIELDS, *TOP_FIELDS) if objective.divergence == kl.TOP else LOSS_FIELDS
-        metrics = self._passes.add_gradients(self.model, samples, evaluate, fields)
+        forget = self._policy_tokens.take_expert_counts
+        metrics = self._passes.add_gradients(self.model, samples, evaluate, fields, restarted=forget)
         self._offloads.offload(*self._frozen)
         counts = self._policy_tokens.take_expert_counts()
         load = {} if counts is None else measure_load(self.parallel.sum(counts))

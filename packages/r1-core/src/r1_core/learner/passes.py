@@ -1,10 +1,12 @@
 """Forward and backward passes over the samples of a step, one micro-batch at a time on every rank."""
 
 import logging
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain, pairwise
+from typing import TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +18,9 @@ from r1_core.types import LOSS_FIELDS, LossOutput, Sample, TokenTable, known, no
 
 logger = logging.getLogger(__name__)
 
+Cut: TypeAlias = list[list[list[int]]]  # indices of samples by round and rank
+LOSS = "the loss"  # beside the metrics, whose names have no blank
+
 
 @dataclass(frozen=True, slots=True)
 class Passes:
@@ -26,14 +31,16 @@ class Passes:
     fillers: Sequence[Sample]
     device: torch.device
 
-    def microbatches(
-        self, samples: Sequence[Sample], limit: MicroLimit, fields: Sequence[str] = LOSS_FIELDS
+    def _cut(self, samples: Sequence[Sample], limit: MicroLimit) -> Cut:
+        padded, share = not self.batching.padding_free, self.batching.share_prompts
+        limit = self.batching.cap(limit)
+        return rounds(samples, limit, self.parallel.data_world, padded=padded, share_prompts=share)
+
+    def _microbatches(
+        self, samples: Sequence[Sample], cut: Cut, fields: Sequence[str]
     ) -> Iterator[tuple[list[int], MicroBatch]]:
         """Yield this rank's micro-batches with the indices of their samples; equally many on every rank."""
-        padded = not self.batching.padding_free
         rank, world = self.parallel.data_rank, self.parallel.data_world
-        limit, share = self.batching.cap(limit), self.batching.share_prompts
-        cut = rounds(samples, limit, world, padded=padded, share_prompts=share)
         for parts, own in zip(cut, prefetch([samples[i] for i in parts[rank]] for parts in cut), strict=True):
             if world > 1:
                 own = own + fillers(own, [samples[i] for part in parts for i in part], self.fillers)
@@ -41,13 +48,69 @@ class Passes:
                 parts[rank],
                 collate(
                     own,
-                    padding_free=not padded,
-                    share_prompts=share,
+                    padding_free=self.batching.padding_free,
+                    share_prompts=self.batching.share_prompts,
                     device=self.device,
                     fields=fields,
                     sequence=self.parallel.sequence,
                 ),
             )
+
+    def _run(
+        self,
+        samples: Sequence[Sample],
+        cut: Cut,
+        visit: Callable[[list[int], MicroBatch], None],
+        fields: Sequence[str] = LOSS_FIELDS,
+        restart: Callable[[], bool] | None = None,
+    ) -> int:
+        """Visit all micro-batches, and halve those whose memory runs out; return how many were halved.
+
+        Args:
+            restart: undoes what was visited, so that all is visited again; False: it cannot. None: only the halves are
+                visited again.
+
+        Raises:
+            torch.OutOfMemoryError: a sample alone does not fit; or there are several ranks, as the others already wait
+                in the collectives of the micro-batch that failed.
+        """
+        place, halved = 0, 0
+        while (failed := self._visit(samples, cut[place:], visit, fields, restart)) is not None:
+            place += failed
+            whole = cut[place][0]
+            logger.warning(
+                "out of memory in a micro-batch of %d samples: it is halved, which leaves the gradient as it is. Lower "
+                "the micro-batch size, or set it to auto, if this repeats", len(whole),
+            )  # fmt: skip
+            cut = [*cut[:place], [whole[: len(whole) // 2]], [whole[len(whole) // 2 :]], *cut[place + 1 :]]
+            halved, place = halved + 1, place if restart is None else 0
+            if self.device.type == "cuda":  # NOT RUN ON A GPU
+                torch.cuda.empty_cache()
+        return halved
+
+    def _visit(
+        self,
+        samples: Sequence[Sample],
+        cut: Cut,
+        visit: Callable[[list[int], MicroBatch], None],
+        fields: Sequence[str],
+        restart: Callable[[], bool] | None,
+    ) -> int | None:
+        """Visit micro-batches; return the number of the first whose memory runs out if it can be halved, else None.
+
+        What it held on the device is free when this returns.
+        """
+        done = 0
+        try:
+            for indices, batch in self._microbatches(samples, cut, fields):
+                visit(indices, batch)
+                done += 1
+        except torch.OutOfMemoryError:
+            alone = self.parallel.world == 1 and self.batching.splits
+            if not alone or len(cut[done][0]) < 2 or (restart is not None and not restart()):
+                raise
+            return done
+        return None
 
     @torch.no_grad()
     def compute(
@@ -61,8 +124,8 @@ class Passes:
         if not samples:
             return {}
         table = TokenTable(samples, names, self.device)
-        for indices, batch in self.microbatches(samples, self.batching.experience):
-            table.put(indices, stats(batch))
+        cut = self._cut(samples, self.batching.experience)
+        self._run(samples, cut, lambda indices, batch: table.put(indices, stats(batch)))
         return table.columns(self.parallel.sum_data)
 
     def add_gradients(
@@ -71,25 +134,44 @@ class Passes:
         samples: Sequence[Sample],
         evaluate: Callable[[list[int], MicroBatch], LossOutput],
         fields: Sequence[str] = LOSS_FIELDS,
+        restarted: Callable[[], object] = lambda: None,
     ) -> dict[str, float]:
         """Accumulate the gradient of a loss over the samples; return the metrics over all samples.
+
+        If the loss of all samples is not finite, no gradient is, on any rank, so that `optim_step` skips the step.
 
         Args:
             evaluate: computes loss and metrics of a micro-batch, given the indices of its samples.
             fields: per-token fields that the loss reads, for `MicroBatch.values`.
+            restarted: called before all micro-batches are evaluated again, one of them halved.
         """
         sums: dict[str, Tensor] = {}
         gradients = GradientSums(model)
-        for index, (indices, batch) in enumerate(self.microbatches(samples, self.batching.update, fields)):
-            if index > 0:
+        fresh = all(param.grad is None for param in model.parameters())
+
+        def visit(indices: list[int], batch: MicroBatch) -> None:
+            if sums:
                 gradients.collect()
             output = evaluate(indices, batch)
             output.loss.backward()
-            for name, value in output.metrics.items():
+            for name, value in {LOSS: output.loss, **output.metrics}.items():
                 sums[name] = sums.get(name, 0.0) + value.detach().double()
+
+        def restart() -> bool:
+            if fresh:  # else earlier calls' gradients are among those of this one
+                gradients.clear()
+                sums.clear()
+                restarted()
+            return fresh
+
+        halved = self._run(samples, self._cut(samples, self.batching.update), visit, fields, restart)
         gradients.deliver()
-        values = self.parallel.sum_data(torch.stack([*sums.values()])).tolist() if sums else []
-        return dict(zip(sums, values, strict=True))
+        values = dict(zip(sums, self.parallel.sum_data(torch.stack([*sums.values()])).tolist(), strict=True))
+        if not math.isfinite(values.pop(LOSS)):
+            for param in model.parameters():
+                if param.grad is not None:
+                    param.grad.fill_(math.nan)
+        return values | ({"halved_micro_batches": float(halved)} if halved else {})
 
 
 def invalidate_if_not_finite(samples: Sequence[Sample], names: Sequence[str], target: str, step: int) -> list[Sample]:
@@ -147,7 +229,8 @@ class GradientSums:
     """
 
     def __init__(self, model: nn.Module) -> None:
-        self._params = [param for param in model.parameters() if param.requires_grad and param.dtype in NARROW]
+        self._all = [*model.parameters()]
+        self._params = [param for param in self._all if param.requires_grad and param.dtype in NARROW]
         self._sums: dict[nn.Parameter, Tensor] = {}
 
     @torch.no_grad()
@@ -160,6 +243,12 @@ class GradientSums:
                 self._sums[param].add_(param.grad)
             else:
                 self._sums[param] = param.grad.float()
+            param.grad = None
+
+    def clear(self) -> None:
+        """Drop the sums and all gradients."""
+        self._sums.clear()
+        for param in self._all:
             param.grad = None
 
     @torch.no_grad()

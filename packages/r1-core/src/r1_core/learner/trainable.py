@@ -188,7 +188,7 @@ class TrainableModel:
         self, run: Callable[[], object], limit: MicroLimit, models: Sequence[nn.Module], *, away: bool
     ) -> PassProfile:
         before = self.batching
-        self.set_micro_batch_limits(limit, limit)
+        self.batching = replace(before, update=limit, experience=limit, splits=False)
         try:
             return profile_pass(run, models, self.optimizer, self.device, away=away)
         finally:
