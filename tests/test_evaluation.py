@@ -7,10 +7,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import peft
 import pyarrow.parquet as pq
 import pytest
+import torch
 from chat_server import reply, served
 from endtoend import QUICKSTART, R1
+from transformers import AutoModelForImageTextToText
 
 from r1_cli.config.suites import published_figures
 from r1_cli.jobs import sample
@@ -161,6 +164,20 @@ def test_a_suite_brings_rows_prompt_grader_and_published_figures_of_its_prompt(
     assert published_figures([str(tmp_path / "sums.yaml")], "plain") == ["published, sums/plain: others 0.600 (page 4)"]
 
 
+def texts(folder: Path) -> list[str]:
+    return [one["answer"] for path in sorted((folder / "samples").iterdir()) for one in pq.read_table(path).to_pylist()]
+
+
+def write_adapter(adapter: Path, merged: Path) -> None:
+    """Write a random adapter of the model, and the model with it, as peft merges them."""
+    torch.manual_seed(0)
+    config = peft.LoraConfig(r=4, target_modules="all-linear", init_lora_weights=False)
+    model = peft.get_peft_model(AutoModelForImageTextToText.from_pretrained(MODEL), config)
+    model.save_pretrained(adapter)
+    shutil.copytree(MODEL, merged)
+    model.merge_and_unload().save_pretrained(merged)
+
+
 def test_a_killed_watch_goes_on_where_it_was_and_compares_with_the_model_that_the_run_began_with(
     sums: list[str | Path], r1: R1, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +208,18 @@ def test_a_killed_watch_goes_on_where_it_was_and_compares_with_the_model_that_th
     assert (start["step"], end["step"], end["eval/sums/boxed/change"], end["eval/sums/boxed/change/p"]) == (0, 2, 0, 1)
     assert start["eval/sums/boxed/avg@2"] == end["eval/sums/boxed/avg@2"]
     assert "Evaluations of checkpoints" in Path(r1("report", run).output.split(" (")[0]).read_text()
+    shutil.rmtree(run / "evaluations")
+    write_adapter(tmp_path / "adapter", tmp_path / "merged")
+    about = {"model_path": MODEL, "lora": {"path": str(tmp_path / "adapter")}}
+    (run / "experiment_config.json").write_text(json.dumps({"worker": {"actor": {"model": about}}}))
+    r1(*words)
+    r1("eval", tmp_path / "merged", *sums, "--output", tmp_path / "of-merged")
+    answers = [
+        texts(run / "evaluations/start"),
+        texts(tmp_path / "of-merged"),
+        texts(run / "evaluations/global_step_2"),
+    ]
+    assert answers[0] == answers[1] != answers[2]
     shutil.rmtree(run / "global_step_2")
     monkeypatch.chdir(tmp_path)
     ended = r1(*words, ok=False)

@@ -69,7 +69,8 @@ class Run:
         return read_evaluation(output)
 
     def watch(self, config: RunConfig | None = None, **options: Any) -> list[int]:
-        return watch(self.folder, config or RunConfig(), WatchOptions(self.folder / "evaluations", **options))
+        answers = self.folder / options.pop("answers", "evaluations")
+        return watch(self.folder, config or RunConfig(), WatchOptions(answers, **options))
 
     def rows(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in (self.folder / "evaluations.jsonl").read_text().splitlines()]
@@ -163,7 +164,8 @@ def test_a_step_that_is_written_again_with_other_weights_is_evaluated_again(run:
     assert (run.folder / "evaluations/global_step_2.1/sampling.json").is_file()
     assert (run.folder / "evaluations/global_step_4.1/sampling.json").is_file()
     assert [row["step"] for row in run.rows()] == [2, 2, 4]  # equal weights: nothing new
-    run.watch()
+    run.watch(answers="both")
+    assert "eval/b/chat/avg@1" in RunReader(run.folder).history.steps[1]
     publish(run.folder, 2, "third")
     run.watch(sources)
     assert "eval/b/chat/avg@1" not in RunReader(run.folder).history.steps[1]  # of weights that are no more
