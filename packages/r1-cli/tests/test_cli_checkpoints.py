@@ -7,6 +7,7 @@ import sys
 import textwrap
 import threading
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -145,6 +146,70 @@ def test_a_checkpoint_that_cannot_be_written_beside_the_run_is_named_once_and_th
     assert "the checkpoint of step 2 could not be written" in caplog.text
     assert [path.name for path in tmp_path.iterdir() if path.name.startswith((".", "global"))] == ["global_step_1"]
     saver.close()
+
+
+def test_a_run_goes_on_after_failed_saves_saves_again_at_once_and_ends_after_several_in_a_row(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    full = True
+
+    def fill(folder: Path) -> None:
+        (folder / "weights").write_text("w")
+        if full:
+            raise OSError(28, "No space left on device")
+
+    def try_to_save(step: int, *, apart: bool) -> None:
+        saver.write(step, fill, {"step": step}, apart=apart)
+        saver.publish(lambda: None)
+        saver.finish()
+
+    store = CheckpointStore(tmp_path, limit=1)
+    save(store, 1)
+    saver = Saver(store, most_failed=3)
+    for step, apart in ((2, True), (3, False)):
+        try_to_save(step, apart=apart)
+        assert saver.due, "the next step is saved, whatever trainer.save_freq"
+        assert store.steps() == [1], "nothing is pruned for a checkpoint that is not there"
+    full = False
+    try_to_save(4, apart=True)
+    assert (store.steps(), saver.due) == ([4], False)
+    assert caplog.text.count("No space left") == 1, "said once"
+    assert "written again, after 2 that were not" in caplog.text
+    full = True
+    try_to_save(5, apart=True)
+    try_to_save(6, apart=True)
+    with pytest.raises(CheckpointError, match=r"step 7 could not be written"):
+        try_to_save(7, apart=True)
+    saver.write(8, fill, {"step": 8}, apart=True)
+    with pytest.raises(CheckpointError, match=r"step 8"):
+        saver.finish(last=True)
+    saver.close()
+
+
+def test_space_is_predicted_before_each_save_from_the_one_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = CheckpointStore(tmp_path)
+    store.publish(store.write(1, lambda folder: (folder / "weights").write_bytes(bytes(5_000_000)), {"step": 1}))
+    begun = list[Path]()
+    free = SimpleNamespace(free=4_000_000)
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: free)
+    with pytest.raises(CheckpointError, match=r"it takes about 0.005 GB, as the one before, and 0.004 GB are free"):
+        store.write(2, begun.append, {"step": 2})
+    assert not begun, "nothing is written"
+    free.free = 6_000_000
+    store.write(2, begun.append, {"step": 2})
+    assert begun
+
+
+def test_nothing_is_pruned_for_a_checkpoint_that_is_damaged_when_it_gets_its_name(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, limit=1)
+    save(store, 1)
+    draft = store.write(2, lambda folder: (folder / "x.json").write_text("{}"), {"step": 2})
+    (draft.folder / "x.json").write_text("{")
+    with pytest.raises(CheckpointError, match=r"global_step_2 is damaged \(x.json is cut off"):
+        store.publish(draft)
+    assert store.steps() == [1, 2]
 
 
 @pytest.mark.parametrize("moment", range(0, 24, 3))

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 
-from r1_cli.checkpoint.folders import find_cut
+from r1_cli.checkpoint.damage import find_cut
 from r1_cli.commands.check import _is_model
 from r1_cli.main import main
 from r1_cli.plan.check import configuration, environment

@@ -174,21 +174,27 @@ def test_nothing_is_recorded_where_nothing_may_be(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_record_that_cannot_be_written_is_off_and_says_so_once(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(*_: Any, **__: Any) -> None:
-        raise OSError(28, "No space left on device")
+@pytest.mark.parametrize(
+    ("error", "recorded"), [(OSError(28, "No space left on device"), [1, 3, 4, 5]), (KeyError("x"), [1])]
+)
+def test_samples_wait_for_a_full_disk_and_are_off_after_another_error_which_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, error: Exception,
+    recorded: list[int],
+) -> None:  # fmt: skip
+    def fail(*_: Any, **__: Any) -> None:
+        raise error
 
     recorder = record(tmp_path, 1, step())
     with caplog.at_level(logging.WARNING, "r1"), monkeypatch.context() as patched:
-        patched.setattr(pq, "write_table", full)
-        recorder.record(2, "train", step())
-        recorder.flush()
-    recorder.record(3, "train", step())
+        patched.setattr(pq, "write_table", fail)
+        for number in (2, 3, 4):
+            recorder.record(number, "train", step())
+            recorder.flush()
+    recorder.record(5, "train", step())
     recorder.close()
-    assert caplog.text.count("samples are not recorded from step 2 on: OSError: [Errno 28] No space left") == 1
-    assert RunReader(tmp_path).recorded_steps() == [1], "what was there is whole"
+    assert caplog.text.count("could not be written") == 1
+    assert ("2-train.parquet is lost" in caplog.text) == (len(recorded) > 1)
+    assert RunReader(tmp_path).recorded_steps() == recorded, "what is there is whole"
 
 
 def test_what_is_asked_for_and_not_there_is_named(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import logging
 import resource
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import pytest
 
 from r1_cli.checkpoint.folders import CheckpointError
 from r1_cli.runs.track import Generation, RunInfo, Tracker
+from r1_cli.runs.track import tracker as tracker_module
 from r1_cli.runs.track.files import FileLogger, JsonLines
 from r1_cli.runs.track.loggers.mlflow import metric_name
 from r1_cli.runs.track.loggers.wandb import choose_mode
@@ -72,24 +74,61 @@ def test_a_full_disk_leaves_whole_lines_and_says_what_could_not_be_written(tmp_p
     assert [line["step"] for line in lines(tmp_path / "experiment_log.jsonl")] == [1, 2]
 
 
-def test_a_record_that_could_not_be_written_is_told_by_the_next_and_none_is_written_after_it(tmp_path: Path) -> None:
-    console = Silent()
+def test_records_that_a_full_disk_refuses_wait_in_memory_and_are_written_in_order_when_there_is_space(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    console, name = Silent(), tmp_path / "experiment_log.jsonl"
     tracker = Tracker([], info(tmp_path), console)
     tracker.log(1, {"x": 0.5})
     tracker.flush()
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, ((tmp_path / "experiment_log.jsonl").stat().st_size + 5, before[1]))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (name.stat().st_size + 5, before[1]))
     try:
-        tracker.log(2, {"x": 0.5})
+        for step in (2, 3):
+            tracker.log(step, {"x": 0.5})
         with pytest.raises(CheckpointError, match="could not be written"):
-            tracker.flush()
+            tracker.flush()  # so that no checkpoint is published without its log
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
-    with pytest.raises(CheckpointError, match="could not be written"):
-        tracker.log(3, {"x": 0.5})
+    tracker.log(4, {"x": 0.5})
+    tracker.flush()
+    assert [line["step"] for line in lines(name)] == console.steps == [1, 2, 3, 4]
+    assert caplog.text.count("waits in memory, and the run goes on") == 1
+    monkeypatch.setattr(tracker_module, "BEHIND", 2)
+    monkeypatch.setattr(FileLogger, "log", refuse)
+    for step in (5, 6):
+        tracker.log(step, {"x": 0.5})
+        with pytest.raises(CheckpointError):
+            tracker.flush()
+    with pytest.raises(CheckpointError, match="read-only"):
+        tracker.log(7, {"x": 0.5})
     tracker.close()
-    assert [line["step"] for line in lines(tmp_path / "experiment_log.jsonl")] == [1]
-    assert console.steps == [1, 2]
+
+
+def refuse(self: FileLogger, step: int, record: Any) -> None:
+    raise CheckpointError("the disk is read-only")
+
+
+def test_a_service_that_hangs_holds_up_neither_steps_nor_the_end(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answers, other = threading.Event(), Silent()
+    hanging = Silent()
+    hanging.log = lambda step, record: answers.wait(60) and None  # type: ignore[method-assign]
+    monkeypatch.setattr(tracker_module, "BEHIND", 3)
+    monkeypatch.setattr(tracker_module, "CLOSING", 0.05)
+    opened: dict[str, Any] = {"wandb": hanging, "mlflow": other}
+    monkeypatch.setattr(tracker_module, "_open", lambda name, info: [opened[name]])
+    tracker = Tracker(["wandb", "mlflow"], info(tmp_path), Silent())
+    for step in range(1, 9):
+        tracker.log(step, {"x": 0.5})
+        tracker.flush()
+    tracker.close()
+    assert [line["step"] for line in lines(tmp_path / "experiment_log.jsonl")] == list(range(1, 9))
+    assert other.steps == list(range(1, 9)), "another service is not held up"
+    assert caplog.text.count("has not answered for 3 records") == 1
+    assert caplog.text.count("does not answer: its last records are not sent") == 1
+    answers.set()
 
 
 def test_a_resumed_run_neither_repeats_nor_loses_a_step(tmp_path: Path) -> None:

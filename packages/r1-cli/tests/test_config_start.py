@@ -15,11 +15,13 @@ import torch
 from click.testing import CliRunner
 from safetensors.torch import save_file
 
-from r1_cli.checkpoint.folders import CheckpointStore, find_damage
+from r1_cli.checkpoint.damage import find_damage
+from r1_cli.checkpoint.folders import CheckpointStore
 from r1_cli.checkpoint.locks import lock_folder, require_free
 from r1_cli.config import ConfigError, RunConfig, load_config
 from r1_cli.main import main
 from r1_cli.plan.start import find_start, rename_damaged, require_same_shape
+from r1_core.learner.tensor_files import save as save_tensors
 
 ROOT = Path(__file__).parents[3]
 BASE = [
@@ -115,10 +117,46 @@ def test_damaged_checkpoints_are_passed_over_by_name_and_never_pruned_for_or_rem
         find_start(starting(run, "owner/model", f"trainer.load_checkpoint_path={run}/global_step_4"), store)
 
 
+@pytest.mark.parametrize("place", ["tensor", "name", "text", "state"])
+def test_a_flipped_bit_in_the_newest_checkpoint_falls_back_to_the_one_before_with_one_line(
+    tmp_path: Path, place: str
+) -> None:
+    run = make_run(tmp_path / "run", "owner/model")
+
+    def fill(folder: Path) -> None:
+        (folder / "actor").mkdir()
+        save_tensors({"weight": torch.arange(1000.0)}, folder / "actor/model.safetensors")
+        (folder / "actor/learner.json").write_text('{"step": 12}')
+
+    store = CheckpointStore(run, limit=1)
+    written = store.publish(store.write(4, fill, {"step": 4, "val_reward_score": None}))
+    shutil.copytree(written, run / "global_step_3", dirs_exist_ok=True)
+    file, before, after, told = {
+        "tensor": ("actor/model.safetensors", b"\x00\x80\x26\x44", b"\x00\x80\x27\x44", "tensor 'weight' has another"),
+        "name": ("actor/model.safetensors", b'"weight":{', b'"wfight":{', "tensor 'wfight' has another checksum"),
+        "text": ("actor/learner.json", b"12", b"13", "actor/learner.json has another checksum"),
+        "state": ("trainer.json", b'"step": 4', b'"step": 5', "trainer.json has another checksum"),
+    }[place]
+    content = (written / file).read_bytes()
+    assert content.count(before) == 1
+    (written / file).write_bytes(content.replace(before, after))
+    assert find_damage(written) is None, "nothing is truncated or missing"
+    config, store = starting(run, "owner/model"), CheckpointStore(run, limit=1)
+    assert find_start(config, store) == run / "global_step_3"
+    (line,) = rename_damaged(store, run / "global_step_3")
+    assert told in line
+    assert line.endswith(
+        "it is now damaged_global_step_4, and the run resumes from global_step_3: 1 step is taken again"
+    )
+    named = starting(run, "owner/model", f"trainer.load_checkpoint_path={run}/damaged_global_step_4")
+    with pytest.raises(ConfigError, match=r"load_checkpoint_path.*is damaged: .*another checksum"):
+        find_start(named, store)
+
+
 def test_a_file_that_a_checkpoint_was_written_with_and_lacks_is_damage_and_so_is_its_state(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", "owner/model")
     config, store = starting(run, "owner/model"), CheckpointStore(run)
-    written = store.publish(store.write(4, lambda folder: (folder / "optimizer.safetensors").write_bytes(b""), {}))
+    written = store.publish(store.write(4, lambda folder: save_file({}, folder / "optimizer.safetensors"), {}))
     (written / "optimizer.safetensors").unlink()
     assert store.damaged() == {written: "optimizer.safetensors is missing"}
     (run / "global_step_5/actor").mkdir(parents=True)

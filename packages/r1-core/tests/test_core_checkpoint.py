@@ -1,10 +1,12 @@
 """Checkpoints of one process: how files are cut and dealt out, and what is said of a folder that does not fit."""
 
+import binascii
 import json
 
 import pytest
 import torch
 from core_models import qwen2, text_samples
+from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torch import nn
 
@@ -13,6 +15,7 @@ from r1_core.learner import Learner, checkpoint, tensor_files
 from r1_core.learner.optim import build_optimizer
 from r1_core.learner.parallel import Parallel
 from r1_core.learner.tensor_files import cut, find_tensors, owners, read_tensors, write_tensors
+from r1_core.learner.tensor_files import save as save_tensors
 from r1_core.objective import Objective
 
 ALONE = Parallel()
@@ -232,3 +235,23 @@ def test_a_full_disk_is_an_error_and_no_file_is_passed_over(tmp_path, monkeypatc
     monkeypatch.setattr(tensor_files, "save_file", full)
     with pytest.raises(OSError, match="No space left on device"):
         learner_for().save(tmp_path)
+
+
+def test_the_header_has_the_checksum_of_each_tensor_and_equal_tensors_give_equal_files(tmp_path):
+    tensors = {
+        "b": torch.arange(6.0).reshape(2, 3),
+        "a": torch.tensor(True),
+        "ä": torch.zeros(0),
+        "c": torch.ones(3).bfloat16(),
+    }
+    contents = set()
+    for place in range(8):  # safetensors draws the order of its metadata
+        save_tensors(dict(tensors), tmp_path / f"{place}.safetensors")
+        contents.add((tmp_path / f"{place}.safetensors").read_bytes())
+    assert len(contents) == 1
+    with safe_open(tmp_path / "0.safetensors", "pt") as opened:
+        written = json.loads(opened.metadata()["crc32"])
+        assert opened.metadata()["format"] == "pt"
+        for name, tensor in tensors.items():
+            assert torch.equal(opened.get_tensor(name), tensor)
+            assert written[name] == binascii.crc32(bytes(tensor.contiguous().reshape(-1).view(torch.uint8).tolist()))

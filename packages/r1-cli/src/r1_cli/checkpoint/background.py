@@ -2,12 +2,14 @@
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import suppress
 from contextvars import Context, copy_context
-from queue import Queue
+from queue import Full, Queue
 from threading import Thread
 from typing import Any, TypeVar
 
 Result = TypeVar("Result")
+CLOSING = 60.0  # seconds to wait for a free place when a thread is to end
 
 
 class Background:
@@ -20,9 +22,20 @@ class Background:
         self._thread: Thread | None = None
 
     def do(self, work: Callable[[], Result]) -> Future[Result]:
+        found = self._put(work, None)
+        assert found is not None, "it waits for a free place"
+        return found
+
+    def offer(self, work: Callable[[], Result], seconds: float = 0.0) -> "Future[Result] | None":
+        """As `do`, but wait at most `seconds` for a free place; return None if there is none."""
+        with suppress(Full):
+            return self._put(work, seconds)
+        return None
+
+    def _put(self, work: Callable[[], Result], seconds: float | None) -> Future[Result]:
         future: Future[Result] = Future()
         # Some libraries keep the state of the opening thread in context variables.
-        self._waiting.put((copy_context(), work, future))
+        self._waiting.put((copy_context(), work, future), timeout=seconds, block=seconds != 0.0)
         if self._thread is None:
             self._thread = Thread(target=self._run, name=self._name, daemon=True)
             self._thread.start()
@@ -31,7 +44,8 @@ class Background:
     def close(self) -> None:
         """End the thread after the queued tasks, without waiting for them."""
         if self._thread is not None:
-            self._waiting.put(None)
+            with suppress(Full):  # it hangs, and ends with the process
+                self._waiting.put(None, timeout=CLOSING)
             self._thread = None
 
     def _run(self) -> None:

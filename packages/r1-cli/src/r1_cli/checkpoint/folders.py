@@ -1,5 +1,6 @@
 """Checkpoints on disk: complete or absent, pruned only after their successor is safe."""
 
+import errno
 import json
 import re
 import shutil
@@ -10,10 +11,10 @@ from typing import Any
 
 from safetensors import SafetensorError
 
+from r1_cli.checkpoint.damage import STATE_FILE, checksum_of, checksums_of_texts, find_damage
 from r1_core.disk import force_to_disk
 
 STEP_FOLDER = re.compile(r"global_step_(\d+)")
-STATE_FILE = "trainer.json"
 TRACKER_FILE = "checkpoint_tracker.json"
 NOTHING_SAVED = "nothing will be saved: trainer.save_freq is not above 0, so the run ends without a model"
 
@@ -37,9 +38,10 @@ class CheckpointStore:
     except the newest `limit` (None: all) and the one with the best validation score.
     """
 
-    def __init__(self, root: Path, limit: int | None = None) -> None:
-        self.root = root
-        self.limit = limit
+    def __init__(self, root: Path, limit: int | None = None, *, verifies: bool = True) -> None:
+        """`verifies`: whether `damaged` reads the tensors that a run would resume from, and compares checksums."""
+        self.root, self.limit, self.verifies = root, limit, verifies
+        self._verified: dict[int, str | None] = {}  # by step, what `_verify` found
 
     def steps(self) -> list[int]:
         return [step for step in self._named() if (self.path(step) / STATE_FILE).is_file()]
@@ -54,7 +56,7 @@ class CheckpointStore:
         for step in reversed([one for one in self._named() if one not in self.foreign()]):
             if whole and (self.limit is None or step not in complete):
                 continue
-            if (told := self._find_damage(step)) is None:
+            if (told := self._find_damage(step) if whole else self._verify(step)) is None:
                 whole = True
             else:
                 found[self.path(step)] = told
@@ -67,6 +69,15 @@ class CheckpointStore:
     def _find_damage(self, step: int) -> str | None:
         path = self.path(step)
         return find_damage(path) if (path / STATE_FILE).is_file() else f"{STATE_FILE} is missing"
+
+    def _verify(self, step: int) -> str | None:
+        """As `_find_damage`, by the checksums, too; once for each checkpoint, as all tensors are read."""
+        if step not in self._verified:
+            damage = self._find_damage(step)
+            if damage is None and self.verifies:
+                damage = find_damage(self.path(step), contents=True)
+            self._verified[step] = damage
+        return self._verified[step]
 
     def _named(self) -> list[int]:
         found = (STEP_FOLDER.fullmatch(path.name) for path in self.root.glob("global_step_*"))
@@ -102,10 +113,12 @@ class CheckpointStore:
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             self._remove_drafts()
+            self._require_space()
             folder.mkdir()
             save(folder)
             files = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-            write_json(folder / STATE_FILE, {**state, "files": files})
+            whole = {**state, "files": files, "checksums": checksums_of_texts(folder)}
+            write_json(folder / STATE_FILE, {**whole, "checksum": checksum_of(whole)})
             for path in [*folder.rglob("*"), folder]:
                 force_to_disk(path)
         except (OSError, SafetensorError) as error:
@@ -116,6 +129,7 @@ class CheckpointStore:
     def publish(self, draft: Draft) -> Path:
         """Rename the partial checkpoint, update the tracker file, delete old checkpoints. Raises CheckpointError."""
         final = self.path(draft.step)
+        self._verified.pop(draft.step, None)
         try:
             if final.exists():  # the same step, reached again after a resume from an older checkpoint
                 if self._find_damage(draft.step) is None:
@@ -128,6 +142,15 @@ class CheckpointStore:
         except OSError as error:
             raise self._not_written(f"{TRACKER_FILE} of step {draft.step}", error) from error
         return final
+
+    def _require_space(self) -> None:
+        """Raise OSError if the disk has less space than the newest checkpoint takes."""
+        latest = self.latest()
+        size = sum(path.stat().st_size for path in latest.rglob("*") if path.is_file()) if latest else 0
+        free = shutil.disk_usage(self.root).free
+        if free < size:
+            message = f"it takes about {size / 1e9:.3g} GB, as the one before, and {free / 1e9:.3g} GB are free"
+            raise OSError(errno.ENOSPC, message)
 
     def _not_written(self, what: str, error: Exception) -> CheckpointError:
         latest = self.latest()
@@ -148,6 +171,8 @@ class CheckpointStore:
 
     def _prune(self) -> None:
         steps, best = self.steps(), self.best()
+        if (damage := self._find_damage(steps[-1])) is not None:
+            raise OSError(errno.EIO, f"{self.path(steps[-1])} is damaged ({damage}), so that no older one is deleted")
         keep = set(steps if self.limit is None else steps[-self.limit :]) | {best}
         write_json(
             self.root / TRACKER_FILE,
@@ -171,44 +196,6 @@ class CheckpointStore:
     def _remove_drafts(self) -> None:
         for leftover in self.root.glob(".draft_*"):
             shutil.rmtree(leftover)
-
-
-def find_damage(checkpoint: Path) -> str | None:
-    """Return which file of a checkpoint is truncated or missing, and how this was found; None if all are complete.
-
-    Reads JSON files and the headers of safetensors files. A part such as `actor` can be checked alone, but only the
-    checkpoint lists the files it must have.
-    """
-    for path in sorted(checkpoint.rglob("*.json")):
-        try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            named = set(content["weight_map"].values()) if path.name.endswith(".index.json") else ()
-            named = content.get("files", ()) if path == checkpoint / STATE_FILE else named
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            return f"{path.relative_to(checkpoint)} is cut off or no JSON of its kind ({error})"
-        for name in sorted(named):
-            if not (path.parent / name).is_file():
-                return f"{(path.parent / name).relative_to(checkpoint)} is missing"
-    for path in sorted(checkpoint.rglob("*.safetensors")):
-        if (told := find_cut(path)) is not None:
-            return f"{path.relative_to(checkpoint)}: {told}"
-    return None
-
-
-def find_cut(path: Path) -> str | None:
-    size = path.stat().st_size
-    with path.open("rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if length > size - 8:
-            return "its header is cut off"
-        try:
-            tensors = json.loads(stream.read(length))
-            end = max(
-                (entry["data_offsets"][1] for name, entry in tensors.items() if name != "__metadata__"), default=0
-            )
-        except (ValueError, KeyError, TypeError, AttributeError):
-            return "its header cannot be read"
-    return None if size == 8 + length + end else f"it has {size:,} bytes, its header says {8 + length + end:,}"
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:

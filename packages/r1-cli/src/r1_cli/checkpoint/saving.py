@@ -9,19 +9,28 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from r1_cli.checkpoint.background import Background
-from r1_cli.checkpoint.folders import CheckpointStore, Draft
+from r1_cli.checkpoint.folders import CheckpointError, CheckpointStore, Draft
 
 log = logging.getLogger("r1")
+
+AGAIN = "%s\n  the run goes on, and saves again after each step; %d failures in a row end it (trainer.max_failed_saves)"
 
 Result = TypeVar("Result")
 Ended = Callable[[str, float, float], None]  # called with name, begin and end of each stage
 
 
 class Saver:
-    """Writes checkpoints into a store, one at a time. The next call raises the error of a failed one."""
+    """Writes checkpoints into a store, one at a time.
 
-    def __init__(self, store: CheckpointStore, ended: Ended = lambda name, begin, end: None) -> None:
-        self._store, self._ended = store, ended
+    A failed one is logged by the next call, and `due` asks for another after the next step. The run ends by the error
+    of the last of `most_failed` in a row.
+    """
+
+    def __init__(
+        self, store: CheckpointStore, ended: Ended = lambda name, begin, end: None, most_failed: int = 1
+    ) -> None:
+        self._store, self._ended, self._most_failed = store, ended, most_failed
+        self._failed = 0  # in a row
         self._thread = Background("r1-saving", room=2)
         self._draft: Future[Draft] | None = None
         self._pending: Future[Any] | None = None
@@ -33,7 +42,7 @@ class Saver:
             apart: whether `save` may run in a thread, as nothing changes what it writes.
 
         Raises:
-            CheckpointError: the checkpoint before could not be written; or this one, if not `apart`.
+            CheckpointError: the checkpoint before could not be written, as too many before it.
         """
         self.finish()
         work = partial(self._timed, "write_checkpoint", partial(self._store.write, step, save, state))
@@ -41,7 +50,10 @@ class Saver:
             self._draft = self._thread.do(work)
         else:
             self._draft = Future()
-            self._draft.set_result(work())
+            try:
+                self._draft.set_result(work())
+            except CheckpointError as error:  # `finish` counts it
+                self._draft.set_exception(error)
         self._pending = self._draft
 
     def publish(self, recorded: Callable[[], None]) -> None:
@@ -60,21 +72,41 @@ class Saver:
         if self._pending is not None and self._pending.done():
             self.finish()
 
-    def finish(self) -> None:
+    @property
+    def due(self) -> bool:
+        """Whether the latest checkpoint could not be written, so that the next step is saved."""
+        return self._failed > 0
+
+    def finish(self, *, last: bool = False) -> None:
         """Wait for the current checkpoint.
 
+        Args:
+            last: no step follows, so that one failure is too many.
+
         Raises:
-            CheckpointError: it could not be written.
+            CheckpointError: it could not be written, nor could those before it.
             Exception: groups that it should hold could not be sampled.
         """
         pending, self._pending = self._pending, None
-        if pending is not None:
+        if pending is None:
+            return
+        try:
             pending.result()
+        except CheckpointError as error:
+            self._failed += 1
+            if last or self._failed >= self._most_failed:
+                raise
+            if self._failed == 1:
+                log.warning(AGAIN, error, self._most_failed)
+            return
+        if self._failed:
+            log.warning("checkpoints are written again, after %d that were not", self._failed)
+        self._failed = 0
 
     def finish_or_warn(self) -> None:
         """Wait for the current checkpoint and log its error, when the run ends for another reason."""
         try:
-            self.finish()
+            self.finish(last=True)
         except Exception as error:
             log.warning("a checkpoint that was being written is not there: %s", error)
 

@@ -77,7 +77,9 @@ def _show(config: "RunConfig", provenance: "Provenance", *, full: bool) -> None:
     from r1_cli.plan.disk import require_disk_space
     from r1_cli.plan.start import find_start
 
-    store = CheckpointStore(config.trainer.checkpoint_folder, limit=max(config.trainer.save_limit, 0) or None)
+    store = CheckpointStore(
+        config.trainer.checkpoint_folder, limit=max(config.trainer.save_limit, 0) or None, verifies=False
+    )
     require_free(store.root)
     start = find_start(config, store)
     plan = make_plan(config, *count(config))

@@ -49,6 +49,7 @@ class TrainerConfig(Section):
     max_idle_steps: AtLeastMinusOne = 10  # stop after this many steps in a row without signal
     max_skipped_steps: AtLeastMinusOne = 10  # stop after this many in a row whose loss or gradient was not finite
     save_freq: AtLeastMinusOne = 5
+    max_failed_saves: Count = 5  # checkpoints in a row that could not be written, after which a run ends
     save_limit: AtLeastMinusOne = 3  # newest checkpoints to keep; -1 or 0: all
     save_model_only: bool = False  # without the optimizer's states
     save_checkpoint_path: UserPath | None = None  # null: checkpoints/PROJECT/EXPERIMENT

@@ -65,6 +65,6 @@ def open_saving(context: TrainingContext) -> Saving:
     assets = cache(partial(read_assets, context.model, context.critic_config))
     if context.config.trainer.save_freq > 0:
         assets()  # now, while no step waits for it
-    saver = Saver(context.folder.store, context.timeline.record)
+    saver = Saver(context.folder.store, context.timeline.record, context.config.trainer.max_failed_saves)
     context.stack.callback(saver.close)
     return Saving(context.folder.store, saver, StopRequest(), assets)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import yaml
 
-from r1_cli.checkpoint.folders import STATE_FILE
+from r1_cli.checkpoint.damage import STATE_FILE
 from r1_cli.config.section import flatten
 from r1_cli.runs.history import History, JsonObject, NoHistoryError
 from r1_cli.runs.manifest import PACKAGES

@@ -10,7 +10,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from r1_cli.checkpoint.folders import CheckpointStore, find_damage, read_state
+from r1_cli.checkpoint.damage import find_damage
+from r1_cli.checkpoint.folders import CheckpointStore, read_state
 from r1_cli.runs.history import EVALUATED
 from r1_cli.runs.reader import FORKED, RunReader
 

@@ -9,7 +9,8 @@ from statistics import fmean
 
 from rich.console import Console
 
-from r1_cli.checkpoint.folders import STATE_FILE, CheckpointStore
+from r1_cli.checkpoint.damage import STATE_FILE
+from r1_cli.checkpoint.folders import CheckpointStore
 from r1_cli.checkpoint.locks import exclusive, find_holder, lock_folder
 from r1_cli.config import RunConfig
 from r1_cli.config.files import find_model_folder

@@ -20,7 +20,7 @@ from transformers import (
     PreTrainedConfig,
 )
 
-from r1_cli.checkpoint.folders import find_cut
+from r1_cli.checkpoint.damage import find_cut
 from r1_cli.models.adapters import AdapterError, Adapters, merge_adapter
 from r1_cli.models.attention import PACKED_ATTENTION, attend_packed
 from r1_cli.models.families import configure_experts, find_value

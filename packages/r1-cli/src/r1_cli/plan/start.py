@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from r1_cli.checkpoint.folders import CheckpointStore, find_damage, read_state
+from r1_cli.checkpoint.damage import find_damage
+from r1_cli.checkpoint.folders import CheckpointStore, read_state
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.section import Tree
 from r1_cli.runs.reader import RunReader
@@ -25,7 +26,7 @@ def find_start(config: RunConfig, store: CheckpointStore) -> Path | None:
     trainer = config.trainer
     if trainer.load_checkpoint_path:
         path = Path(trainer.load_checkpoint_path)
-        if damage := find_damage(path):
+        if damage := find_damage(path, contents=store.verifies):
             raise ConfigError([Problem("trainer.load_checkpoint_path", f"is damaged: {damage}", str(path))])
         try:
             read_state(path)

@@ -5,6 +5,7 @@ import io
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -47,8 +48,8 @@ FRAME_MILLISECONDS = 250
 class Recorder:
     """Writes the samples of a run's steps to `samples/` and `media/` of its folder, and answers to `answers/`.
 
-    A step repeated after a resume replaces its file. After a failed write the recorder warns and stops; the run
-    continues.
+    A step repeated after a resume replaces its file. What a full disk refuses waits in memory, at most
+    the newest `ROOM` steps. After another error the recorder warns and stops; the run continues.
     """
 
     def __init__(self, folder: Path, most: int, ended: Record = lambda name, begin, end: None) -> None:
@@ -59,6 +60,8 @@ class Recorder:
         self._dropped = False
         self._held: Sequence[Group] = ()  # of the current step
         self._taken: int | None = None  # bytes on disk
+        self._waiting: deque[tuple[Path, Callable[[], pa.Table]]] = deque()
+        self._failing = False
 
     def record(self, step: int, phase: Phase, groups: Sequence[Group], samples: Sequence[Sample] = ()) -> None:
         """Write a step's responses in the background. Blocks only while earlier steps wait."""
@@ -92,7 +95,7 @@ class Recorder:
 
     def flush(self) -> None:
         if self._on:
-            self._thread.do(lambda: None).result()
+            self._thread.do(self._write_waiting).result()
 
     def close(self) -> None:
         self.flush()
@@ -102,17 +105,33 @@ class Recorder:
         if not self._on:
             return
         begin = time.perf_counter()
+        self._waiting.append((self._folder / folder / name, to_table))
+        self._write_waiting()
+        self._ended("record", begin, time.perf_counter())
+
+    def _write_waiting(self) -> None:
         try:
-            table, path = to_table(), self._folder / folder / name
-            write_table(table, path)
-            if self._count(path) > self._most:
-                self._make_room(path)
+            while self._waiting:
+                path, to_table = self._waiting[0]
+                write_table(to_table(), path)
+                self._waiting.popleft()
+                if self._count(path) > self._most:
+                    self._make_room(path)
+            self._failing = False
         except Exception as error:
-            self._on = False
-            step = int(name.partition("-")[0])
-            log.warning("%s are not recorded from step %d on: %s: %s", folder, step, type(error).__name__, error)
-        finally:
-            self._ended("record", begin, time.perf_counter())
+            self._fail(error)
+
+    def _fail(self, error: Exception) -> None:
+        path, _ = self._waiting[0] if self._waiting else (self._folder, None)
+        self._on = isinstance(error, OSError)
+        what = f"wait in memory, at most the newest {ROOM}" if self._on else "are not recorded from here on"
+        if not (self._on and self._failing):
+            log.warning("%s could not be written: %s: %s; samples %s", path, type(error).__name__, error, what)
+        self._failing = True
+        if not self._on:
+            self._waiting.clear()
+        elif len(self._waiting) > ROOM:
+            log.warning("%s is lost", self._waiting.popleft()[0])
 
     def _count(self, written: Path) -> int:
         if self._taken is None:

@@ -109,7 +109,7 @@ def steps(run: TrainingRun, at: Position) -> Iterator[Taken]:
             run.saver.check()
             run.stop.check()
         flush(run)
-        run.saver.finish()
+        run.saver.finish(last=True)
         run.require_rewards(at)
     except (Stopped, *FAILED) as reason:
         stop_early(run, at, reason)
@@ -139,7 +139,7 @@ def stop_early(run: TrainingRun, at: Position, reason: Exception) -> None:
     if at.step not in run.store.steps():
         write_checkpoint(run, at, {})
         run.saver.publish(partial(flush, run))
-        run.saver.finish()
+        run.saver.finish(last=True)
 
 
 KEYS: Mapping[type[Exception], str] = {  # of what a user's code is set in
@@ -181,7 +181,7 @@ def finish_step(run: TrainingRun, taken: Taken) -> None:
             raise
         record.update(scores)
         generations = [*responses, *generations]
-    saves = run.schedule.saves(at.step)
+    saves = run.schedule.saves(at.step) or run.saver.due
     if saves:
         with watch("save_checkpoint"):
             write_checkpoint(run, at, record)

@@ -7,6 +7,7 @@ ranks, and `model.safetensors` costs it a second write of all weights.
 import json
 import os
 import warnings
+import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +22,7 @@ from r1_core.learner.parallel import Parallel, gather
 
 FILE_BYTES = 2_000_000_000  # per file of a large checkpoint: the most that a rank holds besides its shards
 ADAPTER = "adapter_model"  # always one file: peft and vLLM read no index
+CHECKSUMS = "crc32"  # in a file's header: JSON, the checksum of each tensor by name
 MESSAGE_BYTES = 500  # of an error message that is sent to all ranks
 
 
@@ -134,12 +136,31 @@ def largest_share(plan: Mapping[str, Sequence[TensorFile]], world: int) -> int:
 
 
 def save(tensors: dict[str, Tensor], path: Path) -> None:
-    """Write one file and flush it. Raises OSError."""
+    """Write one file, with the checksums of its tensors in its header, and flush it. Raises OSError."""
+    checksums = json.dumps({name: checksum(tensor) for name, tensor in tensors.items()})
     try:
-        save_file(tensors, path, metadata={"format": "pt"})
+        save_file(tensors, path, metadata={"format": "pt", CHECKSUMS: checksums})
     except SafetensorError as error:  # raised if the disk is full
         raise OSError(f"{path}: {error}") from error
+    _sort_header(path)
     force_to_disk(path)
+
+
+def _sort_header(path: Path) -> None:
+    """Sort the metadata in a file's header, whose order safetensors draws, so that equal runs have equal files."""
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+        text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+        if len(text) <= length:
+            file.seek(8)
+            file.write(text.ljust(length))
+
+
+def checksum(tensor: Tensor) -> int:
+    """Return the CRC-32 of a CPU tensor's bytes, which finds every change of up to 32 bits in a row."""
+    return zlib.crc32(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def indices(plan: Mapping[str, Sequence[TensorFile]]) -> dict[str, str]:

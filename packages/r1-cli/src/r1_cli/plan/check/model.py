@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from r1_cli.checkpoint.folders import find_cut
+from r1_cli.checkpoint.damage import find_cut
 from r1_cli.config import ConfigError
 from r1_cli.config.distillation import TEACHER
 from r1_cli.models.families import find_value

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+from contextlib import suppress
 from pathlib import Path
 
 from r1_cli.checkpoint.folders import CheckpointError, write_json
@@ -28,14 +29,17 @@ class JsonLines:
 
     def append(self, rows: list[JsonObject]) -> None:
         """Write rows to disk (fsync). Raises CheckpointError if it is full; earlier rows stay whole."""
-        before = self.path.stat().st_size
+        before: int | None = None
         try:
+            before = self.path.stat().st_size
             with self.path.open("a") as file:
                 file.write("".join(json.dumps(row) + "\n" for row in rows))
                 file.flush()
                 os.fsync(file.fileno())
         except OSError as error:
-            os.truncate(self.path, before)
+            if before is not None:
+                with suppress(OSError):  # read-only by now
+                    os.truncate(self.path, before)
             raise CheckpointError(f"{self.path} could not be written: {error}; make room, then go on") from error
 
 
