@@ -14,6 +14,8 @@ import yaml
 from endtoend import R1, ROOT
 from patience import LONG
 
+from r1_cli.config.trainer import TrainerConfig
+
 FOLDER = ROOT / "examples/cluster"
 
 
@@ -86,3 +88,23 @@ def test_the_manifest_has_as_many_machines_as_its_run_asks_for() -> None:
     assert f"trainer.nnodes={machines}" in command_of("kuberay.yaml")
     ranks = cluster["headGroupSpec"]["rayStartParams"]["num-cpus"]
     assert f"trainer.n_gpus_per_node={ranks}" in command_of("kuberay.yaml")
+
+
+@pytest.mark.parametrize(("code", "requeued"), [(138, True), (143, False), (2, False), (0, False)])
+def test_a_job_that_saved_before_its_time_was_over_goes_back_into_the_queue(
+    tmp_path: Path, code: int, requeued: bool
+) -> None:
+    for name, body in (("r1", f"exit {code}"), ("scontrol", "echo scontrol $*")):
+        (tmp_path / name).write_text(f"#!/bin/bash\n{body}\n")
+        (tmp_path / name).chmod(0o755)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    script = ["bash", FOLDER / "slurm_requeue.sh"]
+    done = subprocess.run(script, env=environment, text=True, stdout=subprocess.PIPE, check=False)
+    assert (done.returncode, done.stdout) == (code, "scontrol requeue 7\n" if requeued else "")
+
+
+def test_the_job_and_the_requeued_script_have_commands_that_a_dry_run_accepts(r1: R1) -> None:
+    r1(*command_of("slurm_requeue.sh"), "--dry-run")
+    pod = yaml.safe_load((FOLDER / "job.yaml").read_text())["spec"]["template"]["spec"]
+    r1(*pod["containers"][0]["command"][1:-1], "--dry-run")
+    assert pod["terminationGracePeriodSeconds"] > TrainerConfig().stop_seconds

@@ -2,14 +2,15 @@
 
 import os
 import signal
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
+from patience import eventually
 
-from r1_cli.checkpoint.stop import Stopped, StopRequest
+from r1_cli.checkpoint.stop import GraceOver, Stopped, StopRequest
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGUSR1])
 def test_the_first_signal_waits_where_learning_is_under_way(number: signal.Signals) -> None:
     with StopRequest().listening() as stop:
         os.kill(os.getpid(), number)
@@ -47,3 +48,29 @@ def test_a_thread_that_gets_no_signals_listens_to_none() -> None:
     (thread := Thread(target=listen)).start()
     thread.join()
     assert found == [False]
+
+
+def test_a_run_that_goes_on_after_a_schedulers_signal_leaves_before_its_grace_is_over() -> None:
+    killed: list[int] = []
+    stop = StopRequest(0.4, lambda: "global_step_5", killed.append)
+
+    def take_step() -> None:
+        with stop.listening():
+            os.kill(os.getpid(), signal.SIGUSR1)
+            Event().wait(60)
+
+    with pytest.raises(GraceOver, match=r"lost; the next start resumes from global_step_5") as ended:
+        take_step()
+    assert ended.value.code == stop.exit_code == 128 + signal.SIGUSR1
+    assert not killed
+    assert eventually(lambda: killed == [stop.exit_code])  # as what comes after the block hangs, too
+
+
+def test_a_run_that_ends_in_time_is_not_killed_and_ctrl_c_has_no_grace() -> None:
+    killed: list[int] = []
+    with StopRequest(0.1, kill=killed.append).listening():
+        os.kill(os.getpid(), signal.SIGTERM)
+    with StopRequest(0.1, kill=killed.append).listening():
+        os.kill(os.getpid(), signal.SIGINT)
+        Event().wait(0.2)
+    assert not killed

@@ -12,6 +12,7 @@ from r1_cli.commands.estimate import estimate
 from r1_cli.commands.evaluate import evaluate
 from r1_cli.commands.init import init
 from r1_cli.commands.models import merge
+from r1_cli.commands.processes import logs, ps, stop
 from r1_cli.commands.replay import replay
 from r1_cli.commands.rewards import reward, score_a
 from r1_cli.commands.runs import diagnose, diff, report, view
@@ -66,6 +67,9 @@ main.add_command(diagnose)
 main.add_command(replay)
 main.add_command(diff)
 main.add_command(report)
+main.add_command(ps)
+main.add_command(stop)
+main.add_command(logs)
 main.add_command(completion)
 
 if __name__ == "__main__":

@@ -23,6 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from r1_cli.cluster.worker_group import ClusterError, picklable_error, redirect_output, tail_log
 from r1_cli.config.root import SECRET
 from r1_cli.placement import Node, threads_per_rank
+from r1_cli.runs.processes import note, record_process
 
 log = logging.getLogger("r1")
 
@@ -53,6 +54,7 @@ class ActorProcess:
 
     def begin(self, place: ActorPlacement, folder: str, environment: Mapping[str, str]) -> int:
         redirect_output(place.log)
+        record_process(place.log.parents[1], place.name)
         ActorProcess.place = str(place)
         print(f"--- {place}, process {os.getpid()}, {datetime.now():%Y-%m-%d %H:%M:%S}", flush=True)
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
@@ -75,7 +77,11 @@ class ActorProcess:
         self.held = _call(maker, args, kwargs)
 
     def call(self, wanted: bool, verb: str, *args: object) -> object:
-        answer = _call(getattr(self.held, verb), args, {})
+        note(verb)
+        try:
+            answer = _call(getattr(self.held, verb), args, {})
+        finally:
+            note("")
         return answer if wanted else None
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from r1_cli.cluster.batch_transfer import to_tensor
 from r1_cli.cluster.worker_group import Reference
+from r1_cli.runs.processes import count_tokens
 from r1_rollout.errors import EngineError
 from r1_rollout.fault import Engine
 from r1_rollout.lora import Adapter
@@ -135,6 +136,7 @@ class EngineHost:
             self._groups = self._engine.generate(self._prompts, self._params)
         try:
             index, group = next(self._groups)
+            count_tokens(sum(len(one.token_ids) for one in group))
         except StopIteration:
             self._groups = None
             return []
@@ -155,6 +157,7 @@ class EngineHost:
         for key, completions in session.poll(TURN):
             name, _, number = key.partition("/")
             finished.append((int(name), int(number) if number else None, completions))
+            count_tokens(sum(len(one.token_ids) for one in completions))
         return finished
 
     def prefilled(self) -> int | None:

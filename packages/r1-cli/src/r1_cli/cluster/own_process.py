@@ -22,6 +22,7 @@ from threading import Lock
 from typing import Any
 
 from r1_cli.cluster.worker_group import ClusterError, picklable_error, redirect_output, tail_log
+from r1_cli.runs.processes import note, record_process
 
 ENDING = 10.0  # seconds until a process that has closed its pipe has ended
 
@@ -108,6 +109,7 @@ def _serve(pipe: "Connection[Any, Any]", name: str, log: Path, threads: int) -> 
     for number in (signal.SIGINT, signal.SIGTERM):
         signal.signal(number, signal.SIG_IGN)
     redirect_output(log)
+    record_process(log.parents[1], name)
     print(f"--- {name}, process {os.getpid()}, {datetime.now():%Y-%m-%d %H:%M:%S}", flush=True)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # which are no news in a log
@@ -125,6 +127,7 @@ def _serve(pipe: "Connection[Any, Any]", name: str, log: Path, threads: int) -> 
                 continue
             try:
                 answer = None
+                note("start" if kind == "create" else sent[0])
                 if kind == "create":
                     held = sent[0](*sent[1])
                 else:
@@ -133,5 +136,6 @@ def _serve(pipe: "Connection[Any, Any]", name: str, log: Path, threads: int) -> 
             except BaseException as error:
                 traceback.print_exc()
                 reply = False, picklable_error(error)
+            note("")
             pipe.send_bytes(pickle.dumps(reply, protocol=5))
     os._exit(0)

@@ -55,6 +55,7 @@ class TrainerConfig(Section):
     save_checkpoint_path: UserPath | None = None  # null: checkpoints/PROJECT/EXPERIMENT
     load_checkpoint_path: UserPath | None = None  # a global_step_N to resume from
     find_last_checkpoint: bool = True  # resume from the run's newest checkpoint
+    stop_seconds: Positive | None = 30.0  # from SIGTERM or SIGUSR1 to the end of the process; null: no limit
     collective_timeout: Positive = 1800.0  # seconds that a rank waits for others, with several devices
     max_staleness: Annotated[int, Field(ge=0)] = 0  # steps that sampling runs ahead of learning; 0: synchronous
     timeline: Annotated[int, Field(ge=0)] = 0  # first steps to record in RUN/timeline.json

@@ -21,6 +21,7 @@ from r1_cli.jobs.learner import open_placement, rank_hardware, resolve_devices, 
 from r1_cli.models.files import ModelFiles, open_critic_config, open_model
 from r1_cli.placement import Placement
 from r1_cli.plan.start import find_start, rename_damaged, require_same_shape
+from r1_cli.runs.processes import record_driver
 from r1_cli.runs.track import libraries
 from r1_cli.runs.track.console import ConsoleReporter
 from r1_cli.runs.track.timing import TIMELINE_FILE, Timeline
@@ -78,6 +79,7 @@ def open_folder(config: RunConfig, stack: ExitStack) -> RunFolder:
     """Lock the run's folder and find the checkpoint to resume from. Raises ConfigError if either fails."""
     store = CheckpointStore(config.trainer.checkpoint_folder, limit=max(config.trainer.save_limit, 0) or None)
     stack.enter_context(lock_folder(store.root))
+    stack.enter_context(record_driver(store.root))
     start = find_start(config, store)
     for line in rename_damaged(store, start):
         log.warning("%s", line)

@@ -14,6 +14,7 @@ from r1_cli.jobs.data import Data
 from r1_cli.jobs.resume import digest_code, record_rows, report_changes, report_code
 from r1_cli.models.files import read_assets
 from r1_cli.runs.manifest import record_start
+from r1_cli.runs.processes import kill_with_descendants
 from r1_cli.runs.reader import RunReader
 from r1_cli.runs.templates import copy_templates
 from r1_cli.runs.track import RunInfo, Tracker
@@ -67,4 +68,6 @@ def open_saving(context: TrainingContext) -> Saving:
         assets()  # now, while no step waits for it
     saver = Saver(context.folder.store, context.timeline.record, context.config.trainer.max_failed_saves)
     context.stack.callback(saver.close)
-    return Saving(context.folder.store, saver, StopRequest(), assets)
+    store = context.folder.store
+    stop = StopRequest(context.config.trainer.stop_seconds, store.latest, kill_with_descendants)
+    return Saving(store, saver, stop, assets)

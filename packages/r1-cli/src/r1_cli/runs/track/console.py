@@ -11,6 +11,7 @@ from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from r1_cli.runs import processes
 from r1_cli.runs.history import JsonObject
 from r1_cli.runs.track.types import Generation
 from r1_cli.runs.track.view import View, visible
@@ -68,6 +69,7 @@ class ConsoleReporter:
 
     def begin(self, step: int, total_steps: int, title: str = "") -> None:
         self._total_steps = total_steps
+        processes.note("", step=step, steps=total_steps)
         self._view = View(title, step, total_steps)
 
     def _draw(self) -> Group:
@@ -107,6 +109,7 @@ class ConsoleReporter:
         return count
 
     def stage(self, name: str) -> None:
+        processes.note(name)
         if self._view:
             self._view.stage, self._view.within = name, ""
 
@@ -115,6 +118,7 @@ class ConsoleReporter:
         self._answers = generations
 
     def log(self, step: int, record: dict[str, float]) -> None:
+        processes.note("", step=step)
         reward = record.get("reward/overall")
         if self._view:
             self._view.update(step, record, self._answers)
