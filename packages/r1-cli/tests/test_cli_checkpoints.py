@@ -255,5 +255,6 @@ def test_a_checkpoint_that_the_learner_refuses_is_named_as_one(tmp_path: Path) -
     (tmp_path / "trainer.json").write_text('{"step": 3, "model_only": false}')
     nothing: Any = None
     refusing: Any = Refusing()
+    begin: Any = SimpleNamespace(resume=lambda state: None)
     with pytest.raises(CheckpointError, match=r"cannot be resumed from: .*actor has neither optimizer"):
-        load_start(refusing, None, nothing, tmp_path, nothing)
+        load_start(refusing, None, nothing, tmp_path, begin)

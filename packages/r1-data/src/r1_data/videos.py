@@ -157,7 +157,10 @@ def _opened(source: "bytes | Path | Url") -> "Iterator[tuple[InputContainer, Vid
             with av.open(file, mode="r", format=kind, metadata_errors="replace") as container:
                 if not container.streams.video:
                     raise MediaError("it has no pictures, only sound or text")
-                yield container, container.streams.video[0]
+                stream = container.streams.video[0]
+                if stream.codec_context is None:  # then the stream has no size either
+                    raise MediaError("its codec is not known")
+                yield container, stream
     except MediaError as error:
         text = str(error)
         name = describe(source, "video")

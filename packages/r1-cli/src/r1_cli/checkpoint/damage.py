@@ -41,8 +41,8 @@ def find_damage(checkpoint: Path, *, contents: bool = False) -> str | None:
     try:
         damage = _find_missing(checkpoint) or _find_truncated(checkpoint)
         return damage if damage is not None or not contents else _find_changed(checkpoint)
-    except OSError as error:
-        return f"it cannot be read: {error}"
+    except (OSError, ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        return f"it cannot be read: {type(error).__name__}: {error}"
 
 
 def _find_missing(checkpoint: Path) -> str | None:
@@ -51,11 +51,11 @@ def _find_missing(checkpoint: Path) -> str | None:
             content = json.loads(path.read_text(encoding="utf-8"))
             named = set(content["weight_map"].values()) if path.name.endswith(".index.json") else ()
             named = content.get("files", ()) if path == checkpoint / STATE_FILE else named
+            missing = [name for name in sorted(named) if not os.path.isfile(path.parent / name)]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             return f"{path.relative_to(checkpoint)} is cut off or no JSON of its kind ({error})"
-        for name in sorted(named):
-            if not (path.parent / name).is_file():
-                return f"{(path.parent / name).relative_to(checkpoint)} is missing"
+        if missing:
+            return f"{path.parent.relative_to(checkpoint) / missing[0]} is missing"
     return None
 
 

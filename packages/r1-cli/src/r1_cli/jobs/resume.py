@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from r1_cli.checkpoint.damage import STATE_FILE
 from r1_cli.checkpoint.folders import CheckpointError, read_state
 from r1_cli.config import RunConfig, printable
 from r1_cli.config.section import flatten
@@ -28,18 +29,24 @@ def load_start(
     """Load the checkpoint, if any; return the position to resume from. Raises CheckpointError if it does not fit."""
     if start is None:
         return begin
-    state = read_state(start)
-    if state["model_only"]:
+    try:
+        state = read_state(start)
+        at, model_only = begin.resume(state), bool(state["model_only"])
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        told = f"{type(error).__name__}: {error}"
+        raise CheckpointError(
+            f"{start / STATE_FILE} holds no position of a run ({told}); name another checkpoint"
+        ) from error
+    if model_only:
         log.warning("%s was saved without the optimizer (save_model_only): the moments start at zero", start)
     try:
         if critic is not None:
             learner.offload()
-            load_critic(critic, start, model_only=state["model_only"])
-        learner.load(start / "actor", model_only=state["model_only"])
+            load_critic(critic, start, model_only=model_only)
+        learner.load(start / "actor", model_only=model_only)
     except (FileNotFoundError, ValueError) as error:
         raise CheckpointError(f"{start} cannot be resumed from: {error}") from error
     log.info("resuming from %s", start)
-    at = begin.resume(state)
     return replace(at, stream=load_stream(at.stream, start, prompts.__getitem__))
 
 

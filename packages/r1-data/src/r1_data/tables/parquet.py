@@ -78,7 +78,7 @@ class ParquetTable:
 
         try:
             return _Batches(self._kept(batches))
-        except (pyarrow.ArrowException, OSError) as error:
+        except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
             return DataError(f"its row group {which + 1} of {len(self._ends)} cannot be read ({error})")
 
     def _kept(self, batches: Callable[[], Iterator["pyarrow.RecordBatch"]]) -> list["pyarrow.RecordBatch"]:
@@ -140,5 +140,5 @@ def _open(path: Path) -> "pyarrow.parquet.ParquetFile":
 
     try:
         return pyarrow.parquet.ParquetFile(path)
-    except (pyarrow.ArrowException, OSError) as error:
+    except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: not a parquet file ({error})") from error

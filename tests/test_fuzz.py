@@ -1,0 +1,63 @@
+"""What comes from outside is read or refused: a second of damaged input for each reader, and what it once broke."""
+
+import io
+import json
+from pathlib import Path
+
+import fuzz
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from r1_cli.build.algorithm import build_start
+from r1_cli.checkpoint.damage import find_damage
+from r1_cli.checkpoint.folders import CheckpointError
+from r1_cli.config import RunConfig
+from r1_cli.jobs.resume import load_start
+from r1_data.references import resolve_video
+from r1_data.sources import read_rows
+from r1_data.types import DataError, MediaError
+from r1_data.videos import FrameRules, probe_video
+
+
+@pytest.mark.parametrize("target", fuzz.TARGETS)
+def test_damaged_input_is_refused_by_the_error_that_is_meant_for_users(target: str) -> None:
+    result = fuzz.fuzz(target, seconds=1.0)
+    assert result.refused
+    assert not result.crashes
+
+
+def test_the_fuzzer_finds_a_reader_that_fails(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(folder: Path) -> object:
+        return (lambda rng: json.loads(fuzz.damage_bytes(b"[1, 2]", rng))[0]), (json.JSONDecodeError,)
+
+    monkeypatch.setitem(fuzz.TARGETS, "broken", broken)
+    assert any(key.startswith("IndexError") for key in fuzz.fuzz("broken", seconds=0.5).crashes)
+
+
+@pytest.mark.parametrize("key", ["step", "cursor", "kl_coef", "model_only"])
+def test_a_checkpoint_without_its_position_is_named(tmp_path: Path, key: str) -> None:
+    (tmp_path / "trainer.json").write_text(json.dumps({k: v for k, v in fuzz.STATE.items() if k != key}))
+    with pytest.raises(CheckpointError, match=rf"trainer.json holds no position of a run \(KeyError: '{key}'\)"):
+        load_start(None, None, [], tmp_path, build_start(RunConfig()))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("files", [[["a"], "b"], [[1]], 7])
+def test_a_checkpoint_whose_list_of_files_is_damaged_is_found(tmp_path: Path, files: object) -> None:
+    (tmp_path / "trainer.json").write_text(json.dumps({"files": files}))
+    assert "no JSON of its kind" in str(find_damage(tmp_path))
+    (tmp_path / "trainer.json").write_text(json.dumps({"files": ["x" * 5000]}))
+    assert "is missing" in str(find_damage(tmp_path))
+
+
+def test_a_parquet_file_whose_column_has_no_readable_name_is_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"problem": ["a"]}), written := io.BytesIO())
+    (tmp_path / "a.parquet").write_bytes(written.getvalue().replace(b"problem", b"pro\x89lem"))
+    with pytest.raises(DataError, match=r"a\.parquet: not a parquet file"):
+        read_rows(str(tmp_path / "a.parquet"))
+
+
+def test_a_video_of_an_unknown_codec_is_refused() -> None:
+    film = fuzz._film("avi").replace(b"FMP4", b"zzzz")
+    with pytest.raises(MediaError, match="codec is not known"):
+        probe_video(resolve_video(film, None), FrameRules())
