@@ -19,6 +19,7 @@ from patience import eventually
 from safetensors.torch import load_file
 
 from r1_cli.checkpoint.folders import CheckpointStore
+from r1_cli.checkpoint.memory import find_copies, newest_copy
 from r1_cli.jobs.replay import compare_tables
 from r1_cli.runs.reader import RunReader
 
@@ -74,10 +75,11 @@ def start(folder: Path, *overrides: str, held: float = STEPS, **environment: str
     )  # fmt: skip
 
 
-def finish(folder: Path, *overrides: str) -> None:
+def finish(folder: Path, *overrides: str) -> str:
     """Let a run go on to its end."""
     output = (process := start(folder, *overrides)).communicate()
     assert process.returncode == 0, output
+    return output
 
 
 def whole_log_of(folder: Path) -> list[dict[str, Any]]:
@@ -123,9 +125,15 @@ def test_sigkill_at_random_points_leaves_no_trace(tmp_path: Path, uninterrupted:
     moments = random.Random(os.environ.get("R1_KILL_SEED", "3"))
     with_workers = "data.filter_overlong_prompts_workers=2"
     seconds_of_a_step = max(row.get("perf/time_per_step", 0.0) for row in whole_log_of(uninterrupted))
+    in_memory = "trainer.memory_save_freq=1"
+    process = start(tmp_path, with_workers, in_memory, held=3)
+    wait_until(lambda: (copy := newest_copy(tmp_path / "run")) is not None and copy.name == "global_step_3", process)
+    process.kill()
+    process.wait()
+    assert CheckpointStore(tmp_path / "run").steps() == [2]
     kills = 0
-    for _ in range(3):
-        process = start(tmp_path, with_workers)
+    for _ in range(2):
+        process = start(tmp_path, with_workers, in_memory)
         # Counted from the first sign of progress: loading, which takes most of such a short run, is no random point.
         wait_for_growth(tmp_path / "run" / "experiment_log.jsonl", process)
         time.sleep(moments.uniform(0.0, seconds_of_a_step))
@@ -134,7 +142,10 @@ def test_sigkill_at_random_points_leaves_no_trace(tmp_path: Path, uninterrupted:
             kills += 1
         process.wait()
     assert kills, "every run ended before it was killed: make the run longer"
-    finish(tmp_path, with_workers)
+    output = finish(tmp_path, with_workers, in_memory)
+    assert find_copies(tmp_path / "run") is None, output
+    starts = {one["from_step"] for one in RunReader(tmp_path / "run").starts()}
+    assert starts >= {0, 3}, "the second start was from memory"
     assert_same_run(tmp_path, uninterrupted)
 
 

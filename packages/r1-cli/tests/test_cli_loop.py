@@ -12,6 +12,7 @@ import pytest
 import torch
 from cli_fakes import Engine, Equality, collector, start
 
+from r1_cli.checkpoint import memory
 from r1_cli.checkpoint.folders import CheckpointError, CheckpointStore
 from r1_cli.checkpoint.saving import Saver
 from r1_cli.checkpoint.stop import StopRequest
@@ -412,3 +413,59 @@ def test_a_controller_sees_the_penalty_that_it_steers() -> None:
     assert found == pytest.approx({"kl": 0.0, "abs": 0.2, "mse": 0.02, "full": 0.2}, abs=1e-6)
     assert divergence([sample], None) == divergence([replace(sample, ref_logprobs=None)], "abs") == 0.0
     assert tokens([sample], "ref_logprobs").shape == (4,)
+
+
+def test_a_run_that_fails_leaves_its_last_step_in_memory_and_one_that_ends_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    shm, folder = tmp_path / "shm", tmp_path / "run"
+    shm.mkdir()
+    monkeypatch.setattr(memory, "RAM_DISK", shm)
+    abandoned = memory.make_copies(tmp_path)
+    (tmp_path / memory.POINTER).unlink()
+
+    class Dying(Copied):
+        def forward_backward_on_policy(self, samples: Any, objective: Any) -> Any:
+            if self.steps == 5:
+                raise RuntimeError("rank 1 is gone")
+            return super().forward_backward_on_policy(samples, objective)
+
+    of = run(folder)
+    of = replace(of, learner=Dying(), schedule=replace(of.schedule, save_freq=4), copies=memory_saver(folder))
+    with pytest.raises(RuntimeError, match="rank 1 is gone"):
+        loop.train(of, start(KeepAll()))
+    assert of.copies is not None
+    of.copies.close()
+    copies, copy = memory.find_copies(folder), memory.newest_copy(folder)
+    assert not abandoned.exists(), "its run's folder does not know it"
+    assert copies is not None
+    assert (copies.parent, copies.stat().st_mode & 0o777) == (shm, 0o700)
+    assert (of.store.steps(), copy) == ([4], copies / "global_step_5")
+    assert "global_step_5 stays in memory: the same command resumes from it" in caplog.text
+    assert sorted(path.name for path in copies.glob("global_step_*")) == ["global_step_3", "global_step_5"]
+    copies.chmod(0o750)
+    assert memory.newest_copy(folder) is None, "others could have written it"
+    copies.chmod(0o700)
+    (copies / "global_step_5/trainer.json").write_text("{")
+    assert memory.newest_copy(folder) == copies / "global_step_3"
+    again = replace(run(folder), schedule=of.schedule, learner=Copied(), copies=memory_saver(folder))
+    loop.train(again, start(KeepAll()))
+    assert not list(shm.iterdir())
+    assert not (folder / memory.POINTER).exists()
+
+
+def memory_saver(folder: Path, free: int = 10**9) -> memory.MemorySaver:
+    folder.mkdir(exist_ok=True)
+    return memory.MemorySaver(folder, 1, lambda: free, lambda name, begin, end: None)
+
+
+def test_copies_that_cannot_be_written_are_off_with_one_line_and_the_run_goes_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(memory, "RAM_DISK", tmp_path)
+    of = run(tmp_path / "run")
+    of = replace(of, learner=Copied(until=2), copies=memory_saver(tmp_path / "run"))
+    assert loop.train(of, start(KeepAll())).step == 6
+    assert caplog.text.count("copies in memory are off") == 1
+    small = replace(run(tmp_path / "small"), learner=Copied(has_room=False), copies=memory_saver(tmp_path / "small"))
+    assert loop.train(small, start(KeepAll())).step == 6, "without memory for a copy there is none"

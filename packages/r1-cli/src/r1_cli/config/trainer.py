@@ -51,6 +51,7 @@ class TrainerConfig(Section):
     save_freq: AtLeastMinusOne = 5
     max_failed_saves: Count = 5  # checkpoints in a row that could not be written, after which a run ends
     save_limit: AtLeastMinusOne = 3  # newest checkpoints to keep; -1 or 0: all
+    memory_save_freq: AtLeastMinusOne = -1  # steps between copies in /dev/shm, which outlive the run's processes
     save_model_only: bool = False  # without the optimizer's states
     save_checkpoint_path: UserPath | None = None  # null: checkpoints/PROJECT/EXPERIMENT
     load_checkpoint_path: UserPath | None = None  # a global_step_N to resume from
@@ -85,6 +86,8 @@ class TrainerConfig(Section):
     def problems(self, *, validates: bool) -> Iterator[KeyProblem]:
         if self.val_only and not validates:
             yield "trainer.val_only", "needs data.val_files"
+        if self.memory_save_freq > 0 and self.nnodes > 1:
+            yield "trainer.memory_save_freq", "each machine would hold a part only: set -1 with several machines"
         if self.max_try_make_batch == 0 or self.max_try_make_batch < -1:
             yield "trainer.max_try_make_batch", "must be at least 1, or -1 for no limit"
 

@@ -1,18 +1,23 @@
 """Open what a training run writes: logs, record, manifest and checkpoints."""
 
+import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache, partial
+from shutil import disk_usage
 from typing import Any
 
 from r1_cli.checkpoint.folders import CheckpointStore
+from r1_cli.checkpoint.memory import KEPT, RAM_DISK, MemorySaver, find_copies
 from r1_cli.checkpoint.saving import Saver
 from r1_cli.checkpoint.stop import StopRequest
 from r1_cli.config import printable
+from r1_cli.hardware import free_memory
 from r1_cli.jobs.context import TrainingContext
 from r1_cli.jobs.data import Data
 from r1_cli.jobs.resume import digest_code, record_rows, report_changes, report_code
 from r1_cli.models.files import read_assets
+from r1_cli.plan.disk import checkpoint_bytes, size_text
 from r1_cli.runs.manifest import record_start
 from r1_cli.runs.processes import kill_with_descendants
 from r1_cli.runs.reader import RunReader
@@ -20,6 +25,8 @@ from r1_cli.runs.templates import copy_templates
 from r1_cli.runs.track import RunInfo, Tracker
 from r1_cli.train.recorder import Recorder
 from r1_cli.train.types import Position
+
+log = logging.getLogger("r1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +42,7 @@ class Saving:
     saver: Saver
     stop: StopRequest
     assets: Callable[[], Mapping[str, bytes]]  # other files of a checkpoint, by path
+    copies: MemorySaver | None
 
 
 def open_logs(context: TrainingContext, data: Data, at: Position, total_steps: int) -> Logs:
@@ -70,4 +78,22 @@ def open_saving(context: TrainingContext) -> Saving:
     context.stack.callback(saver.close)
     store = context.folder.store
     stop = StopRequest(context.config.trainer.stop_seconds, store.latest, kill_with_descendants)
-    return Saving(store, saver, stop, assets)
+    return Saving(store, saver, stop, assets, open_copies(context))
+
+
+def open_copies(context: TrainingContext) -> MemorySaver | None:
+    """Return what copies the state to memory, if that is configured and fits, or if there are copies to remove."""
+    freq, root = context.config.trainer.memory_save_freq, context.folder.path
+    if freq <= 0 and find_copies(root) is None:
+        return None
+    size = checkpoint_bytes(context.config) or 0
+    free = min(free_memory(), disk_usage(RAM_DISK).free) if RAM_DISK.is_dir() else 0
+    if freq > 0 and (KEPT + 2) * size > free:
+        message = (
+            "no copies in memory (trainer.memory_save_freq=%d): %d of about %s each need more than the %s that are free"
+        )
+        log.warning(message, freq, KEPT + 2, size_text(size), size_text(free))
+        freq = 0
+    copies = MemorySaver(root, freq, free_memory, context.timeline.record)
+    context.stack.callback(copies.close)
+    return copies

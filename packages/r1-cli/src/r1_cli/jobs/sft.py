@@ -114,6 +114,7 @@ def build_fine_tuning(
     generation: Callable[[], Validation | None] | None,
 ) -> fine_tuning.FineTuning:
     return fine_tuning.FineTuning(
+        copies=saving.copies,
         learner=models.learner,
         schedule=schedule,
         store=saving.store,

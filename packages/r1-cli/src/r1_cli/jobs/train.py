@@ -123,6 +123,7 @@ def assemble(
         recorder=logs.recorder,
         stop=saving.stop,
         assets=saving.assets,
+        copies=saving.copies,
         critic=models.critic,
         timeline=context.timeline,
     )

@@ -7,6 +7,7 @@ from typing import Any
 
 from r1_cli.checkpoint.damage import find_damage
 from r1_cli.checkpoint.folders import CheckpointStore, read_state
+from r1_cli.checkpoint.memory import newest_copy
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.section import Tree
 from r1_cli.runs.reader import RunReader
@@ -51,13 +52,29 @@ def find_start(config: RunConfig, store: CheckpointStore) -> Path | None:
     return latest
 
 
+def find_newer_copy(config: RunConfig, store: CheckpointStore, start: Path | None) -> Path | None:
+    """Return the newest copy in memory of the folder's run if it is newer than `start`, else `start`."""
+    trainer = config.trainer
+    if trainer.load_checkpoint_path or not trainer.find_last_checkpoint:
+        return start
+    copy = newest_copy(store.root)
+    if copy is None or (start is not None and _step_of(copy) <= _step_of(start)):
+        return start
+    _require_same_model(config, store.root / copy.name)
+    return copy
+
+
+def _step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.rpartition("_")[2])
+
+
 def rename_damaged(store: CheckpointStore, start: Path | None) -> list[str]:
     """Rename the damaged checkpoints of a folder to resume in; return a line for each."""
     if start is None or start.parent != store.root:
         return []
     lines = []
     for path, damage in store.damaged().items():
-        lost = int(path.name.rpartition("_")[2]) - int(start.name.rpartition("_")[2])
+        lost = _step_of(path) - _step_of(start)
         aside = store.set_aside(path)
         again = f": {lost} step{'s are' if lost > 1 else ' is'} taken again" if lost > 0 else ""
         lines.append(

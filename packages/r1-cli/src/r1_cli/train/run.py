@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from r1_cli.checkpoint.folders import CheckpointStore
+from r1_cli.checkpoint.memory import MemorySaver
 from r1_cli.checkpoint.saving import Saver
 from r1_cli.checkpoint.stop import Stopped, StopRequest
 from r1_cli.hardware import free_memory
@@ -59,6 +60,7 @@ class TrainingRun:
     critic: ValueModel | None = None
     async_sampler: AsyncSampler | None = None  # samples later steps while the learner computes
     timeline: Timeline = field(default_factory=Timeline)
+    copies: MemorySaver | None = None  # of the state, in memory
 
     @abstractmethod
     def take_step(self, at: Position) -> Taken:
@@ -110,6 +112,7 @@ def steps(run: TrainingRun, at: Position) -> Iterator[Taken]:
             run.stop.check()
         flush(run)
         run.saver.finish(last=True)
+        remove_copies(run)
         run.require_rewards(at)
     except (Stopped, *FAILED) as reason:
         stop_early(run, at, reason)
@@ -140,6 +143,13 @@ def stop_early(run: TrainingRun, at: Position, reason: Exception) -> None:
         write_checkpoint(run, at, {})
         run.saver.publish(partial(flush, run))
         run.saver.finish(last=True)
+    remove_copies(run)
+
+
+def remove_copies(run: TrainingRun) -> None:
+    """Remove the copies in memory, as the last step is on disk."""
+    if run.copies is not None:
+        run.copies.remove()
 
 
 KEYS: Mapping[type[Exception], str] = {  # of what a user's code is set in
@@ -182,14 +192,20 @@ def finish_step(run: TrainingRun, taken: Taken) -> None:
         record.update(scores)
         generations = [*responses, *generations]
     saves = run.schedule.saves(at.step) or run.saver.due
+    copies = None if saves or run.copies is None or not run.copies.saves(at.step) else run.copies
     if saves:
         with watch("save_checkpoint"):
             write_checkpoint(run, at, record)
+    elif copies:
+        with watch("copy_to_memory"):
+            copies = copies if copy_to_memory(run, at, copies) else None
     record.update({f"timing_s/{stage}": seconds for stage, seconds in watch.lap().items()})
     with watch.background("log"):
         run.tracker.log(at.step, record, generations)
     if saves:
         run.saver.publish(partial(flush, run))
+    elif copies:
+        copies.publish(partial(flush, run))
 
 
 def flush(run: TrainingRun) -> None:
@@ -202,25 +218,54 @@ def write_checkpoint(run: TrainingRun, at: Position, record: dict[str, float]) -
     """Snapshot the state and write it in the background, or now if there is no memory for a snapshot."""
     run.saver.finish()
     model_only = run.schedule.save_model_only
-    models: dict[str, Trainable] = {"actor": run.learner} | ({"critic": run.critic} if run.critic else {})
+    models, copies = models_of(run), snapshot(run, free_memory() // 2, model_only=model_only)
+    state = {**at.state(), "val_reward_score": record.get("val/reward_score"), "model_only": model_only}
+
+    def write(name: str, folder: Path) -> None:
+        if (copy := copies[name]) is not None:
+            copy.write(folder)
+        else:
+            models[name].save(folder, model_only=model_only)
+            models[name].offload()
+
+    run.saver.write(at.step, fill_checkpoint(run, at, write), state, apart=None not in copies.values())
+
+
+def copy_to_memory(run: TrainingRun, at: Position, saver: MemorySaver) -> bool:
+    """Begin to write a copy of the state with `saver`, if there is memory for it; return whether there is."""
+    saver.finish()
+    copies = snapshot(run, saver.max_bytes, model_only=False)
+    whole = {name: copy for name, copy in copies.items() if copy is not None}
+    if len(whole) < len(copies):
+        return False
+    state = {**at.state(), "val_reward_score": None, "model_only": False}
+    saver.write(at.step, fill_checkpoint(run, at, lambda name, folder: whole[name].write(folder)), state, apart=True)
+    return True
+
+
+def models_of(run: TrainingRun) -> dict[str, Trainable]:
+    return {"actor": run.learner} | ({"critic": run.critic} if run.critic else {})
+
+
+def snapshot(run: TrainingRun, max_bytes: int, *, model_only: bool) -> dict[str, ModelSnapshot | None]:
     copies: dict[str, ModelSnapshot | None] = {}
-    for name, model in models.items():
-        copies[name] = model.snapshot(model_only=model_only, max_bytes=free_memory() // 2)
+    for name, model in models_of(run).items():
+        copies[name] = model.snapshot(model_only=model_only, max_bytes=max_bytes)
         if run.critic:  # the two are never on the device together
             model.offload()
+    return copies
+
+
+def fill_checkpoint(run: TrainingRun, at: Position, write: Callable[[str, Path], None]) -> Callable[[Path], None]:
+    """Return what fills a checkpoint's folder; `write` gets each model's name and folder."""
     pending, assets = run.async_sampler.pending() if run.async_sampler else [], run.assets()
 
-    def save(folder: Path) -> None:
-        for name, model in models.items():
-            if (copy := copies[name]) is not None:
-                copy.write(folder / name)
-            else:
-                model.save(folder / name, model_only=model_only)
-                model.offload()
+    def fill(folder: Path) -> None:
+        for name in models_of(run):
+            write(name, folder / name)
         for place, content in assets.items():
             (folder / place).write_bytes(content)
         save_stream(at.stream, folder)
         save_pending_steps([step.result() for step in pending], folder)
 
-    state = {**at.state(), "val_reward_score": record.get("val/reward_score"), "model_only": model_only}
-    run.saver.write(at.step, save, state, apart=None not in copies.values())
+    return fill
