@@ -27,8 +27,14 @@ class Saver:
     """
 
     def __init__(
-        self, store: CheckpointStore, ended: Ended = lambda name, begin, end: None, most_failed: int = 1
+        self,
+        store: CheckpointStore,
+        ended: Ended = lambda name, begin, end: None,
+        most_failed: int = 1,
+        published: Callable[[], None] = lambda: None,
     ) -> None:
+        """`published` is called after each checkpoint."""
+        self._published = published
         self._store, self._ended, self._most_failed = store, ended, most_failed
         self._failed = 0  # in a row
         self._thread = Background("r1-saving", room=2)
@@ -65,6 +71,7 @@ class Saver:
             written = draft.result()
             recorded()
             self._store.publish(written)
+            self._published()
 
         self._pending = self._thread.do(partial(self._timed, "publish", work))
 

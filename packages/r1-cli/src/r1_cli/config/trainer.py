@@ -54,7 +54,8 @@ class TrainerConfig(Section):
     memory_save_freq: AtLeastMinusOne = -1  # steps between copies in /dev/shm, which outlive the run's processes
     save_model_only: bool = False  # without the optimizer's states
     save_checkpoint_path: UserPath | None = None  # null: checkpoints/PROJECT/EXPERIMENT
-    load_checkpoint_path: UserPath | None = None  # a global_step_N to resume from
+    load_checkpoint_path: UserPath | None = None  # a global_step_N to resume from, or its URL
+    upload_path: str | None = None  # a URL for fsspec (s3://, gs://, hf://) to copy checkpoints to, and to resume from
     find_last_checkpoint: bool = True  # resume from the run's newest checkpoint
     stop_seconds: Positive | None = 30.0  # from SIGTERM or SIGUSR1 to the end of the process; null: no limit
     collective_timeout: Positive = 1800.0  # seconds that a rank waits for others, with several devices
@@ -72,7 +73,7 @@ class TrainerConfig(Section):
 
     def file_problems(self, *, saves: bool) -> Iterator[KeyProblem]:
         resumed = self.load_checkpoint_path
-        if resumed and not Path(resumed).is_dir():
+        if resumed and "://" not in resumed and not Path(resumed).is_dir():
             yield "trainer.load_checkpoint_path", f"no such folder{where_or_near(resumed)}"
         if not saves:
             return
@@ -86,6 +87,11 @@ class TrainerConfig(Section):
     def problems(self, *, validates: bool) -> Iterator[KeyProblem]:
         if self.val_only and not validates:
             yield "trainer.val_only", "needs data.val_files"
+        if self.upload_path is not None and "://" not in self.upload_path:
+            yield "trainer.upload_path", "is not a URL; write s3://BUCKET/FOLDER, gs://… or hf://…"
+        for key, url in (("upload_path", self.upload_path), ("load_checkpoint_path", self.load_checkpoint_path)):
+            if url and "@" in url.partition("://")[2].partition("/")[0]:
+                yield f"trainer.{key}", "a URL with a password ends up in logs; put the secret into the environment"
         if self.memory_save_freq > 0 and self.nnodes > 1:
             yield "trainer.memory_save_freq", "each machine would hold a part only: set -1 with several machines"
         if self.max_try_make_batch == 0 or self.max_try_make_batch < -1:

@@ -20,7 +20,7 @@ from r1_cli.jobs.engines import start_engine_process, start_engines
 from r1_cli.jobs.learner import open_placement, rank_hardware, resolve_devices, start_ranks
 from r1_cli.models.files import ModelFiles, open_critic_config, open_model
 from r1_cli.placement import Placement
-from r1_cli.plan.start import find_newer_copy, find_start, rename_damaged, require_same_shape
+from r1_cli.plan.start import fetch_start, find_newer_copy, find_start, rename_damaged, require_same_shape
 from r1_cli.runs.processes import record_driver
 from r1_cli.runs.track import libraries
 from r1_cli.runs.track.console import ConsoleReporter
@@ -80,6 +80,7 @@ def open_folder(config: RunConfig, stack: ExitStack) -> RunFolder:
     store = CheckpointStore(config.trainer.checkpoint_folder, limit=max(config.trainer.save_limit, 0) or None)
     stack.enter_context(lock_folder(store.root))
     stack.enter_context(record_driver(store.root))
+    config = fetch_start(config, store)
     start = find_start(config, store)
     for line in rename_damaged(store, start):
         log.warning("%s", line)

@@ -2,16 +2,18 @@
 
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
 from shutil import disk_usage
 from typing import Any
 
-from r1_cli.checkpoint.folders import CheckpointStore
+from r1_cli.checkpoint.folders import CheckpointError, CheckpointStore
 from r1_cli.checkpoint.memory import KEPT, RAM_DISK, MemorySaver, find_copies
+from r1_cli.checkpoint.remote import Uploader
 from r1_cli.checkpoint.saving import Saver
 from r1_cli.checkpoint.stop import StopRequest
-from r1_cli.config import printable
+from r1_cli.config import ConfigError, Problem, printable
 from r1_cli.hardware import free_memory
 from r1_cli.jobs.context import TrainingContext
 from r1_cli.jobs.data import Data
@@ -74,11 +76,23 @@ def open_saving(context: TrainingContext) -> Saving:
     assets = cache(partial(read_assets, context.model, context.critic_config))
     if context.config.trainer.save_freq > 0:
         assets()  # now, while no step waits for it
-    saver = Saver(context.folder.store, context.timeline.record, context.config.trainer.max_failed_saves)
+    store, trainer = context.folder.store, context.config.trainer
+    uploader = open_uploader(store, trainer.upload_path, context.stack) if trainer.upload_path else None
+    published = uploader.upload if uploader else lambda: None
+    saver = Saver(store, context.timeline.record, trainer.max_failed_saves, published)
     context.stack.callback(saver.close)
-    store = context.folder.store
-    stop = StopRequest(context.config.trainer.stop_seconds, store.latest, kill_with_descendants)
+    stop = StopRequest(trainer.stop_seconds, store.latest, kill_with_descendants)
     return Saving(store, saver, stop, assets, open_copies(context))
+
+
+def open_uploader(store: CheckpointStore, url: str, stack: ExitStack) -> Uploader:
+    """Return what uploads checkpoints. Raises ConfigError if nothing installed knows the URL."""
+    try:
+        uploader = Uploader(store, url)
+    except CheckpointError as error:
+        raise ConfigError([Problem("trainer.upload_path", str(error), url)]) from error
+    stack.callback(uploader.close)
+    return uploader
 
 
 def open_copies(context: TrainingContext) -> MemorySaver | None:

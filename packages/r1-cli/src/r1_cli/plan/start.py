@@ -1,16 +1,20 @@
 """Where a run starts: new, or from the newest checkpoint of its folder with the same model."""
 
 import json
+import logging
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from r1_cli.checkpoint.damage import find_damage
-from r1_cli.checkpoint.folders import CheckpointStore, read_state
+from r1_cli.checkpoint.folders import CheckpointError, CheckpointStore, read_state
 from r1_cli.checkpoint.memory import newest_copy
+from r1_cli.checkpoint.remote import RemoteFolder, fetch_newest, is_url
 from r1_cli.config import ConfigError, Problem, RunConfig
-from r1_cli.config.section import Tree
+from r1_cli.config.section import Tree, with_value
 from r1_cli.runs.reader import RunReader
+
+log = logging.getLogger("r1")
 
 MODEL = "worker.actor.model.model_path"
 # What tells two architectures apart; of the text part, where there are several.
@@ -27,6 +31,8 @@ def find_start(config: RunConfig, store: CheckpointStore) -> Path | None:
     trainer = config.trainer
     if trainer.load_checkpoint_path:
         path = Path(trainer.load_checkpoint_path)
+        if is_url(trainer.load_checkpoint_path):  # in a dry run; a run has downloaded it
+            return path
         if damage := find_damage(path, contents=store.verifies):
             raise ConfigError([Problem("trainer.load_checkpoint_path", f"is damaged: {damage}", str(path))])
         try:
@@ -50,6 +56,31 @@ def find_start(config: RunConfig, store: CheckpointStore) -> Path | None:
     if latest:
         _require_same_model(config, latest)
     return latest
+
+
+def fetch_start(config: RunConfig, store: CheckpointStore) -> RunConfig:
+    """Download the checkpoint to resume from, if it is at a URL; return the configuration with its folder.
+
+    From `trainer.upload_path` the newest is downloaded if the run's folder has none, as on a new machine.
+
+    Raises:
+        ConfigError: it cannot be read, or is damaged.
+    """
+    trainer = config.trainer
+    named = trainer.load_checkpoint_path
+    try:
+        if named is not None and is_url(named):
+            url, _, name = named.rstrip("/").rpartition("/")
+            found = RemoteFolder(url).fetch(name, store.root / "downloads")
+            return with_value(config, "trainer.load_checkpoint_path", str(found))
+        if named is None and trainer.upload_path and trainer.find_last_checkpoint and not store.steps():
+            fetched = fetch_newest(trainer.upload_path, store.root)
+            if fetched is not None:
+                log.warning("%s was downloaded from %s", fetched, trainer.upload_path)
+    except CheckpointError as error:
+        key = "load_checkpoint_path" if named else "upload_path"
+        raise ConfigError([Problem(f"trainer.{key}", str(error), str(named or trainer.upload_path))]) from error
+    return config
 
 
 def find_newer_copy(config: RunConfig, store: CheckpointStore, start: Path | None) -> Path | None:
