@@ -1,11 +1,14 @@
 """What a rehearsal makes of passes that do not fit, or that cannot be computed: sizes, and errors that name the key."""
 
 from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from r1_cli.build.longest_sample import LongestSample
+from r1_cli.build.micro_batch_sizes import KnownSizes
 from r1_cli.build.profiling import SizeChooser, with_sizes
 from r1_cli.config import ConfigError, load_config, printable
 from r1_cli.jobs.resume import find_previous_sizes
@@ -53,6 +56,28 @@ def test_sizes_that_choose_themselves_are_what_fits(caplog: pytest.LogCaptureFix
         assert stage(full, *AUTO).choose({}) == {"update": 9, "experience": 45}
     assert "9 for updates, 45 for log-probs; a sequence has at most 600 tokens" in caplog.text
     assert "peak 90.00 GB of 100 GB" in caplog.text
+
+
+def test_the_next_run_on_this_machine_takes_the_size_that_a_clock_chose_for_the_first(tmp_path: Path) -> None:
+    def chosen(fastest: int, known: KnownSizes, *words: str) -> dict[str, int]:
+        def timed(samples: list[Sample], limit: MicroLimit, gradient: bool) -> PassProfile:
+            return PassProfile(1e-4 * len(samples) * (1 if limit.samples == fastest else 2), GB)
+
+        return dict(replace(stage(timed, *AUTO, *words, on_gpu=False), known=known).choose({}))
+
+    known = KnownSizes(tmp_path / "kept", {"model": 1})
+    assert chosen(4, known) == {"update": 4, "experience": 4}
+    assert chosen(8, known) == {"update": 4, "experience": 4}
+    assert chosen(8, KnownSizes(tmp_path / "kept", {"model": 2})) == {"update": 8, "experience": 8}
+    assert chosen(8, known, "data.rollout_batch_size=32") == {"update": 4, "experience": 4}
+    assert chosen(8, known, "worker.actor.global_batch_size=8") == {"update": 8, "experience": 8}
+    assert chosen(8, KnownSizes(None)) == {"update": 8, "experience": 8}
+    assert known.keep(3, choice=1) == 3
+    assert known.keep(5, choice=1) == 3  # another run was first
+    assert [path.suffix for path in known.folder.iterdir() if path.suffix != ".json"] == []
+    for path in known.folder.iterdir():
+        path.write_text("{")
+    assert chosen(8, known) == {"update": 8, "experience": 8}
 
 
 def test_a_size_that_a_checkpoint_has_kept_is_rehearsed_and_stays() -> None:

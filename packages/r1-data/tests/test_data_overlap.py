@@ -222,3 +222,12 @@ def test_an_index_holds_16_bytes_a_part():
         index.add(print_text(text).runs)
     index.close()
     assert index.hashes.nbytes + index.weights.nbytes + index.rows.nbytes == 16 * len(index.hashes)
+
+
+def test_texts_with_few_pairs_of_words_in_common_are_others():
+    begin = "the old farmer carries a heavy basket from his"
+    one, other = f"{begin} field into town every single morning", f"{begin} boat because rain ruins dry hay"
+    assert overlaps([one], [other]) == []
+    longer = f"{begin} far away little"
+    one, other = f"{longer} field into town every single morning", f"{longer} boat because rain ruins dry hay"
+    assert [found.share for found in overlaps([one], [other])] == [pytest.approx(11 / 17)]

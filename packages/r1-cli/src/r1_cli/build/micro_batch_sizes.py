@@ -1,12 +1,23 @@
 """Search the best micro-batch size: the fastest on CPUs, the largest that fits on a GPU."""
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+import hashlib
+import json
+import logging
+import os
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
 
 from r1_core.learner.profiling import PassProfile
+
+log = logging.getLogger("r1")
 
 TIME_LIMIT = 1.5  # seconds for all passes on CPUs, estimated before each pass but the first
 TURNS = 8  # passes of each size that may be the best, within the time limit
@@ -24,6 +35,59 @@ class SizeChoice:
 
     size: int
     profile: PassProfile | None
+
+
+@dataclass(frozen=True, slots=True)
+class KnownSizes:
+    """The sizes that runs on this machine's CPUs have chosen, so that the next run takes the same and repeats its bits.
+
+    A file for each choice. Its name is a digest of all that the choice depends on, and of `about`.
+    """
+
+    folder: Path | None  # None: nothing is kept
+    about: Mapping[str, Any] = field(default_factory=dict)
+
+    def find(self, **about: Any) -> int | None:
+        with suppress(OSError, ValueError, KeyError, TypeError):
+            return int(json.loads(self._path(about).read_text(encoding="utf-8"))["size"])
+        return None
+
+    def keep(self, size: int, **about: Any) -> int:
+        """Keep a choice; return the one of another run that was first, if there is one."""
+        if self.folder is None:
+            return size
+        path = self._path(about)
+        draft = path.with_suffix(f".{os.getpid()}")
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            draft.write_text(json.dumps({"size": size, **about}), encoding="utf-8")
+            with suppress(FileExistsError):
+                os.link(draft, path)  # fails if another run was first
+        except OSError as error:
+            log.warning("the size of micro-batches is not kept for the next run (%s): it may choose another", error)
+            return size
+        finally:
+            draft.unlink(missing_ok=True)
+        return self.find(**about) or size
+
+    def _path(self, about: Mapping[str, Any]) -> Path:
+        if self.folder is None:
+            raise FileNotFoundError
+        what = json.dumps({**self.about, **about, **describe_machine()}, sort_keys=True, default=str)
+        return self.folder / f"{hashlib.blake2b(what.encode(), digest_size=16).hexdigest()}.json"
+
+
+def describe_machine() -> dict[str, Any]:
+    """Return what the speed of a size depends on beside the run: processors, threads, versions."""
+    model = ""
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return {
+        "processor": model or platform.processor() or platform.machine(),
+        "threads": torch.get_num_threads(),
+        "versions": [torch.__version__, version("transformers"), version("r1-core")],
+    }
 
 
 def find_fastest_size(longest: int, most: int, attempt: Callable[[int, int], tuple[PassProfile, float]]) -> SizeChoice:

@@ -2,17 +2,18 @@
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
+from pathlib import Path
 from time import perf_counter
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
 from r1_cli.build.algorithm import build_objective
 from r1_cli.build.learner import build_batching, owner_settings
 from r1_cli.build.longest_sample import LongestSample, find_longest
-from r1_cli.build.micro_batch_sizes import SHORTEST, SizeChoice, find_fastest_size, find_largest_size
+from r1_cli.build.micro_batch_sizes import SHORTEST, KnownSizes, SizeChoice, find_fastest_size, find_largest_size
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.actor import UpdateConfig
 from r1_cli.config.root import Owner
@@ -71,7 +72,8 @@ def choose_micro_batches(
         if critic is not None:
             (learner if owner == "critic" else critic).offload()
         share = learner.describe().share_prompts and owner_settings(config, owner).share_prompts
-        sizes = SizeChooser(config, owner, hardware.on_gpu, share, longest, profile_pass).choose(kept)
+        known = KnownSizes(known_folder(config), describe_choice(config, owner, model))
+        sizes = SizeChooser(config, owner, hardware.on_gpu, share, longest, profile_pass, known).choose(kept)
         chosen |= {key_of(owner, kind): size for kind, size in sizes.items() if is_auto(config, owner, kind)}
         config = with_sizes(config, owner, sizes)
         batching = build_batching(config, owner_settings(config, owner))
@@ -106,6 +108,7 @@ class SizeChooser:
     share: bool  # a prompt is computed once for its answers in a micro-batch
     longest: LongestSample
     profile_pass: ProfilePass
+    known: KnownSizes = field(default_factory=partial(KnownSizes, None))  # on CPUs
 
     @property
     def section(self) -> UpdateConfig:
@@ -126,11 +129,18 @@ class SizeChooser:
             elif kind == "experience" and is_auto(self.config, self.owner, "update"):
                 choices[kind] = choices["update"]  # the caches are the same
             else:
-                choices[kind] = self.dividing(
-                    find_fastest_size(self.longest.tokens, self.max_sequences(kind), partial(self.time, kind))
-                )
+                choices[kind] = self.dividing(self.fastest(kind))
         self.log_sizes(choices, perf_counter() - begun)
         return {kind: choice.size for kind, choice in choices.items()}
+
+    def fastest(self, kind: Pass) -> SizeChoice:
+        """Return the size that a run on this machine chose for the same work, else the fastest."""
+        most = self.max_sequences(kind)
+        about = {"pass": kind, "tokens": self.longest.tokens, "most": most, "share": self.share}
+        if (size := self.known.find(**about)) is not None:
+            return SizeChoice(size, None)
+        found = find_fastest_size(self.longest.tokens, most, partial(self.time, kind))
+        return replace(found, size=self.known.keep(found.size, **about))
 
     def max_sequences(self, kind: Pass) -> int:
         """Return how many sequences of a step, or an optimizer step, each device has."""
@@ -199,6 +209,20 @@ class SizeChooser:
             found = f"; profiled in {seconds:.1f} s, peak {peak / 1e9:.2f} GB"
             found += f" of {room / 1e9:.0f} GB" if room else " of this process"
         log.info("sequences in a micro-batch of the %s: %s; %s%s", self.owner, sizes, tokens, found)
+
+
+def known_folder(config: RunConfig) -> Path | None:
+    folder = config.data.cache_dir
+    return Path(folder).expanduser() / "micro_batches" if folder else None
+
+
+def describe_choice(config: RunConfig, owner: Owner, model: ModelFiles) -> dict[str, Any]:
+    """Return what of a run the fastest size depends on."""
+    names = {key_of(owner, kind).rpartition(".")[2] for kind in PASSES}
+    settings = owner_settings(config, owner).model_dump(mode="json", exclude={"optim", "max_grad_norm", *names})
+    distillation = config.algorithm.distillation.model_dump(mode="json")
+    ranks = config.data_ranks(owner)
+    return {"model": model.config.to_dict(), owner: settings, "distillation": distillation, "ranks": ranks}
 
 
 def key_of(owner: Owner, kind: Pass) -> str:
