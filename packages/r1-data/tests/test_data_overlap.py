@@ -225,9 +225,11 @@ def test_an_index_holds_16_bytes_a_part():
 
 
 def test_texts_with_few_pairs_of_words_in_common_are_others():
-    begin = "the old farmer carries a heavy basket from his"
-    one, other = f"{begin} field into town every single morning", f"{begin} boat because rain ruins dry hay"
-    assert overlaps([one], [other]) == []
-    longer = f"{begin} far away little"
-    one, other = f"{longer} field into town every single morning", f"{longer} boat because rain ruins dry hay"
-    assert [found.share for found in overlaps([one], [other])] == [pytest.approx(11 / 17)]
+    begin, one, other = (
+        "the old farmer carries a heavy basket from",
+        "field into town every morning",
+        "boat as rain ruins hay",
+    )
+    assert overlaps([f"{begin} {one}"], [f"{begin} {other}"]) == []  # 7 of 12 pairs
+    found = overlaps([f"{begin} his {one}"], [f"{begin} his {other}"])
+    assert [pair.share for pair in found] == [pytest.approx(8 / 13)]
