@@ -1,16 +1,16 @@
 """`r1 ps`, `r1 stop` and `r1 logs` know the processes of a run, on all machines, and touch no others."""
 
-import json
 import os
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from cli_processes import write
 from click.testing import CliRunner, Result
 from patience import eventually
 
@@ -46,11 +46,6 @@ def driver(run: Path, how: str = "") -> Iterator[subprocess.Popen[bytes]]:
 
 def r1(*words: str | Path) -> Result:
     return CliRunner().invoke(main, [*map(str, words)], catch_exceptions=False)
-
-
-def write(run: Path, process: Process) -> None:
-    (run / PROCESSES).mkdir(exist_ok=True)
-    (run / PROCESSES / f"{process.name}-{process.pid}.json").write_text(json.dumps(asdict(process)))
 
 
 @pytest.fixture(autouse=True)

@@ -21,7 +21,7 @@ from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from r1_cli.cluster.worker_group import ClusterError, picklable_error, redirect_output, tail_log
-from r1_cli.config.root import SECRET
+from r1_cli.config.problems import SECRET
 from r1_cli.placement import Node, threads_per_rank
 from r1_cli.runs.processes import note, record_process
 
@@ -77,7 +77,7 @@ class ActorProcess:
         self.held = _call(maker, args, kwargs)
 
     def call(self, wanted: bool, verb: str, *args: object) -> object:
-        note(verb)
+        note(".".join([verb, *map(str, args[:2])]) if verb == "call" else verb)  # of a rank: model and method
         try:
             answer = _call(getattr(self.held, verb), args, {})
         finally:

@@ -12,6 +12,8 @@ from r1_cli.config.files import where_or_near
 from r1_cli.config.problems import KeyProblem, KeyRemark, Provenance
 from r1_cli.config.rollout import RolloutConfig, engine_module
 from r1_cli.config.section import AtLeastMinusOne, Count, OneOrMore, Positive, Section, UserPath, one_of
+from r1_rewards.services.serve import require_token
+from r1_rewards.types import RewardSpecError
 
 # The console, the run's own files, and a service for each module in `track/loggers/`.
 LOGGERS = (
@@ -20,6 +22,7 @@ LOGGERS = (
     *(found.name for found in iter_modules([str(Path(__file__).parents[1] / "runs/track/loggers")])),
 )
 
+METRICS_TOKEN = "R1_METRICS_TOKEN"
 
 Logger = Annotated[str, one_of(LOGGERS)]
 
@@ -60,6 +63,8 @@ class TrainerConfig(Section):
     stop_seconds: Positive | None = 30.0  # from SIGTERM or SIGUSR1 to the end of the process; null: no limit
     collective_timeout: Positive = 1800.0  # seconds that a rank waits for others, with several devices
     max_staleness: Annotated[int, Field(ge=0)] = 0  # steps that sampling runs ahead of learning; 0: synchronous
+    metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None  # for Prometheus; 0: any free; null: none
+    metrics_host: str = "127.0.0.1"  # address of metrics_port; any but loopback needs R1_METRICS_TOKEN
     timeline: Annotated[int, Field(ge=0)] = 0  # first steps to record in RUN/timeline.json
     ray_timeline: UserPath | None = None  # a file for Ray's timeline, with several devices
 
@@ -96,6 +101,11 @@ class TrainerConfig(Section):
             yield "trainer.memory_save_freq", "each machine would hold a part only: set -1 with several machines"
         if self.max_try_make_batch == 0 or self.max_try_make_batch < -1:
             yield "trainer.max_try_make_batch", "must be at least 1, or -1 for no limit"
+        if self.metrics_port is not None:
+            try:
+                require_token(self.metrics_host, os.environ.get(METRICS_TOKEN) or None, METRICS_TOKEN)
+            except RewardSpecError as error:
+                yield "trainer.metrics_host", str(error)
 
     def staleness_problems(
         self, rollout: RolloutConfig, provenance: Provenance, *, colocated: bool

@@ -62,6 +62,8 @@ class Process:
 
 
 _own: Process | None = None  # of this process
+# Who has read the records of all processes last, when, and what they were.
+_seen: tuple[Process | None, float, list[Process]] = None, 0.0, []
 
 
 def started_at(pid: int) -> int | None:
@@ -89,6 +91,7 @@ def this_machine() -> str:
 @contextmanager
 def record_driver(run: Path) -> Iterator[None]:
     """Record this process as the driver of a run inside the block; at the end remove the records of all processes."""
+    global _own
     folder = run / PROCESSES
     with suppress(OSError):  # a full disk keeps no run from starting here
         folder.mkdir(exist_ok=True)
@@ -100,6 +103,7 @@ def record_driver(run: Path) -> Iterator[None]:
         yield
     finally:
         stop.set()
+        _own = None
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -121,8 +125,11 @@ def record_process(run: Path, name: str) -> threading.Event:
             draft.replace(path)
 
     def beat() -> None:
+        global _seen
         while not ended.wait(BEAT_SECONDS):
             write()
+            if name == DRIVER:
+                _seen = own, time.time(), read_processes(run)
 
     write()
     threading.Thread(target=beat, name="r1-heartbeat", daemon=True).start()
@@ -137,6 +144,12 @@ def note(doing: str, *, step: int | None = None, steps: int | None = None) -> No
             own.seconds[own.doing] = own.seconds.get(own.doing, 0.0) + now - own.since
         own.doing, own.since = doing, now
         own.step, own.steps = own.step if step is None else step, own.steps if steps is None else steps
+
+
+def last_seen() -> tuple[float, list[Process]]:
+    """Return when the driver's thread read the records last, and the processes; no step waits for that."""
+    by, when, processes = _seen
+    return (when, processes) if by is not None and by is _own else (0.0, [])
 
 
 def count_tokens(tokens: int) -> None:

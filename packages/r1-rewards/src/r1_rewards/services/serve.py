@@ -103,13 +103,13 @@ def serve(
             signal.signal(signal.SIGTERM, before)
 
 
-def require_token(host: str, token: str | None) -> None:
+def require_token(host: str, token: str | None, variable: str = TOKEN_VARIABLE) -> None:
     if token is not None and len(token) < MIN_TOKEN:
-        raise RewardSpecError(f"the token in {TOKEN_VARIABLE} has {len(token)} characters, it needs {MIN_TOKEN}")
+        raise RewardSpecError(f"the token in {variable} has {len(token)} characters, it needs {MIN_TOKEN}")
     if token is None and not is_loopback(host):
         raise RewardSpecError(
             f"{host} can be reached from other machines: put a secret of at least {MIN_TOKEN} characters into the "
-            f"environment variable {TOKEN_VARIABLE}, here and where it is asked from, or serve on 127.0.0.1"
+            f"environment variable {variable}, here and where it is asked from, or serve on 127.0.0.1"
         )
 
 

@@ -113,6 +113,10 @@ class ConsoleReporter:
         if self._view:
             self._view.stage, self._view.within = name, ""
 
+    def show_processes(self, line: str) -> None:
+        if self._view:
+            self._view.processes = line
+
     def show(self, generations: Sequence[Generation]) -> None:
         """Show some answers of the step that is logged next."""
         self._answers = generations

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 from r1_cli.checkpoint.background import Background
 from r1_cli.checkpoint.folders import CheckpointError
 from r1_cli.runs.history import LOG_FILE, JsonObject
+from r1_cli.runs.processes import last_seen
 from r1_cli.runs.track.files import FileLogger
+from r1_cli.runs.track.metrics_server import open_metrics, process_metrics, summarize
 from r1_cli.runs.track.types import Generation, Logger, Record, RunInfo
 
 if TYPE_CHECKING:
@@ -37,6 +39,8 @@ class Tracker:
         self.files = FileLogger(info)
         self.console = console
         self.loggers: list[Logger] = [self.files, console]
+        trainer = info.config.get("trainer", {})
+        self.loggers += open_metrics(info.folder, trainer.get("metrics_host", ""), trainer.get("metrics_port"))
         for name in names:
             if name not in ("console", "file"):
                 self.loggers += _open(name, info)
@@ -58,8 +62,11 @@ class Tracker:
         if self._failure and (len(self._unwritten) >= BEHIND or not isinstance(self._failure, CheckpointError)):
             raise self._failure
         first = [_flat(asdict(one)) for one in generations if one.split == "val" and one.sample == 0]
+        when, processes = last_seen()
+        record = {**record, **process_metrics(processes, when)}
         if self.console in self.loggers:
             self.console.show(generations)
+            self.console.show_processes(summarize(processes, when))
             self._log_to(self.console, step, record, first)
         for service in self._services:
             service.log(step, dict(record), first)

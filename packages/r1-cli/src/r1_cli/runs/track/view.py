@@ -62,6 +62,7 @@ class View:
     seconds: list[float] = field(default_factory=list)  # of the last steps
     last: Record = field(default_factory=dict)
     answers: Sequence[Generation] = ()
+    processes: str = ""  # a line about ranks and engines
 
     def update(self, step: int, record: Record, answers: Sequence[Generation]) -> None:
         self.step, self.stage, self.within = step, "", ""
@@ -81,6 +82,8 @@ class View:
         """Return the view for a terminal of this size; a low one shows only the first lines."""
         inner = max(width - 4, 20)
         parts: list[RenderableType] = [self._progress(inner), self._rates()]
+        if self.processes:
+            parts.append(Text(self.processes, no_wrap=True, overflow="ellipsis"))
         if height >= LEAST_HEIGHT:
             for name, points in (("reward", self.reward), ("validation", self.validation)):
                 if points:
