@@ -7,8 +7,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.util import find_spec
+from ipaddress import ip_address
 from pathlib import Path
 
 import families
@@ -16,6 +17,8 @@ import psutil
 import pytest
 from endtoend import QUICKSTART, R1, ROOT, SMALL, read_log, without_clock
 from episode_runs import AGENT, agents, calls_of, episodes, write_environment
+
+from r1_cli.runs.processes import read_processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not find_spec("ray"), reason="ray is not installed")]
 
@@ -117,11 +120,21 @@ def assert_same_numbers(one: Path, two: Path, steps: int = 6) -> None:
         assert ranked == pytest.approx(single, rel=1e-3, abs=1e-4)
 
 
+PLANTED = "planted-9f8e7d6c5b4a"  # a secret, in all of these variables, a keyword argument and a URL
+SECRETS = (
+    "WANDB_API_KEY",
+    "HF_TOKEN",
+    "R1_REWARDS_TOKEN",
+    "R1_METRICS_TOKEN",
+    "OPENAI_API_KEY",
+    "AWS_SECRET_ACCESS_KEY",
+)
+
 REWARD = """
 REWARD_NAME, REWARD_TYPE = "spread", "batch"
 
 
-def compute_score(reward_inputs):
+def compute_score(reward_inputs, api_key=None):
     return [{"overall": sum(map(ord, one["response"])) % 7 / 7} for one in reward_inputs]
 """
 
@@ -133,7 +146,28 @@ def two_heads(folder: Path) -> list[str]:
         f"worker.actor.model.model_path={families.save_model('qwen2_5_vl', folder / 'model')}",
         f"worker.reward.reward_function={folder}/reward.py:compute_score",
         "data.max_prompt_length=256", "data.min_pixels=784", "data.max_pixels=3136",
+        f"+worker.reward.reward_function_kwargs.api_key={PLANTED}",
     ]  # fmt: skip
+
+
+def assert_on_loopback(driver: int) -> None:
+    """No process of a run listens where another machine reaches it; the driver does, for Prometheus."""
+    run = [psutil.Process(driver), *psutil.Process(driver).children(recursive=True)]
+    listening = list[tuple[int, str]]()
+    for one in run:
+        with suppress(psutil.NoSuchProcess):
+            sockets = [at for at in one.net_connections("inet") if at.status == psutil.CONN_LISTEN]
+            listening += [(one.pid, at.laddr.ip.removeprefix("::ffff:")) for at in sockets]
+    assert driver in {pid for pid, _ in listening}
+    addresses = {address for _, address in listening}
+    assert all(ip_address(one).is_loopback for one in addresses), addresses
+
+
+def assert_nothing_planted(run: Path) -> None:
+    """No file of a run's folder holds a planted secret."""
+    files = [path for path in run.rglob("*") if path.is_file()]
+    assert {"manifest.json", "experiment_config.json", "learner-0.log", "config.json"} <= {path.name for path in files}
+    assert not [path for path in files if PLANTED.encode() in path.read_bytes()]
 
 
 def test_two_ranks_that_share_every_sequence_of_actor_and_critic_are_one_process_until_one_is_killed_and_go_on_as_one(
@@ -146,13 +180,21 @@ def test_two_ranks_that_share_every_sequence_of_actor_and_critic_are_one_process
     one, two = tmp_path / "one", tmp_path / "two"
     sizes = ["worker.actor.ulysses_size=2", "worker.critic.ulysses_size=2"]
     shared = ["trainer.n_gpus_per_node=2", *sizes, "trainer.max_steps=1000"]
-    with running(two, *words, *shared, steps=2) as process:
+    watched = ["trainer.metrics_port=0", f"trainer.project_name=https://user:{PLANTED}@host"]
+    with running(two, *words, *shared, *watched, steps=2, **dict.fromkeys(SECRETS, PLANTED)) as process:
         wait_for((two / "global_step_2").is_dir, process)
+        assert_on_loopback(process.pid)
+        names = {"driver", "learner-0", "learner-1", "engine-0", "engine-1"}
+        assert names <= {one.name for one in read_processes(two)}
         kill(two, "learner-1")
         out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 2, out + err
     assert "r1: learner-1 on 127.0.0.1 died" in err
     assert str(two / "logs/learner-1.log") in err
+    assert PLANTED not in out + err
+    r1("report", two)
+    assert_nothing_planted(two)
+    assert "perf/memory_gb/learner-1" in read_log(two)[-1]
     assert "Traceback" not in err
     assert re.search(r"devices per sequence +2 +ulysses_size", out)
     kept = max(int(folder.name.rpartition("_")[2]) for folder in two.glob("global_step_*"))

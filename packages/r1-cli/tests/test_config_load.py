@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from r1_cli.config import ConfigError, Provenance, RunConfig, load_config, lookup, printable
+from r1_cli.config import ConfigError, Problem, Provenance, RunConfig, load_config, lookup, printable
 from r1_cli.config.sources import validation_sources
+from r1_cli.runs.manifest import hide_secrets
 
 BASE = [
     "data.train_files=owner/rows@train",
@@ -438,3 +439,12 @@ def test_a_saved_configuration_has_the_columns_of_the_run_and_no_others(tmp_path
         assert after == before
         assert after.explicit_columns == bool(named)
         assert after.columns[:2] == ("problem" if named else "prompt", "answer")
+
+
+def test_no_password_of_a_url_and_no_secret_is_printed_or_saved() -> None:
+    url = "https://user:planted@host/path"
+    config, _ = load(f"trainer.project_name={url}")
+    assert printable(config)["trainer"]["project_name"] == "https://***@host/path"
+    assert hide_secrets(["r1", f"a={url}", "b.api_key=planted"]) == "r1 'a=https://***@host/path' 'b.api_key=***'"
+    assert str(Problem("a", "is wrong", url)) == "a=https://***@host/path: is wrong"
+    assert str(Problem("a.api_key", "is wrong", "planted")) == "a.api_key=***: is wrong"

@@ -238,7 +238,7 @@ def test_lone_surrogates_reach_the_server_as_question_marks():
         ("remote", {"urls": "localhost:5000"}, "not a URL; write http://"),
         ("remote", {"urls": []}, "needs a URL"),
         ("http://", {}, "not a URL"),
-        ("http://me:secret@h/", {}, "ends up in logs"),
+        ("http://me:planted@h/", {}, "ends up in logs"),
         ("http://h/", {"protocol": "openrlfh"}, "did you mean 'openrlhf'"),
         ("http://h/", {"batchsize": 3}, "has no 'batchsize'; did you mean 'batch_size'"),
         ("http://h/", {"batch_size": 0}, "batch_size must be at least 1"),

@@ -1,5 +1,6 @@
 """Problems and remarks of a configuration, and the origin of each value."""
 
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -7,6 +8,16 @@ from typing import Any
 
 Applies = Callable[[Any, Any], bool]  # to the value of a key, and the RunConfig that has it
 KeyProblem = tuple[str, str]  # a key, and what is wrong with its value
+
+
+SECRET = re.compile(r"(api_?key|secret|password|passwd|credential|(^|_)token)$", re.IGNORECASE)  # the end of a key
+MASK = "***"
+URL_PASSWORD = re.compile(r"(?<=://)[^/\s:@]*:[^/\s@]+(?=@)")
+
+
+def hide_url_passwords(text: str) -> str:
+    """Return the text with `***` in place of each `user:password` of a URL."""
+    return URL_PASSWORD.sub(MASK, text)
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +30,8 @@ class Problem:
     origin: str = ""
 
     def __str__(self) -> str:
-        found = self.key if self.value is None else f"{self.key}={self.value}"
+        value = MASK if self.value and SECRET.search(self.key.rpartition(".")[2]) else self.value
+        found = self.key if value is None else f"{self.key}={hide_url_passwords(value)}"
         return f"{found} ({self.origin}): {self.message}" if self.origin else f"{found}: {self.message}"
 
 

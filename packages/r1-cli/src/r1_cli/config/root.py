@@ -1,6 +1,5 @@
 """The whole configuration of a run, `RunConfig`, and views of it."""
 
-import re
 from collections.abc import Iterator
 from functools import reduce
 from operator import getitem
@@ -11,7 +10,7 @@ from r1_cli.config.algorithm import AlgorithmConfig
 from r1_cli.config.data import DataConfig
 from r1_cli.config.distillation import TeacherConfig
 from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, needs_of, own_defaults
-from r1_cli.config.problems import ConfigError, KeyRemark, Problem
+from r1_cli.config.problems import MASK, SECRET, ConfigError, KeyRemark, Problem, hide_url_passwords
 from r1_cli.config.reward import RewardConfig
 from r1_cli.config.rollout import RolloutConfig, engine_module
 from r1_cli.config.section import Section, Tree, lookup
@@ -19,8 +18,6 @@ from r1_cli.config.sft import LEARNED, SftConfig
 from r1_cli.config.trainer import OWN_DEVICES, STALENESS, TrainerConfig
 from r1_core import registry
 
-SECRET = re.compile(r"(api_?key|secret|password|passwd|credential|(^|_)token)$", re.IGNORECASE)
-MASK = "***"
 Owner = Literal["actor", "critic"]  # of a model that is trained
 
 
@@ -185,7 +182,15 @@ def printable(config: RunConfig) -> Tree:
         for shown, source in zip(values["data"][key] or [], lookup(config.data, key) or [], strict=True):
             for unset in shown.keys() - source.model_fields_set:
                 del shown[unset]
-    return values
+    return _without_url_passwords(values)
+
+
+def _without_url_passwords(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {name: _without_url_passwords(inside) for name, inside in value.items()}
+    if isinstance(value, list):
+        return [_without_url_passwords(inside) for inside in value]
+    return hide_url_passwords(value) if isinstance(value, str) else value
 
 
 def masked_keys(config: RunConfig) -> list[str]:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from r1_cli.checkpoint.folders import write_json
 from r1_cli.checkpoint.locks import exclusive
-from r1_cli.config.root import MASK, SECRET
+from r1_cli.config.problems import MASK, SECRET, hide_url_passwords
 from r1_cli.runs.history import JsonObject
 from r1_cli.runs.reader import MANIFEST_FILE, RunReader
 
@@ -117,7 +117,7 @@ def hide_secrets(words: Sequence[str]) -> str:
     for word in words:
         key, sign, value = word.partition("=")
         hidden = sign and (SECRET.search(key.rpartition(".")[2]) or SECRETS.search(value))
-        shown.append(f"{key}={MASK}" if hidden else word)
+        shown.append(f"{key}={MASK}" if hidden else hide_url_passwords(word))
     return shlex.join(shown)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from r1_cli.config.root import MASK, SECRET
+from r1_cli.config.problems import MASK, SECRET
 from r1_cli.config.schema import schema
 from r1_cli.config.section import Tree
 from r1_cli.config.settings import Loader

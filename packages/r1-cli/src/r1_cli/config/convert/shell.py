@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from r1_cli.config.root import SECRET
+from r1_cli.config.problems import SECRET
 from r1_cli.config.section import Tree
 from r1_cli.config.settings import Loader
 
