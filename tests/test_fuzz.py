@@ -57,6 +57,21 @@ def test_a_parquet_file_whose_column_has_no_readable_name_is_refused(tmp_path: P
         read_rows(str(tmp_path / "a.parquet"))
 
 
+def test_a_parquet_file_with_fewer_rows_than_its_header_says_is_refused(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"problem": ["a", "b", "c"]}), written := io.BytesIO())
+    whole, told = written.getvalue(), list[str]()
+    footer = len(whole) - 8 - int.from_bytes(whole[-8:-4], "little")
+    for place in range(footer, len(whole) - 8):
+        if whole[place] == 6:  # perhaps the 3 rows, in the code of Thrift
+            (tmp_path / "a.parquet").write_bytes(whole[:place] + b"\x08" + whole[place + 1 :])
+            try:
+                rows = read_rows(str(tmp_path / "a.parquet"))
+                told += [str(rows[index]) for index in range(len(rows))]
+            except DataError as error:
+                told.append(str(error))
+    assert any("its row group 1 has 3 rows, and the file's header says 4" in one for one in told)
+
+
 def test_a_video_of_an_unknown_codec_is_refused() -> None:
     film = fuzz._film("avi").replace(b"FMP4", b"zzzz")
     with pytest.raises(MediaError, match="codec is not known"):

@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 
 PROCESSES = "processes"  # folder in that of the run, with a file for each process
@@ -80,6 +81,7 @@ def _stat(pid: int) -> list[str] | None:
         return None
 
 
+@cache
 def this_machine() -> str:
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()

@@ -77,9 +77,12 @@ class ParquetTable:
             return iter(self._file.iter_batches(batch_size=batch_rows, row_groups=[which]))
 
         try:
-            return _Batches(self._kept(batches))
+            found = _Batches(self._kept(batches))
         except (pyarrow.ArrowException, OSError, UnicodeDecodeError) as error:
             return DataError(f"its row group {which + 1} of {len(self._ends)} cannot be read ({error})")
+        if len(found) != rows:
+            return DataError(f"its row group {which + 1} has {len(found)} rows, and the file's header says {rows}")
+        return found
 
     def _kept(self, batches: Callable[[], Iterator["pyarrow.RecordBatch"]]) -> list["pyarrow.RecordBatch"]:
         held, size = [], self._held
@@ -104,6 +107,9 @@ class _Batches:
         self._batches = [batch for batch in batches if batch.num_rows]
         self._ends = list(accumulate(batch.num_rows for batch in self._batches))
         self.rows = BatchedReader(self._read)
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
 
     def _read(self, start: int, most: int) -> list[Row]:
         which = bisect_right(self._ends, start)
