@@ -11,14 +11,17 @@ from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from ipaddress import ip_address
 from pathlib import Path
+from typing import Any
 
 import families
 import psutil
 import pytest
 from endtoend import QUICKSTART, R1, ROOT, SMALL, read_log, without_clock
 from episode_runs import AGENT, agents, calls_of, episodes, write_environment
+from faults_table import note_fault
 
 from r1_cli.runs.processes import read_processes
+from r1_cli.runs.reader import RunReader
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not find_spec("ray"), reason="ray is not installed")]
 
@@ -26,7 +29,7 @@ PATIENCE = 600  # seconds for what takes 30 where nothing else runs
 RUN = [
     "train", QUICKSTART, *SMALL, "data.val_files=null", "trainer.val_freq=-1", "trainer.save_freq=-1",
     "worker.rollout.n=4", "algorithm.disable_kl=false", "worker.actor.clip_ratio_high=0.25",
-    "worker.actor.optim.lr_scheduler_type=constant",
+    "worker.actor.optim.lr_scheduler_type=constant", "trainer.max_restarts=0",
 ]  # fmt: skip
 
 
@@ -81,8 +84,12 @@ def shared_memory_of(process: psutil.Process) -> set[str]:
 
 def kill(folder: Path, name: str) -> None:
     """Let one of a run's actors die."""
+    hit(folder, name, signal.SIGKILL)
+
+
+def hit(folder: Path, name: str, number: int) -> None:
     log = (folder / f"logs/{name}.log").read_text()
-    os.kill(int(re.findall(rf"{name} on \S+, process (\d+)", log)[-1]), signal.SIGKILL)
+    os.kill(int(re.findall(rf"{name} on \S+, process (\d+)", log)[-1]), number)
 
 
 def steps_of(folder: Path) -> int:
@@ -90,21 +97,43 @@ def steps_of(folder: Path) -> int:
     return len(log.read_text().splitlines()) if log.exists() else 0
 
 
-def test_two_ranks_give_one_process_numbers_until_an_engine_is_killed_and_go_on_as_one(tmp_path: Path, r1: R1) -> None:
+def restarts_of(folder: Path) -> list[dict[str, Any]]:
+    return [one["restart"] for one in RunReader(folder).starts() if "restart" in one]
+
+
+def test_two_ranks_survive_faults_one_after_the_other_with_one_process_numbers(tmp_path: Path, r1: R1) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
-    with running(two, "trainer.n_gpus_per_node=2", "trainer.max_steps=1000") as process:
-        kill(two, "engine-1")
+    words = ["trainer.n_gpus_per_node=2", "trainer.max_steps=1000", "trainer.max_restarts=9", "trainer.save_freq=2"]
+    with running(two, *words) as process:
+        hits = {
+            "SIGKILL of a rank": lambda: hit(two, "learner-1", signal.SIGKILL),
+            "SIGSTOP of a rank": lambda: hit(two, "learner-0", signal.SIGSTOP),
+            "SIGKILL of the driver": lambda: psutil.Process(process.pid).children()[0].kill(),
+        }
+        for number, (fault, strike) in enumerate(hits.items(), start=1):
+            before, began = steps_of(two), time.time()
+            strike()
+            wait_for(lambda number=number: len(restarts_of(two)) == number, process)
+            wait_for(lambda before=before: steps_of(two) > before + 2, process)
+            note_fault(fault, restarts_of(two)[-1], began)
+        left = psutil.Process(process.pid).children(recursive=True)
+        process.terminate()
         out, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 2, out + err
-    assert "engine-1 on 127.0.0.1 died" in err
-    assert "Traceback" not in err
+    assert process.returncode == 128 + signal.SIGTERM, out + err
+    assert psutil.wait_procs(left, timeout=PATIENCE)[1] == []
+    assert "Traceback" not in out + err
+    causes = [restart["cause"] for restart in restarts_of(two)]
+    assert "learner-1 on 127.0.0.1 died" in causes[0]
+    assert re.search(r"ray::learner-0\S*, process \d+, was stopped for 10 s .* stacks are in", causes[1])
+    assert "was killed by SIGKILL" in causes[2]
+    assert all(one["steps_again"] <= 3 for one in restarts_of(two))
+    assert "the run starts again" in out.lower()
     assert re.search(r"learner-0 … learner-1 +127\.0\.0\.1 +cpu, cpu", out)
-    assert (two / "logs/media-0.log").is_file()
+    assert "state T: ray::learner-0" in "".join(path.read_text() for path in two.glob("faults/*/processes.txt"))
     assert "Loading weights" not in (two / "logs/learner-0.log").read_text()
     taken = steps_of(two)
-    assert (two / f"global_step_{taken}/actor/model.safetensors").is_file()
-    for folder in (one, two):
-        r1(*RUN, f"trainer.save_checkpoint_path={folder}", f"trainer.max_steps={taken + 2}")
+    r1(*RUN, f"trainer.save_checkpoint_path={one}", f"trainer.max_steps={taken}")
+    assert [record["step"] for record in read_log(two)] == [*range(1, taken + 1)]
     assert_same_numbers(one, two)
 
 

@@ -20,6 +20,7 @@ from r1_cli.commands.sample import rows, sample
 from r1_cli.commands.sft import sft
 from r1_cli.commands.stages import run
 from r1_cli.commands.train import train
+from r1_cli.faults.supervisor import supervise_command
 
 SHELLS = ("bash", "zsh", "fish")
 
@@ -44,6 +45,12 @@ def completion(context: click.Context, shell: str) -> None:
     found = get_completion_class(shell)
     assert found is not None
     click.echo(found(context.find_root().command, {}, "r1", "_R1_COMPLETE").source())
+
+
+def run_program() -> None:
+    """Run `r1` as a program of its own: what trains is started again if the system kills it."""
+    supervise_command()
+    main()
 
 
 main.add_command(init)
@@ -73,4 +80,4 @@ main.add_command(logs)
 main.add_command(completion)
 
 if __name__ == "__main__":
-    main()
+    run_program()

@@ -38,4 +38,8 @@ class StaleWeights(RolloutError, RuntimeError):
         )
 
 
+class EnginesDisagree(EngineError):
+    """Two engines of a pool have different weights."""
+
+
 class ServerError(RolloutError): ...

@@ -4,9 +4,12 @@ import logging
 import os
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
+
+from r1_cli.faults.supervisor import supervised
 
 log = logging.getLogger("r1")
 
@@ -51,6 +54,7 @@ class StopRequest:
     ) -> None:
         self.signal_name: str | None = None
         self._interruptible = False
+        self._came = 0.0  # when the first signal came
         self._grace, self._resumes_from, self._kill = grace, resumes_from, kill
         self._over = False
         self._timers: list[threading.Timer] = []
@@ -101,8 +105,13 @@ class StopRequest:
             )
             log.warning("%s", reason)
             raise GraceOver(self.exit_code, reason)
+        now = time.monotonic()
         if self.requested:
+            if supervised.is_repeated(now - self._came):
+                return
             raise KeyboardInterrupt
+        self._came = now
+        supervised.arm(False)
         self.signal_name = signal.Signals(number).name
         if self._grace is not None and number != signal.SIGINT:
             self._begin_grace(self._grace)

@@ -1,5 +1,6 @@
 """Groups of Ray actors: started by name on their nodes, called together, and ended by the first error."""
 
+import itertools
 import logging
 import os
 import sys
@@ -22,6 +23,8 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from r1_cli.cluster.worker_group import ClusterError, picklable_error, redirect_output, tail_log
 from r1_cli.config.problems import SECRET
+from r1_cli.faults.processes import kill_all, title_of
+from r1_cli.faults.stacks import answer_requests
 from r1_cli.placement import Node, threads_per_rank
 from r1_cli.runs.processes import note, record_process
 
@@ -29,6 +32,7 @@ log = logging.getLogger("r1")
 
 START_SECONDS = 600.0  # seconds for an actor's process to start
 START_ATTEMPTS = 2  # to start a group before the run ends
+STARTED = itertools.count()  # actors of this process, for names that no other has
 DEATH_SECONDS = 10.0  # seconds after a first error in which Ray may report the death that caused it
 # Variables of the driver's environment that every actor gets; secrets are not passed on.
 PASSED_ON = ("CUBLAS_", "GLOO_", "GOMP_", "HF_", "NCCL_", "OMP_", "PYTORCH_", "TORCH_", "TRANSFORMERS_", "VLLM_")
@@ -58,6 +62,7 @@ class ActorProcess:
         ActorProcess.place = str(place)
         print(f"--- {place}, process {os.getpid()}, {datetime.now():%Y-%m-%d %H:%M:%S}", flush=True)
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+        answer_requests()
         os.chdir(folder)
         os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # they would fill the log
         # Read when torch is imported, which happens later.
@@ -133,6 +138,7 @@ class ActorGroup:
         self._turn = Lock()  # calls must reach all actors in the same order
         self._end: BaseException | None = None  # why the group has ended
         self._handles: list[Any] = []
+        self.pids: list[int] = []
         try:
             self.pids = self._start()
         except OSError as error:
@@ -144,7 +150,7 @@ class ActorGroup:
         """Start the processes; retry once, as Ray may lose one on a loaded machine."""
         for attempt in range(START_ATTEMPTS):
             try:
-                return self._begin(attempt)
+                return self._begin()
             except ClusterError as error:
                 self.close()
                 if attempt == START_ATTEMPTS - 1:
@@ -156,12 +162,12 @@ class ActorGroup:
                 raise
         raise AssertionError("unreachable")
 
-    def _begin(self, attempt: int) -> list[int]:
+    def _begin(self) -> list[int]:
         environment = {k: v for k, v in os.environ.items() if k.startswith(PASSED_ON) and not SECRET.search(k)}
         self._handles = [
             ray.remote(max_restarts=0, num_cpus=0)(type(place.name, (ActorProcess,), {}))
             .options(
-                name=place.name + "-again" * attempt,  # Ray frees the name of a dead actor only after a while
+                name=f"{place.name}-{next(STARTED)}",  # Ray frees the name of a dead actor only after a while
                 scheduling_strategy=NodeAffinitySchedulingStrategy(place.node.id, soft=False),
                 max_concurrency=self._calls,
             )
@@ -223,6 +229,10 @@ class ActorGroup:
     def close(self) -> None:
         for handle in self._handles:
             ray.kill(handle)
+        own = ray.get_runtime_context().get_node_id() if self._handles else None
+        # A stopped process does not obey Ray.
+        here = [pid for place, pid in zip(self.places, self.pids, strict=False) if place.node.id == own]
+        kill_all([pid for pid in here if title_of(pid).startswith("ray::")])
 
     def _call(self, wanted: list[bool], verb: str, args: tuple[object, ...], label: str) -> list[Any]:
         label = label or verb

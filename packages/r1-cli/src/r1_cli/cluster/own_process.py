@@ -22,6 +22,7 @@ from threading import Lock
 from typing import Any
 
 from r1_cli.cluster.worker_group import ClusterError, picklable_error, redirect_output, tail_log
+from r1_cli.faults.stacks import answer_requests
 from r1_cli.runs.processes import note, record_process
 
 ENDING = 10.0  # seconds until a process that has closed its pipe has ended
@@ -112,6 +113,7 @@ def _serve(pipe: "Connection[Any, Any]", name: str, log: Path, threads: int) -> 
     record_process(log.parents[1], name)
     print(f"--- {name}, process {os.getpid()}, {datetime.now():%Y-%m-%d %H:%M:%S}", flush=True)
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
+    answer_requests()
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # which are no news in a log
     os.environ["OMP_NUM_THREADS"] = str(threads)  # read when torch is imported
     if "torch" in sys.modules:  # as it is where the run is started by a script that imports it

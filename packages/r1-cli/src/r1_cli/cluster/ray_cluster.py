@@ -6,9 +6,11 @@ import secrets
 import shutil
 import socket
 import sys
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from math import inf
@@ -16,6 +18,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from r1_cli.cluster.ray_connection import RayConnection
 from r1_cli.cluster.worker_group import ClusterError
 from r1_cli.config import ConfigError, Problem
 from r1_cli.config.rollout import EnginesConfig
@@ -40,9 +43,14 @@ NO_CLUSTER = (
 
 @contextmanager
 def open_cluster(
-    trainer: TrainerConfig, hardware: Hardware, apart: EnginesConfig = COLOCATED
+    trainer: TrainerConfig,
+    hardware: Hardware,
+    apart: EnginesConfig = COLOCATED,
+    connection: RayConnection[Path] | None = None,
 ) -> Iterator[ClusterNodes]:
     """Connect to a cluster, and reserve `nnodes` nodes with `n_gpus_per_node` devices each.
+
+    With a `connection`, Ray stays when the block ends, and the next block uses it again.
 
     Engines that are `apart` get further devices, on those nodes or on others. One node is always a private cluster. At
     the end a trace of the actors is written to `ray_timeline`, for chrome://tracing.
@@ -54,7 +62,12 @@ def open_cluster(
     if not find_spec("ray"):
         raise ConfigError([Problem("trainer.n_gpus_per_node", "several devices need Ray: install r1-cli[ray]")])
     private = max(trainer.nnodes, apart.nnodes) == 1
-    with private_cluster(trainer, hardware, apart) if private else joined_cluster(trainer, apart) as machines:
+    with ExitStack() as stack:
+        connection = connection or stack.enter_context(RayConnection[Path]())
+        if private:
+            machines = private_cluster(trainer, hardware, apart, connection)
+        else:
+            machines = stack.enter_context(joined_cluster(trainer, apart, connection))
         try:
             yield machines
         finally:
@@ -63,16 +76,28 @@ def open_cluster(
                 _import_ray().timeline(trainer.ray_timeline)
 
 
-@contextmanager
-def private_cluster(trainer: TrainerConfig, hardware: Hardware, apart: EnginesConfig) -> Iterator[ClusterNodes]:
-    """Start Ray for this run alone: on loopback, with a token, and with a folder that is removed at the end.
-
-    The next run removes the folder of a killed one.
-    """
+def private_cluster(
+    trainer: TrainerConfig, hardware: Hardware, apart: EnginesConfig, connection: RayConnection[Path]
+) -> ClusterNodes:
+    """Return this machine's devices, on a cluster of its own (`start_private`)."""
     ranks, wanted = trainer.n_gpus_per_node, trainer.n_gpus_per_node + apart.n_gpus_per_node
     devices = hardware.gpus if hardware.on_gpu else ("cpu",) * wanted
     require_devices([(LOOPBACK, len(devices))], 1, ranks, "GPUs")
     allocate_devices([(LOOPBACK, len(devices))], 1, ranks, apart, "GPUs")
+    scratch = connection.get(partial(start_private, wanted))
+    ray = _import_ray()
+    own = ray.get_runtime_context().get_node_id()
+    store = store_bytes(ray.nodes(), own, shared_bytes())
+    here = Node(own, LOOPBACK, devices[:ranks], store, str(scratch))
+    return ClusterNodes((here,), (replace(here, devices=devices[ranks:wanted]),) if apart.nnodes else ())
+
+
+@contextmanager
+def start_private(wanted: int) -> Iterator[Path]:
+    """Start Ray for this run alone: on loopback, with a token, and with a folder that is removed at the end.
+
+    The next run removes the folder of a killed one. Yields a folder for temporary files in it.
+    """
     # Read when Ray is imported. With 0 a node may have a loopback address, as where Ray has no multi-node clusters.
     os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     # Otherwise Ray writes a token of its own into the home. It reads the variable once, so it stays set.
@@ -85,11 +110,9 @@ def private_cluster(trainer: TrainerConfig, hardware: Hardware, apart: EnginesCo
     folder = PrivateFolder("r1-ray-")
     try:
         _start(ray, wanted, folder.path / "s")  # readable by everybody, and short: sockets are in it
-        scratch, own = folder.path / "scratch", ray.get_runtime_context().get_node_id()
+        scratch = folder.path / "scratch"
         scratch.mkdir()
-        store = store_bytes(ray.nodes(), own, shared_bytes())
-        here = Node(own, LOOPBACK, devices[:ranks], store, str(scratch))
-        yield ClusterNodes((here,), (replace(here, devices=devices[ranks:wanted]),) if apart.nnodes else ())
+        yield scratch
     finally:
         ray.shutdown()
         folder.remove()
@@ -117,21 +140,30 @@ def _start(ray: ModuleType, processes: int, folder: Path) -> None:
 
 
 @contextmanager
-def joined_cluster(trainer: TrainerConfig, apart: EnginesConfig) -> Iterator[ClusterNodes]:
-    """Connect to the cluster of RAY_ADDRESS, or to the one that `ray start` has begun on this machine."""
+def joined_cluster(
+    trainer: TrainerConfig, apart: EnginesConfig, connection: RayConnection[Path]
+) -> Iterator[ClusterNodes]:
+    """Reserve nodes of the cluster of RAY_ADDRESS, or of the one that `ray start` has begun on this machine."""
+    connection.get(partial(join_running, trainer.nnodes))
+    with _reserve_nodes(_import_ray(), trainer, apart) as machines:
+        yield machines
+
+
+@contextmanager
+def join_running(nnodes: int) -> Iterator[Path]:
+    """Connect to a running cluster. Yields the folder for temporary files, of which each node has its own instead."""
     address = find_address()
     if not address or (silent := connection_problem(address)):
         message = NO_CLUSTER.format(address=own_address())
         message += f" ({silent}, as RAY_ADDRESS or the last `ray start` here has it)" if address else ""
-        raise ConfigError([Problem("trainer.nnodes", message, str(trainer.nnodes))])
+        raise ConfigError([Problem("trainer.nnodes", message, str(nnodes))])
     ray = _import_ray()
     try:
         ray.init(address=address, namespace=_namespace(), log_to_driver=False, configure_logging=False)
     except (ConnectionError, RuntimeError, ray.exceptions.RayError) as error:  # another version or token
         raise ClusterError(f"the Ray cluster at {address} cannot be joined: {error}") from error
     try:
-        with _reserve_nodes(ray, trainer, apart) as machines:
-            yield machines
+        yield Path(tempfile.gettempdir())
     finally:
         ray.shutdown()
 

@@ -62,6 +62,9 @@ class TrainerConfig(Section):
     find_last_checkpoint: bool = True  # resume from the run's newest checkpoint
     stop_seconds: Positive | None = 30.0  # from SIGTERM or SIGUSR1 to the end of the process; null: no limit
     collective_timeout: Positive = 1800.0  # seconds that a rank waits for others, with several devices
+    phase_timeout: Positive = 7200.0  # seconds for a phase of a step; 10 times its slowest so far, if that is less
+    max_restarts: Annotated[int, Field(ge=0)] = 3  # by itself, after a fault of a process, within restart_window
+    restart_window: Positive = 3600.0  # seconds
     max_staleness: Annotated[int, Field(ge=0)] = 0  # steps that sampling runs ahead of learning; 0: synchronous
     metrics_port: Annotated[int, Field(ge=0, le=65535)] | None = None  # for Prometheus; 0: any free; null: none
     metrics_host: str = "127.0.0.1"  # address of metrics_port; any but loopback needs R1_METRICS_TOKEN

@@ -2,19 +2,21 @@
 
 import logging
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from rich.console import Console
 from transformers import PretrainedConfig
 
+from r1_cli.checkpoint.damage import STATE_FILE
 from r1_cli.checkpoint.folders import CheckpointStore
 from r1_cli.checkpoint.locks import lock_folder
 from r1_cli.cluster.own_process import OwnProcess
 from r1_cli.config import Provenance, RunConfig
 from r1_cli.config.root import require_shareable
+from r1_cli.faults.watchdog import Watchdog
 from r1_cli.hardware import Hardware, find_hardware
 from r1_cli.jobs.engines import start_engine_process, start_engines
 from r1_cli.jobs.learner import open_placement, rank_hardware, resolve_devices, start_ranks
@@ -22,24 +24,43 @@ from r1_cli.models.files import ModelFiles, open_critic_config, open_model
 from r1_cli.placement import Placement
 from r1_cli.plan.start import fetch_start, find_newer_copy, find_start, rename_damaged, require_same_shape
 from r1_cli.runs.processes import record_driver
+from r1_cli.runs.restarts import Restart, Restarts, began_before
 from r1_cli.runs.track import libraries
 from r1_cli.runs.track.console import ConsoleReporter
 from r1_cli.runs.track.timing import TIMELINE_FILE, Timeline
 
 if TYPE_CHECKING:
     from r1_cli.cluster.actors import ActorGroup
+    from r1_cli.cluster.ray_connection import RayConnection
 
 log = logging.getLogger("r1")
 
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
+    """A run's folder, and what stays between the attempts of a run that starts again by itself (`restarts`)."""
+
     store: CheckpointStore
     start: Path | None  # the checkpoint to resume from; None: a new run
+    restarts: Restarts | None = None  # None: the run does not start again
+    restart: Restart | None = None  # after which this attempt starts
+    connection: "RayConnection[Path] | None" = None
+    watchdog: Watchdog = field(default_factory=Watchdog)
 
     @property
     def path(self) -> Path:
         return self.store.root
+
+    def describe_restart(self) -> dict[str, Any]:
+        """Return what the manifest's entry of this start says of a restart; log how long it took. {} without one."""
+        if self.restart is None:
+            return {}
+        entry = self.restart.describe(self.path, self.start, began_before(self.path))
+        log.warning(
+            "training again after %.0f s, with %d steps to take again (%.0f s were lost in all)",
+            entry["seconds_to_restart"], entry["steps_again"], entry["seconds_lost"],
+        )  # fmt: skip
+        return entry
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +101,30 @@ def open_folder(config: RunConfig, stack: ExitStack) -> RunFolder:
     store = CheckpointStore(config.trainer.checkpoint_folder, limit=max(config.trainer.save_limit, 0) or None)
     stack.enter_context(lock_folder(store.root))
     stack.enter_context(record_driver(store.root))
+    return RunFolder(store, find_folder_start(config, store))
+
+
+def find_folder_start(config: RunConfig, store: CheckpointStore) -> Path | None:
+    """Return the checkpoint to resume from, None for a new run; rename damaged ones. Raises ConfigError."""
     config = fetch_start(config, store)
     start = find_start(config, store)
     for line in rename_damaged(store, start):
         log.warning("%s", line)
-    return RunFolder(store, find_newer_copy(config, store, start))
+    return find_newer_copy(config, store, start)
+
+
+def find_restart(config: RunConfig, store: CheckpointStore, began: float) -> Path | None:
+    """Return the checkpoint that a run resumes from after a fault: its newest.
+
+    With `trainer.load_checkpoint_path`, checkpoints of the folder count that are newer than `began`, when the command
+    was typed: others are not of this run.
+    """
+    if config.trainer.load_checkpoint_path:
+        saved = {step: (store.path(step) / STATE_FILE).stat().st_mtime for step in store.steps()}
+        own = [step for step, written in saved.items() if written >= began]
+        if own:
+            return store.path(own[-1])
+    return find_folder_start(config, store)
 
 
 def open_training(
@@ -117,7 +157,7 @@ def open_training(
     if critic_config is not None:
         require_shareable(config, critic_config.get_text_config(), "critic")
     stack.enter_context(libraries.redirect_library_logs(folder.path / libraries.LOG_FILE))
-    placement = stack.enter_context(open_placement(config, hardware, samples=samples))
+    placement = stack.enter_context(open_placement(config, hardware, samples=samples, connection=folder.connection))
     hardware = rank_hardware(hardware, placement.ranks)
     ranks = start_ranks(config, hardware, placement.ranks, stack)
     engines = start_engines(config, hardware, placement.engines, stack)

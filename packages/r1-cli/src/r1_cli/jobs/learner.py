@@ -27,6 +27,7 @@ from r1_core.learner.parallel import Parallel
 
 if TYPE_CHECKING:
     from r1_cli.cluster.actors import ActorGroup
+    from r1_cli.cluster.ray_connection import RayConnection
 
 log = logging.getLogger("r1")
 
@@ -44,8 +45,12 @@ def resolve_devices(config: RunConfig, provenance: Provenance, hardware: Hardwar
 
 
 @contextmanager
-def open_placement(config: RunConfig, hardware: Hardware, *, samples: bool = True) -> Iterator[Placement]:
+def open_placement(
+    config: RunConfig, hardware: Hardware, *, samples: bool = True, connection: "RayConnection[Path] | None" = None
+) -> Iterator[Placement]:
     """Connect to the run's cluster, and place ranks, and engines if the run samples.
+
+    With a `connection`, Ray stays when the block ends.
 
     Raises as `cluster.ray_cluster.open_cluster`.
     """
@@ -55,7 +60,7 @@ def open_placement(config: RunConfig, hardware: Hardware, *, samples: bool = Tru
         return
     from r1_cli.cluster.ray_cluster import open_cluster
 
-    with open_cluster(trainer, hardware, rollout.engines) as machines:
+    with open_cluster(trainer, hardware, rollout.engines, connection) as machines:
         placement = place_all(machines, rollout)
         yield placement if samples else replace(placement, engines=())
 

@@ -59,7 +59,10 @@ def open_logs(context: TrainingContext, data: Data, at: Position, total_steps: i
     numerics = {"threads": context.threads, "micro_batches": at.micro_batches}
     code, devices = digest_code(info.config), context.devices
     plan = {"steps": total_steps, "rows": {name: len(part) for name, part in named}}
-    entry = stack.enter_context(record_start(path, info.config, digests, devices, at.step, numerics, code, plan))
+    restart = context.folder.describe_restart()
+    entry = stack.enter_context(
+        record_start(path, info.config, digests, devices, at.step, numerics, code, plan, restart)
+    )
     if resumed:
         threads = starts[-1].get("numerics", {}).get("threads", context.threads) if starts else context.threads
         before = {**RunReader(path).settings(), "OMP_NUM_THREADS": threads}

@@ -22,14 +22,13 @@ from r1_cli.config import Provenance, RunConfig
 from r1_cli.config.fine_tuning import as_training
 from r1_cli.config.section import with_value
 from r1_cli.config.sources import Source, training_sources, validation_sources
-from r1_cli.jobs.context import RunFolder, TrainingContext, open_folder, open_training
+from r1_cli.jobs.context import RunFolder, TrainingContext, open_training
 from r1_cli.jobs.data import Data, DataSplit
 from r1_cli.jobs.data import open_data as open_prompts
 from r1_cli.jobs.logs import Logs, Saving, open_logs, open_saving
 from r1_cli.jobs.models import Models, Trained, check_models, load_engine, prepare_trained, resume
-from r1_cli.jobs.next_steps import print_next_steps
 from r1_cli.jobs.rollout import open_sampler, open_validation
-from r1_cli.jobs.train import Opened, take_steps
+from r1_cli.jobs.train import Opened, RunEnd, run_with_restarts, take_steps
 from r1_cli.plan.disk import require_disk_space
 from r1_cli.plan.fine_tuning import FineTuningPlan, make_plan, show_plan
 from r1_cli.runs.track.console import configure_logging
@@ -56,13 +55,12 @@ def fine_tune(config: RunConfig, provenance: Provenance, *, until: int | None = 
     console = Console()
     configure_logging(console)
     require_disk_space(as_training(config))
-    with ExitStack() as stack:
-        folder = open_folder(config, stack)
+
+    def attempt(folder: RunFolder, stack: ExitStack) -> RunEnd:
         opened = open_fine_tuning_run(config, provenance, folder, console, stack, until=until)
-        last = take_steps(opened, run.train)
-    if until is None:
-        print_next_steps(console, folder.store, last, opened.run.schedule.total_steps, **opened.next_steps)
-    return opened.run.stop.exit_code
+        return take_steps(opened, run.train, folder)
+
+    return run_with_restarts(config, attempt).finish(console, shown=until is None)
 
 
 def open_fine_tuning_run(
@@ -124,6 +122,7 @@ def build_fine_tuning(
         stop=saving.stop,
         assets=saving.assets,
         timeline=context.timeline,
+        watchdog=context.folder.watchdog,
         reader=DemonstrationReader(as_demonstrations(data.training.prompts)),
         stream=stream,
         rates=data.training.rates.of_rows if data.training.rates else None,

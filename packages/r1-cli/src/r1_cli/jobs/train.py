@@ -1,26 +1,40 @@
 """`r1 train`, from a checked configuration to a trained checkpoint."""
 
+import gc
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from rich.console import Console
+from torch.distributed import DistError
 
 from r1_cli.build.algorithm import build_schedule, try_algorithm
+from r1_cli.cluster.ray_connection import RayConnection
+from r1_cli.cluster.worker_group import ClusterError
 from r1_cli.config import Provenance, RunConfig
-from r1_cli.jobs.context import RunFolder, TrainingContext, open_folder, open_training
+from r1_cli.faults.watchdog import HungError, Watchdog
+from r1_cli.jobs.context import RunFolder, TrainingContext, find_restart, open_folder, open_training
 from r1_cli.jobs.data import PromptData, open_data, open_stream, show_plan
 from r1_cli.jobs.logs import Logs, open_logs, open_saving
 from r1_cli.jobs.models import Models, check_models, load_models, resume
 from r1_cli.jobs.next_steps import print_next_steps
 from r1_cli.jobs.rollout import Sampling, open_sampler, open_sampling
 from r1_cli.plan.disk import require_disk_space
+from r1_cli.runs.restarts import Restarts
 from r1_cli.runs.track.console import configure_logging
 from r1_cli.train import loop
 from r1_cli.train.run import TrainingRun
 from r1_cli.train.types import Policy, Position, Schedule, Teacher
+from r1_rollout.errors import EnginesDisagree, ServerError, StaleWeights
+from r1_rollout.pool.tasks import MemberLost
+
+# Errors of processes, engines and connections. What a user can correct, and what a user's code raises, is not here.
+LOST = (ClusterError, MemberLost, ServerError, HungError, DistError)
+# Errors that may be a property of the run: the same one at the same step again ends it.
+DOUBTFUL = (StaleWeights, EnginesDisagree)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,25 +63,74 @@ def train(config: RunConfig, provenance: Provenance, *, until: int | None = None
     configure_logging(console)
     try_algorithm(config)
     require_disk_space(config)
-    with ExitStack() as stack:
-        folder = open_folder(config, stack)
+
+    def attempt(folder: RunFolder, stack: ExitStack) -> RunEnd:
         opened = open_training_run(config, provenance, folder, console, stack, until=until, answers=answers)
         if config.trainer.val_only:
             with opened.run.stop.listening():
-                return validate_only(opened.run, opened.at)
-        last = take_steps(opened, loop.train)
-    if until is None:
-        print_next_steps(console, folder.store, last, opened.run.schedule.total_steps, **opened.next_steps)
-    return opened.run.stop.exit_code
+                return RunEnd(validate_only(opened.run, opened.at))
+        return take_steps(opened, loop.train, folder)
+
+    return run_with_restarts(config, attempt).finish(console, shown=until is None)
 
 
-def take_steps(opened: Opened, train: Callable[[TrainingRun, Position], Position]) -> Position:
+@dataclass(frozen=True, slots=True)
+class RunEnd:
+    """How a run has ended, when all that it had opened is closed."""
+
+    exit_code: int
+    next_steps: Callable[[Console], None] | None = None  # prints them
+
+    def finish(self, console: Console, *, shown: bool) -> int:
+        if shown and self.next_steps is not None:
+            self.next_steps(console)
+        return self.exit_code
+
+
+def run_with_restarts(config: RunConfig, attempt: Callable[[RunFolder, ExitStack], RunEnd]) -> RunEnd:
+    """Lock the run's folder and call `attempt` with it and a stack; call it again after a fault of the run's processes.
+
+    Ray's processes and this process's imports stay between attempts. The last fault is raised if the run may not start
+    again, by `trainer.max_restarts`.
+    """
+    trainer = config.trainer
+    with ExitStack() as stack:
+        folder = open_folder(config, stack)
+        restarts = Restarts(trainer, folder.path)
+        connection = stack.enter_context(RayConnection[Path]())
+        watchdog = Watchdog(folder.path, trainer.phase_timeout)
+        folder = replace(folder, restarts=restarts, connection=connection, watchdog=watchdog)
+        if again := restarts.after_death():
+            folder = replace(folder, start=find_restart(config, folder.store, restarts.began))
+        while True:
+            try:
+                with ExitStack() as own:
+                    return attempt(replace(folder, restart=again), own)
+            except (*LOST, *DOUBTFUL) as error:
+                cause = watchdog.take_cause() or " ".join([str(error), *vars(error).get("__notes__", ())])
+                again = restarts.allow(cause, type(error).__name__, repeats=isinstance(error, LOST))
+                if again is None:
+                    raise
+            _free_memory()  # outside the handler, whose traceback holds the models
+            folder = replace(folder, start=find_restart(config, folder.store, restarts.began))
+
+
+def _free_memory() -> None:
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+def take_steps(opened: Opened, train: Callable[[TrainingRun, Position], Position], folder: RunFolder) -> RunEnd:
     """Let `train` take the remaining steps of a run, or those until a signal, which the manifest then names."""
-    with opened.run.stop.listening():
+    if folder.restarts is not None:
+        folder.restarts.begin()
+    with opened.run.stop.listening(), opened.run.watchdog.watching():
         last = train(opened.run, opened.at)
-    if opened.run.stop.exit_code:
+    code, total, has = opened.run.stop.exit_code, opened.run.schedule.total_steps, opened.next_steps
+    if code:
         opened.manifest_entry["end"] = f"left after step {last.step}, by a signal"
-    return last
+    return RunEnd(code, lambda console: print_next_steps(console, folder.store, last, total, **has))
 
 
 def open_training_run(
@@ -126,6 +189,7 @@ def assemble(
         copies=saving.copies,
         critic=models.critic,
         timeline=context.timeline,
+        watchdog=context.folder.watchdog,
     )
 
 

@@ -41,6 +41,7 @@ def record_start(
     numerics: Mapping[str, object] | None = None,
     code: Mapping[str, str] | None = None,
     plan: Mapping[str, object] | None = None,
+    restart: Mapping[str, object] | None = None,
 ) -> Iterator[JsonObject]:
     """Add a start of the run to its manifest, and its end when the block ends.
 
@@ -50,7 +51,7 @@ def record_start(
     by name. devices: names of the devices. step: the step it resumes from. numerics: what else decides the last bits of
     the numbers: `threads` of the training process, and the automatic `micro_batches` by key. code: a digest of each of
     the user's files that the settings name, by `file.py:name`. plan: `steps` in all, and the number of `rows` of each
-    source, by name.
+    source, by name. restart: of a start by itself after a fault: its cause, and what it has cost.
     """
     start = {
         "began": now(),
@@ -64,6 +65,7 @@ def record_start(
         "code": dict(code or {}),
         "numerics": dict(numerics or {}),
         "plan": dict(plan or {}),
+        **({"restart": dict(restart)} if restart else {}),
         "seeds": {"data": config["data"]["seed"], "rollout": config["worker"]["rollout"]["seed"]},
         **_software(),
         "host": _host(devices),

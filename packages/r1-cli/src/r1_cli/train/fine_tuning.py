@@ -9,7 +9,6 @@ from math import isfinite
 from statistics import fmean
 from typing import TYPE_CHECKING
 
-from r1_cli.runs.track.timing import Stopwatch
 from r1_cli.train.demonstrations import (
     DemonstrationBatch,
     DemonstrationReader,
@@ -70,7 +69,7 @@ class FineTuning(TrainingRun):
 
 def take_step(run: FineTuning, at: Position) -> Taken:
     """Take one optimizer step on the next rows."""
-    watch = Stopwatch(run.tracker.console.stage, run.timeline.record)
+    watch = run.stopwatch()
     with watch("step"):
         rows = run.stream.batch(at.step)
         with watch("render"), run.stop.interruptible():

@@ -3,6 +3,7 @@
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import partial
 
 from r1_cli.runs.track.timing import Stopwatch
 from r1_cli.train.groups.group import to_samples
@@ -76,11 +77,13 @@ def take_step(run: Run, at: Position) -> Taken:
     compare each with its group, and make the better ones more likely, within a trust region around the policy that
     sampled, and near the reference.
     """
-    watch = Stopwatch(run.tracker.console.stage, run.timeline.record)
+    watch = run.stopwatch()
     update = run.update
     with watch("step"):
         with run.stop.interruptible():
+            run.watchdog.begin_step(at.step + 1, partial(run.collector.rows_of, at))
             groups, after, collected = sample(run, at, watch)
+            run.watchdog.rows = lambda: [group.row for group in groups]
         run.recorder.hold(groups)  # is recorded if the step fails
         with watch.background("to samples"):
             samples = to_samples(groups)

@@ -11,6 +11,7 @@ from r1_cli.checkpoint.folders import CheckpointStore
 from r1_cli.checkpoint.memory import MemorySaver
 from r1_cli.checkpoint.saving import Saver
 from r1_cli.checkpoint.stop import Stopped, StopRequest
+from r1_cli.faults.watchdog import Watchdog
 from r1_cli.hardware import free_memory
 from r1_cli.runs.track import Generation, Tracker
 from r1_cli.runs.track.timing import Stopwatch, Timeline
@@ -61,6 +62,20 @@ class TrainingRun:
     async_sampler: AsyncSampler | None = None  # samples later steps while the learner computes
     timeline: Timeline = field(default_factory=Timeline)
     copies: MemorySaver | None = None  # of the state, in memory
+    watchdog: Watchdog = field(default_factory=Watchdog)
+
+    def stopwatch(self) -> Stopwatch:
+        """Return a new stopwatch whose stages the console shows, the timeline records and the watchdog watches."""
+
+        def begun(stage: str) -> None:
+            self.tracker.console.stage(stage)
+            self.watchdog.begun(stage)
+
+        def ended(stage: str, begin: float, end: float) -> None:
+            self.timeline.record(stage, begin, end)
+            self.watchdog.ended(stage, begin, end)
+
+        return Stopwatch(begun, ended)
 
     @abstractmethod
     def take_step(self, at: Position) -> Taken:
@@ -181,7 +196,7 @@ def finish_step(run: TrainingRun, taken: Taken) -> None:
     A checkpoint is published after the record, so that a resumed run has the records of all its steps.
     """
     at, record, generations = taken.at, taken.metrics, taken.shown
-    watch = Stopwatch(run.tracker.console.stage, run.timeline.record)
+    watch = run.stopwatch()
     if run.validates and run.schedule.validates(at.step):
         try:
             with watch("validation"):

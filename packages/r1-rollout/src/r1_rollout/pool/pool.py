@@ -5,7 +5,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from r1_rollout.errors import EngineError
+from r1_rollout.errors import EnginesDisagree
 from r1_rollout.pool.dispatch import Dispatch, Fleet, Member
 from r1_rollout.pool.session import DispatchedRequests, PoolSession
 from r1_rollout.types import Comparison, Expected, OldEngineNames, PromptLike, SamplingParams
@@ -110,7 +110,7 @@ class EnginePool(OldEngineNames, Generic[M]):
     def logprobs_of(
         self, prompts: Sequence[PromptLike], responses: "Sequence[Tokens]", temperature: float = 1.0
     ) -> list[list[float]]:
-        """Compute all on every member. Raises EngineError if two differ by more than rounding."""
+        """Compute all on every member. Raises EnginesDisagree if two differ by more than rounding."""
         self._require_active("logprobs_of")
         self._check_replay(prompts, responses, temperature)
         sent, members = self._prepare(prompts), self._ready()
@@ -164,7 +164,7 @@ class EnginePool(OldEngineNames, Generic[M]):
 
 
 def require_agreement(names: Sequence[str], logprobs: Sequence[list[list[float]]], tolerance: float) -> None:
-    """Raise EngineError if two members give the same responses other log-probs: one has other weights.
+    """Raise EnginesDisagree if two members give the same responses other log-probs: one has other weights.
 
     Args:
         names: of the members.
@@ -173,7 +173,7 @@ def require_agreement(names: Sequence[str], logprobs: Sequence[list[list[float]]
     """
     for name, own in zip(names[1:], logprobs[1:], strict=True):
         if not (gap := widest_gap(own, logprobs[0])) <= tolerance:
-            raise EngineError(
+            raise EnginesDisagree(
                 f"{names[0]} and {name} give the same responses log-probs that differ by {gap:.3g} of their size "
                 f"(tolerance {tolerance:.3g}): one of them has other weights"
             )

@@ -159,6 +159,7 @@ def findings(run: RunReader) -> Iterator[str]:
 def faults(history: History, starts: Sequence[JsonObject]) -> Iterator[str]:
     rows = [(f"start {at}, from step {one['from_step']}", one["end"]) for at, one in enumerate(starts, start=1)]
     rows = rows if len(rows) > 1 or any(row[1] != "complete" for row in rows) else []
+    rows += [describe_restart(one["restart"]) for one in starts if "restart" in one]
     for name in [name for prefix in ("reward/failures", "val/failures") for name in history.names(prefix)]:
         if count := sum(value for _, value in history.series(name)):
             rows.append((name, f"{count:,.0f} answers"))
@@ -167,6 +168,11 @@ def faults(history: History, starts: Sequence[JsonObject]) -> Iterator[str]:
             rows.append((name, f"{known[-1][1]:,.0f} optimizer steps"))
     yield "<h2>Faults survived</h2>"
     yield table(rows) or "<p>None.</p>"
+
+
+def describe_restart(restart: JsonObject) -> tuple[str, str]:
+    again = f"{restart['steps_again']} steps taken again, {restart['seconds_lost']:,.0f} s lost"
+    return f"restart at step {restart['step']}", f"{restart['cause']}; {again}"
 
 
 def samples(run: RunReader) -> Iterator[str]:

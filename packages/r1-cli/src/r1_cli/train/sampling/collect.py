@@ -86,6 +86,12 @@ class DynamicSampling:
             self._require_part(state.groups)
         return self._choose_groups(state, at)
 
+    def rows_of(self, at: Position) -> list[int]:
+        """Return the rows that the first round of a step samples, where no earlier answers choose them."""
+        if isinstance(self.stream, OnlineStream):
+            return list(at.stream.unfinished)
+        return [*at.stream.unfinished, *self.stream.batch(at.stream.cursor)]
+
     def _next_batch(self, state: SamplingState) -> list[int]:
         position = state.stream
         if not isinstance(self.stream, OnlineStream):
