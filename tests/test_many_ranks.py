@@ -110,6 +110,12 @@ def test_two_ranks_survive_faults_one_after_the_other_with_one_process_numbers(t
             "SIGSTOP of a rank": lambda: hit(two, "learner-0", signal.SIGSTOP),
             "SIGKILL of the driver": lambda: psutil.Process(process.pid).children()[0].kill(),
         }
+        hit(two, "engine-1", signal.SIGKILL)
+        note_fault("SIGKILL of an engine", {}, time.time(), "goes on")
+        wait_for(lambda: (two / "logs/engine-1.log").read_text().count("--- engine-1") == 2, process)
+        assert not restarts_of(two)
+        before = steps_of(two)
+        wait_for(lambda: steps_of(two) > before + 1, process)
         for number, (fault, strike) in enumerate(hits.items(), start=1):
             before, began = steps_of(two), time.time()
             strike()
@@ -122,6 +128,7 @@ def test_two_ranks_survive_faults_one_after_the_other_with_one_process_numbers(t
     assert process.returncode == 128 + signal.SIGTERM, out + err
     assert psutil.wait_procs(left, timeout=PATIENCE)[1] == []
     assert "Traceback" not in out + err
+    assert re.search(r"engine-1 on 127.0.0.1 died in \w+.*\n(.*\n)+?The step goes on with the other engines", out)
     causes = [restart["cause"] for restart in restarts_of(two)]
     assert "learner-1 on 127.0.0.1 died" in causes[0]
     assert re.search(r"ray::learner-0\S*, process \d+, was stopped for 10 s .* stacks are in", causes[1])

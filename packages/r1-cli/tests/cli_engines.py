@@ -82,9 +82,10 @@ def as_set(
     max_sequences: int = 8,
     dtype: torch.dtype | None = None,
     backend: DirectBackend | None = None,
+    start: Any = None,
 ) -> RemoteEnginePool:
     named = [(f"engine-{number}", member) for number, member in enumerate(members)]
-    return RemoteEnginePool(named, max_sequences=max_sequences, dtype=dtype, direct=backend)
+    return RemoteEnginePool(named, max_sequences=max_sequences, dtype=dtype, direct=backend, start=start)
 
 
 def weights_reach_engines(dtype: torch.dtype | None) -> list[str]:

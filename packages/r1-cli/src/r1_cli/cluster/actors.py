@@ -288,7 +288,9 @@ class ActorGroup:
         others = f"; it ended {', '.join(silent)}" if silent else ""
         if not isinstance(error, RayTaskError):  # Ray's own error, not in the log
             return ClusterError(f"{place} failed in {verb}: {type(error).__name__}: {error}{others}")
-        error.cause.add_note(f"raised by {place} in {verb}, see its log {place.log}{others}")
+        error.cause.add_note(
+            f"raised by {place} in {verb}, see its log {place.log}{others}{_unlogged(error, place.log)}"
+        )
         return error.cause
 
     def _explain_silence(self, verb: str, silent: Sequence[str]) -> ClusterError:
@@ -315,6 +317,13 @@ class ActorCaller:
         except RayTaskError as error:
             error.cause.add_note(f"raised by {self.place} in {verb}, see its log {self.place.log}")
             raise error.cause from error
+
+
+def _unlogged(error: RayTaskError, log: Path) -> str:
+    """Return the end of an error's traceback if the log lacks it: Ray raised it before the method ran."""
+    if type(error.cause).__name__ in tail_log(log, 50):
+        return ""
+    return "".join(f"\n    {line}" for line in str(error.traceback_str).strip().splitlines()[-5:])
 
 
 def reason_of(error: BaseException) -> str:

@@ -1,8 +1,9 @@
 """A pool of engines in other processes: actors of a cluster, or a subprocess of the driver."""
 
+import logging
 import threading
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,7 +15,7 @@ from r1_cli.cluster.direct import Ask, DirectBackend
 from r1_cli.cluster.engine import EngineInfo
 from r1_cli.cluster.weights import RankedWeights, put_buckets
 from r1_cli.cluster.worker_group import ClusterError, Put, Reference, WorkerGroup
-from r1_rollout.pool.dispatch import Dispatch, Fleet
+from r1_rollout.pool.dispatch import Dispatch, Fleet, Member
 from r1_rollout.pool.pool import EnginePool
 from r1_rollout.pool.tasks import Backlog, FinishedPart, MemberLost, Task
 from r1_rollout.types import Comparison, Completion, Expected, PromptLike, SamplingParams
@@ -25,6 +26,9 @@ if TYPE_CHECKING:
 
     from r1_rollout.types import Tokens
 
+log = logging.getLogger("r1")
+
+Start = Callable[[int], WorkerGroup]  # starts the engine of a place in the pool
 CALLS = 2  # calls of `work` in flight to an engine, so that the next is there when one ends
 
 
@@ -46,13 +50,15 @@ class RemoteEngine:
     def __init__(self, name: str, ranks: WorkerGroup) -> None:
         self.name, self.ranks = name, ranks
         self.backlog = Backlog()
+        self.lost: MemberLost | None = None  # why its process does not answer any more
 
     def call(self, method: str, *arguments: Any) -> Any:
         """Call a method of the host. Raises MemberLost if its process has died, and the engine's errors."""
         try:
             return self.ranks.call(method, *arguments)
         except ClusterError as error:
-            raise MemberLost(str(error)) from error
+            self.lost = MemberLost(str(error))
+            raise self.lost from error
 
     @property
     def remote_caller(self) -> Ask:
@@ -73,6 +79,63 @@ class RemoteEngine:
         return found
 
 
+class EngineFleet(Fleet):
+    """The engines of a pool, which goes on without those whose processes have died.
+
+    Their unfinished groups go to the others: the noise of a sample does not depend on the engine. A lost engine is
+    started again in a thread, and takes part from the next weight sync.
+    """
+
+    def __init__(self, engines: "Sequence[RemoteEngine]", start: "Start | None") -> None:
+        super().__init__(engines)
+        self.engines = tuple(engines)
+        self._start, self._threads = start, ThreadPoolExecutor(1, "r1-engine-start")
+        self._pending: dict[int, Future[WorkerGroup]] = {}  # by the engine's place
+
+    def ready(self) -> "Sequence[RemoteEngine]":
+        return [engine for engine in self.engines if engine.lost is None]
+
+    def usable(self) -> "Sequence[RemoteEngine]":
+        return self.ready()
+
+    def retries(self, member: Member, error: BaseException) -> bool:
+        if not isinstance(error, MemberLost):
+            return False
+        with self.changed:
+            self.broken = not self.ready()
+            self.members = tuple(self.ready())
+            self._begin_starts(error)
+        return not self.broken
+
+    def _begin_starts(self, error: BaseException) -> None:
+        for place, engine in enumerate(self.engines):
+            if engine.lost is None or place in self._pending or self.broken:
+                continue
+            again = "" if self._start is None else ", until it has started again"
+            log.warning("%s\nThe step goes on with the other engines%s", error, again)
+            start = self._start or _never
+            self._pending[place] = self._threads.submit(start, place)
+
+    def admit(self) -> None:
+        """Let the engines take part that have started again. Those that could not stay lost."""
+        for place, start in [*self._pending.items()]:
+            if not start.done() or self._start is None:
+                continue
+            if (error := start.exception()) is not None:
+                log.warning("%s could not be started again: %s", self.engines[place].name, error)
+                self._start = None
+                continue
+            engine = self.engines[place]
+            engine.ranks, engine.lost, engine.backlog = start.result(), None, Backlog()
+            del self._pending[place]
+            log.info("%s takes part again", engine.name)
+        self.members = tuple(self.ready())
+
+
+def _never(place: int) -> WorkerGroup:
+    raise ClusterError("nothing starts engines of this pool again")
+
+
 class RemoteSession:
     """One call on one engine. Threads here call `EngineHost.work` repeatedly."""
 
@@ -84,6 +147,7 @@ class RemoteSession:
         self._unfinished: dict[int, int] = {}  # results of each task that are to come
         self._calls = 0  # in flight
         self._closed = False
+        self._error: BaseException | None = None  # why it has ended
         self._threads = [
             threading.Thread(target=self._serve, daemon=True, name=f"r1-{member.name}") for _ in range(CALLS)
         ]
@@ -92,10 +156,23 @@ class RemoteSession:
 
     @property
     def prefilled(self) -> int | None:
-        found: int | None = self._member.call("prefilled")
+        try:
+            found: int | None = self._member.call("prefilled")
+        except MemberLost:
+            return None
         return found
 
     def submit(self, tasks: Sequence[Task]) -> None:
+        with self._changed:
+            if self._error is not None:
+                error, refused = self._error, [task.index for task in tasks]
+            else:
+                refused = []
+                self._add(tasks)
+        for index in refused:
+            self._dispatch.finish(index, error)
+
+    def _add(self, tasks: Sequence[Task]) -> None:
         with self._changed:
             self._inbox += tasks
             self._unfinished |= {task.index: task.params.n if task.split else 1 for task in tasks}
@@ -127,14 +204,23 @@ class RemoteSession:
             try:
                 finished = self._member.call("work", *work)
             except BaseException as error:  # a thread's error must reach the consumer
-                self._dispatch.fail(self._member, error)
-                with self._changed:
-                    self._closed = True
+                self._fail(error)
             with self._changed:
                 self._calls -= 1
                 self._changed.notify_all()
             for index, number, completions in finished:
                 self._report(index, number, completions)
+
+    def _fail(self, error: BaseException) -> None:
+        """Give the unfinished groups back with the error."""
+        with self._changed:
+            self._error, self._closed = error, True
+            left, self._unfinished = list(self._unfinished), {}
+            self._changed.notify_all()
+        for index in left:
+            self._dispatch.finish(index, error)
+        if not left:
+            self._dispatch.fail(self._member, error)
 
     def _report(self, index: int, number: int | None, completions: "list[Completion]") -> None:
         """Report a group, or a sample and perhaps with it the end of its group. The other thread reports, too."""
@@ -165,7 +251,7 @@ class RemoteSession:
 
 
 class RemoteEnginePool(EnginePool[RemoteEngine]):
-    """The pool of a run's engines in other processes. If one fails or dies, the call ends with it."""
+    """The pool of a run's engines in other processes. It goes on without dead ones; an error ends the call."""
 
     def __init__(
         self,
@@ -174,6 +260,7 @@ class RemoteEnginePool(EnginePool[RemoteEngine]):
         max_sequences: int,
         dtype: torch.dtype | None,
         direct: DirectBackend | None = None,
+        start: "Start | None" = None,
     ) -> None:
         """Store the engines.
 
@@ -182,6 +269,7 @@ class RemoteEnginePool(EnginePool[RemoteEngine]):
             max_sequences: samples that decode concurrently in each.
             dtype: of the sent weights; None: unchanged.
             direct: how ranks send full weights to the engines directly; None: through the object store.
+            start: starts the engine of a place among `members` again, when its process has died; None: it stays lost.
         """
         if not members:
             raise ValueError("a pool of engines needs at least one")
@@ -189,14 +277,29 @@ class RemoteEnginePool(EnginePool[RemoteEngine]):
         self._dtype, self._direct = dtype, direct
         self._put: Put = engines[0].ranks.put
         infos: list[EngineInfo] = [engine.call("describe") for engine in engines]
+        self._engines = EngineFleet(engines, start)
         super().__init__(
-            Fleet(engines),
+            self._engines,
             max_sequences=max_sequences,
             precisions=sorted({one for info in infos for one in info.precisions}),
             keeps_layout=all(info.keeps_layout for info in infos),
+            max_attempts=max(2, len(engines)),
         )
 
     def _sync(self, source: WeightSource, *, activate: bool) -> None:
+        """Send weights to all engines. If one dies meanwhile, send them to the others from the beginning."""
+        self._engines.admit()
+        while True:
+            try:
+                self._send(source, activate=activate)
+            except MemberLost as error:
+                if self._direct is not None or not self._engines.retries(self._engines.engines[0], error):
+                    raise
+                self._offload()  # of those that are active with them already
+            else:
+                return
+
+    def _send(self, source: WeightSource, *, activate: bool) -> None:
         if self._direct is not None and isinstance(source, RankedWeights) and source.form is None:
             RankTransport(self._direct, self._dtype, activate).send(source, self._ready())
         else:

@@ -39,6 +39,19 @@ def start_engines(
     """Start the processes of engines with placements, importing in the background. Raises ClusterError."""
     if not places:
         return None
+    engines = start_actors(config, hardware, places, places)
+    stack.callback(engines.close)
+    return engines
+
+
+def start_actors(
+    config: RunConfig, hardware: Hardware, places: Sequence[EnginePlacement], all_places: Sequence[EnginePlacement]
+) -> "ActorGroup":
+    """Start the processes of engines, which import in the background. Raises ClusterError.
+
+    Args:
+        all_places: of all engines, among which a node's threads are divided.
+    """
     from r1_cli.cluster.actors import ActorGroup, ActorPlacement
 
     logs = Path(config.trainer.checkpoint_folder).resolve() / "logs"
@@ -49,12 +62,11 @@ def start_engines(
                 place.node,
                 place.devices if hardware.on_gpu else (),
                 logs / f"{place.name}.log",
-                sum(len(other.devices) for other in places if other.node.id == place.node.id),
+                sum(len(other.devices) for other in all_places if other.node.id == place.node.id),
             )
             for place in places
         ]
     )
-    stack.callback(engines.close)
     embedded = engine_module(config.worker.rollout.engine) is engine_module("embedded")
     engines.preload(__name__, *(["r1_rollout.embedded"] if embedded else []))
     return engines
@@ -113,7 +125,14 @@ def open_engine(
     names = [f"{place.name} on {place.node.address}" for place in places]
     members = list(zip(names, engines.split(), strict=True))
     direct = find_backend(config, hardware, rollout.engine_size)
-    return RemoteEnginePool(members, max_sequences=max_sequences(config), dtype=dtype, direct=direct)
+
+    def start(place: int) -> "ActorGroup":
+        again = start_actors(config, hardware, [places[place]], places)
+        stack.callback(again.close)
+        again.create(EngineHost, [(partial(build_hosted, config, own_hardware(hardware, places[place])),)])
+        return again
+
+    return RemoteEnginePool(members, max_sequences=max_sequences(config), dtype=dtype, direct=direct, start=start)
 
 
 def open_engine_on_base(

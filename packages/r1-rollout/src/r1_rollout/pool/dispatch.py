@@ -282,8 +282,9 @@ class Dispatch:
                     self._done.put((index, None, outcome))
 
     def fail(self, member: Member, error: BaseException) -> None:
-        self._fleet.retries(member, error)
-        self._give_up(error)
+        """Note that a member failed that has no unfinished groups."""
+        if not self._fleet.retries(member, error):
+            self._give_up(error)
 
     def _retry(self, index: int, member: Member, error: BaseException) -> None:
         if not self._fleet.retries(member, error):

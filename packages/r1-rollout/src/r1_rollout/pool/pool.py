@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 from r1_rollout.errors import EnginesDisagree
 from r1_rollout.pool.dispatch import Dispatch, Fleet, Member
 from r1_rollout.pool.session import DispatchedRequests, PoolSession
+from r1_rollout.pool.tasks import MemberLost
 from r1_rollout.types import Comparison, Expected, OldEngineNames, PromptLike, SamplingParams
 from r1_rollout.weight_checks import TOLERANCE, merged, widest_gap
 from r1_rollout.weights import WeightSource, dtype_named
@@ -100,8 +101,8 @@ class EnginePool(OldEngineNames, Generic[M]):
         limits = {"max_sequences": self._max_sequences, "max_attempts": self._max_attempts}
         dispatch = Dispatch(self._fleet, prompts, params, session=session, **limits)
         members: Sequence[Any] = self._fleet.members
-        opened = self._each(lambda member: member.open(params, dispatch), members)
-        return dispatch.start(dict(zip(members, opened, strict=True)))
+        opened: dict[Any, Any] = self._each(lambda member: member.open(params, dispatch), members)
+        return dispatch.start(opened)
 
     def _require_capacity(self, params: SamplingParams) -> None:
         if params.n > self._max_sequences:
@@ -115,23 +116,35 @@ class EnginePool(OldEngineNames, Generic[M]):
         self._check_replay(prompts, responses, temperature)
         sent, members = self._prepare(prompts), self._ready()
         found = self._each(lambda member: member.logprobs_of(sent, responses, temperature), members)
+        logprobs = [*found.values()]
         if responses:
-            require_agreement([member.name for member in members], found, self.tolerance)
-        return found[0]
+            require_agreement([member.name for member in found], logprobs, self.tolerance)
+        return logprobs[0]
 
     def compare(self, expected: Mapping[str, Expected]) -> Comparison:
         self._require_active("compare")
-        return merged(self._each(lambda member: member.compare(dict(expected)), self._ready()))
+        return merged([*self._each(lambda member: member.compare(dict(expected)), self._ready()).values()])
 
     def _ready(self) -> Sequence[M]:
         with self._fleet.changed:
             ready: Sequence[Any] = self._fleet.ready()
         return ready
 
-    def _each(self, call: Callable[[M], Result], members: Sequence[M]) -> list[Result]:
+    def _each(self, call: Callable[[M], Result], members: Sequence[M]) -> dict[M, Result]:
+        """Call all members concurrently; return the results of those that the fleet has not lost.
+
+        Raises the first error, unless the fleet goes on without its member.
+        """
         with ThreadPoolExecutor(max(1, len(members))) as threads:
-            calls = [threads.submit(call, member) for member in members]
-        return [one.result() for one in calls]
+            calls = {member: threads.submit(call, member) for member in members}
+        found = {}
+        for member, one in calls.items():
+            try:
+                found[member] = one.result()
+            except MemberLost as error:
+                if not self._fleet.retries(member, error):
+                    raise
+        return found
 
     def _end(self, reason: str) -> None:
         call, self._call = self._call, None
