@@ -18,7 +18,7 @@ from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.trainer import TrainerConfig
 from r1_cli.faults import watchdog as watchdog_module
 from r1_cli.faults.processes import descendants_of, state_of
-from r1_cli.faults.supervisor import FATAL, supervised
+from r1_cli.faults.supervisor import EARLY_DEATHS, FATAL, supervised
 from r1_cli.faults.watchdog import HungError, Watchdog
 from r1_cli.jobs.context import RunFolder, find_restart
 from r1_cli.jobs.train import RunEnd, run_with_restarts
@@ -214,14 +214,14 @@ folder, own = Path(sys.argv[2]), supervisor.supervised
 assert "torch" not in sys.modules
 tries = len(list(folder.iterdir()))
 (folder / str(tries)).write_text(f"{os.getpid()} {own.death}")
-if sys.argv[1] != "early":
+if sys.argv[1] != "early" and (sys.argv[1] not in ("again", "hopeless") or tries == 0):
     own.arm()
 if sys.argv[1] == "disarmed":
     own.arm(False)
-if tries < 2:
+if tries < 2 or sys.argv[1] == "hopeless":
     if sys.argv[1] == "orphan":
         os.fork() or time.sleep(600)
-    if sys.argv[1] in ("dies", "early", "orphan", "disarmed"):
+    if sys.argv[1] in ("dies", "early", "orphan", "disarmed", "again", "hopeless"):
         os.kill(os.getpid(), signal.SIGKILL)
     if sys.argv[1] == "stops":
         os.kill(os.getpid(), signal.SIGSTOP)
@@ -237,7 +237,7 @@ def run(how: str, folder: Path) -> "subprocess.Popen[bytes]":
     return subprocess.Popen([sys.executable, "-c", PROGRAM, how, str(folder)])
 
 
-@pytest.mark.parametrize("how", ["dies", "orphan", "stops"])
+@pytest.mark.parametrize("how", ["dies", "orphan", "stops", "again"])
 def test_a_killed_or_stopped_run_is_started_again_and_nothing_of_it_is_left(how: str, tmp_path: Path) -> None:
     with run(how, tmp_path) as process:
         assert process.wait(60) == 7
@@ -253,6 +253,12 @@ def test_a_run_that_is_killed_before_it_trains_or_after_a_signal_ends_as_it_did(
     with run(how, tmp_path) as process:
         assert process.wait(60) == -signal.SIGKILL
     assert len([*tmp_path.iterdir()]) == 1
+
+
+def test_a_run_that_is_killed_at_each_start_ends_at_last(tmp_path: Path) -> None:
+    with run("hopeless", tmp_path) as process:
+        assert process.wait(60) == -signal.SIGKILL
+    assert len([*tmp_path.iterdir()]) == 1 + EARLY_DEATHS + 1
 
 
 def test_a_signal_is_passed_on_and_its_exit_code_returned(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ FATAL = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGABRT, signal.S
 FORWARDED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 SECOND = 1.0  # between two looks at the child
 STOPPED_SECONDS = 15  # after which a stopped child is killed and started again
+EARLY_DEATHS = 5  # in a row of children that were started again and killed before they trained
 SAME_SECONDS = 0.5
 DIES_WITH_PARENT, ADOPTS_ORPHANS = 1, 36  # options of prctl
 
@@ -54,6 +55,7 @@ def supervise() -> None:
     """Return in the child, which runs the command. The parent never returns: it exits as the last child did."""
     signal.pthread_sigmask(signal.SIG_BLOCK, (*FORWARDED, signal.SIGCHLD))
     _prctl(ADOPTS_ORPHANS, 1)
+    early = 0  # deaths in a row before the run trained again
     while True:
         parent, (reading, writing) = os.getpid(), os.pipe()
         if not (child := os.fork()):
@@ -67,11 +69,13 @@ def supervise() -> None:
         os.close(writing)
         status, stopped, ended_by_user = _watch(child)
         os.set_blocking(reading, False)  # what the child has forked may still hold the other end
-        armed = b"0"
+        armed = b""
         with suppress(BlockingIOError):
             armed = os.read(reading, 4096)[-1:]
         os.close(reading)
-        if ended_by_user or not (armed == b"1" and os.WIFSIGNALED(status) and os.WTERMSIG(status) in FATAL):
+        early = early + 1 if not armed and supervised.death else 0
+        again = armed == b"1" or 0 < early <= EARLY_DEATHS
+        if ended_by_user or not (again and os.WIFSIGNALED(status) and os.WTERMSIG(status) in FATAL):
             _exit_as(status)
         _kill_orphans()
         supervised.died = time.time()
