@@ -33,7 +33,11 @@ TARGETS = {
     "rank": r"ray::learner-", "engine": r"ray::engine-", "media": r"ray::media-", "reward": r"r1_rewards|r1-reward",
     "driver": r"bin/r1 train ",
 }  # fmt: skip
-CLOCKED = ("timing_", "perf/", "gen/busy", "gen/prefilled")  # what a clock, memory or the number of engines decides
+CLOCKED = (
+    "timing_", "perf/", "gen/busy", "gen/prefilled",  # by a clock, memory, or the number of engines
+    # An engine's log-probs differ in their last digits with the answers that it decodes together.
+    "rollout/kl", "rollout/logprob_gap", "rollout/chi2", "rollout/effective_sample_size", "rollout/ppl",
+)  # fmt: skip
 
 
 def start(folder: Path, steps: int, *words: str) -> subprocess.Popen[bytes]:
