@@ -87,7 +87,7 @@ def measure(steps: int, ranks: int) -> dict[str, dict[int, list[float]]]:
                 while run.poll() is None:
                     step = steps_of(folder)
                     with suppress(psutil.NoSuchProcess):  # it has just ended
-                        for name, size in look(run).items() if step else ():
+                        for name, size in look(run.children()[0]).items() if step else ():
                             seen[name][step].append(size)
                     time.sleep(0.2)
             except KeyboardInterrupt:

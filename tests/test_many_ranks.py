@@ -66,6 +66,12 @@ def running(folder: Path, *words: str, steps: int = 1, **environment: str) -> It
     assert not any(Path(one).exists() for one in own)
 
 
+def driver_of(process: subprocess.Popen[str]) -> psutil.Process:
+    """The process that trains, which `r1` starts and watches."""
+    (driver,) = psutil.Process(process.pid).children()
+    return driver
+
+
 def words_of(process: psutil.Process) -> str:
     try:
         return " ".join(process.cmdline())
@@ -108,7 +114,7 @@ def test_two_ranks_survive_faults_one_after_the_other_with_one_process_numbers(t
         hits = {
             "SIGKILL of a rank": lambda: hit(two, "learner-1", signal.SIGKILL),
             "SIGSTOP of a rank": lambda: hit(two, "learner-0", signal.SIGSTOP),
-            "SIGKILL of the driver": lambda: psutil.Process(process.pid).children()[0].kill(),
+            "SIGKILL of the driver": lambda: driver_of(process).kill(),
         }
         hit(two, "engine-1", signal.SIGKILL)
         note_fault("SIGKILL of an engine", {}, time.time(), "goes on")
@@ -219,7 +225,7 @@ def test_two_ranks_that_share_every_sequence_of_actor_and_critic_are_one_process
     watched = ["trainer.metrics_port=0", f"trainer.project_name=https://user:{PLANTED}@host"]
     with running(two, *words, *shared, *watched, steps=2, **dict.fromkeys(SECRETS, PLANTED)) as process:
         wait_for((two / "global_step_2").is_dir, process)
-        assert_on_loopback(process.pid)
+        assert_on_loopback(driver_of(process).pid)
         names = {"driver", "learner-0", "learner-1", "engine-0", "engine-1"}
         assert names <= {one.name for one in read_processes(two)}
         kill(two, "learner-1")
