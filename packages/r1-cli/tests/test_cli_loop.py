@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -471,3 +472,17 @@ def test_copies_that_cannot_be_written_are_off_with_one_line_and_the_run_goes_on
     assert caplog.text.count("copies in memory are off") == 1
     small = replace(run(tmp_path / "small"), learner=Copied(has_room=False), copies=memory_saver(tmp_path / "small"))
     assert loop.train(small, start(KeepAll())).step == 6, "without memory for a copy there is none"
+
+
+def test_a_clock_that_goes_back_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    loop.train(run(tmp_path / "calm", steps=3), start(KeepAll()))
+    now = iter(range(10**9, 0, -3600))
+    monkeypatch.setattr(time, "time", lambda: float(next(now)))
+    of = run(tmp_path / "back", steps=3)
+    loop.train(replace(of, schedule=replace(of.schedule, save_freq=1)), start(KeepAll()))
+    calm, back = records(tmp_path / "calm"), records(tmp_path / "back")
+    assert all(value >= 0 for row in back for name, value in row.items() if name.startswith("timing_s/"))
+    clocked = ("timing_", "perf/")
+    kept = [[{k: v for k, v in row.items() if not k.startswith(clocked)} for row in rows] for rows in (calm, back)]
+    assert kept[0] == kept[1]
+    assert of.store.steps() == [1, 2, 3]

@@ -110,6 +110,21 @@ def refuse(self: FileLogger, step: int, record: Any) -> None:
     raise CheckpointError("the disk is read-only")
 
 
+def test_a_disk_that_is_read_only_from_now_on_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: Any, **__: Any) -> None:
+        raise OSError(30, "Read-only file system")
+
+    records = FileLogger(info(tmp_path))
+    records.log(1, {"x": 0.5})
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "open", refused)
+        patched.setattr("os.truncate", refused)
+        with pytest.raises(CheckpointError, match=r"experiment_log.jsonl could not be .*Read-only"):
+            records.log(2, {"x": 0.5})
+    records.log(2, {"x": 0.5})
+    assert [line["step"] for line in lines(tmp_path / "experiment_log.jsonl")] == [1, 2]
+
+
 def test_a_service_that_hangs_holds_up_neither_steps_nor_the_end(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,7 +17,7 @@ FAULTS = ("500", "reset", "slow", "bad_json", "truncated", "too_few", "too_many"
 
 
 @contextlib.contextmanager
-def answering(respond):
+def answering(respond, port=0):
     """Serve `respond(body, path, headers)`, which returns a status, an answer of JSON, bytes or None (hang up), and
     perhaps headers; yield the URL."""
 
@@ -56,7 +56,7 @@ def answering(respond):
         def handle_error(self, *_):
             pass  # clients that hang up are part of these tests
 
-    server = Server(("127.0.0.1", 0), Handler)
+    server = Server(("127.0.0.1", port), Handler)
     thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
     try:

@@ -11,9 +11,10 @@ import pytest
 pytest.importorskip("httpx", reason='needs "r1-rewards[http]"')
 
 from loopback import answering, dead_url
-from patience import growing
+from patience import eventually, growing
 
 from r1_rewards import RewardInput, RewardSpecError, load
+from r1_rewards.services.endpoint import Patience
 from r1_rewards.services.remote import RemoteVerifier, score
 
 QUICK = {"backoff": 0.01, "timeout": 60.0}
@@ -170,6 +171,27 @@ def test_servers_that_are_gone_do_not_cost_every_request_its_tries():
         scores = verifier(inputs(*map(str, range(100))))
     assert causes(scores) == ["remote"] * 100
     assert len(requests) <= 10
+
+
+def test_a_server_that_restarts_is_waited_for_and_said_once(caplog):
+    def respond(body, path, headers):
+        return 200, {"rewards": [1.0] * len(json.loads(body)["query"])}
+
+    with answering(respond) as url:
+        port = int(url.rpartition(":")[2].partition("/")[0])
+        verifier = RemoteVerifier(url, tries=1, backoff=0.01, batch_size=1)
+        assert [score.value for score in verifier(inputs("1"))] == [1.0]
+    scores = []
+    thread = threading.Thread(target=lambda: scores.extend(verifier(inputs("1", "1", "1"))))
+    thread.start()
+    assert eventually(lambda: "it has answered before, so each request waits" in caplog.text)
+    with answering(respond, port=port):
+        thread.join(60)
+    assert [(score.value, score.error) for score in scores] == [(1.0, None)] * 3, "no score is lost"
+    assert caplog.text.count("it has answered before") == caplog.text.count("answers again") == 1
+    with pytest.MonkeyPatch.context() as patched:  # one that stays away costs the deadline
+        patched.setattr(verifier._endpoint, "patience", Patience(1.0, 0.2, 1, 0.01))
+        assert verifier(inputs("1"))[0].error.cause == "remote"
 
 
 def test_pauses_grow_and_a_server_may_say_when_to_come_back(monkeypatch):

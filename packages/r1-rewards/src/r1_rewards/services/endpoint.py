@@ -6,6 +6,7 @@ Needs `r1-rewards[http]`. Failures are `RequestFailed` with a cause.
 import asyncio
 import contextlib
 import json
+import logging
 import os
 import random
 import threading
@@ -26,6 +27,8 @@ MAX_REPLY_BYTES = 64 * 2**20
 LOOPBACK = ("localhost", "127.0.0.1", "::1")
 MAX_PAUSE = 30.0  # seconds between two tries, and that a server rests after a failure
 REFUSALS = (400, 413, 422, 500)  # statuses that can be the fault of what was sent
+
+logger = logging.getLogger(__name__)
 
 Result = TypeVar("Result")
 
@@ -103,6 +106,8 @@ class _Server:
     busy: int = 0
     failures: int = 0  # in a row
     rests_until: float = 0.0
+    answered: bool = False  # since this process began
+    restarting: bool = False  # it answered, and now takes no connection
 
 
 class HttpEndpoint:
@@ -110,7 +115,8 @@ class HttpEndpoint:
 
     A request goes to the least busy server that did not just fail. Network errors, timeouts, 408, 425, 429, 5xx and
     unusable replies are retried, at other servers first; other 4xx only at other servers. Redirects are not followed. A
-    busy server that sends Retry-After (429 or 503) is waited for until the deadline.
+    busy server that sends Retry-After (429 or 503) is waited for until the deadline, and so is one that has answered
+    before and takes no connection now, as while it restarts.
 
     After as many failed requests in a row as run concurrently, and at least three, the rest of that `run` fails
     untried. A refused request counts an eighth: it may itself be at fault.
@@ -232,6 +238,12 @@ class HttpEndpoint:
         message = f"{total} {'try' if total == 1 else 'tries'}, the last at {failure}"
         raise RequestFailed(failure.cause, message, refused=failure.refused)
 
+    def _report_restart(self, server: _Server, message: str) -> None:
+        if not server.restarting:
+            server.restarting = True
+            seconds = self.patience.deadline
+            logger.warning("%s; it has answered before, so each request waits for it, up to %g s", message, seconds)
+
     async def _try(
         self,
         client: "httpx.AsyncClient",
@@ -255,7 +267,12 @@ class HttpEndpoint:
         except TimeoutError:
             failure = _TryFailed("timeout", f"{server.url}: no reply after {limit:.3g} s")
         except (httpx.HTTPError, OSError) as error:
-            failure = _TryFailed("remote", f"{server.url}: {type(error).__name__} {error}".rstrip())
+            message = f"{server.url}: {type(error).__name__} {error}".rstrip()
+            gone = server.answered and isinstance(error, httpx.ConnectError)
+            failure = _TryFailed("remote", message, busy=gone)
+            if gone:
+                self._report_restart(server, message)
+                server.rests_until = loop.time() + 1.0
         except Unusable as error:
             failure = _TryFailed("wrong_shape", f"{server.url}: {error}", refused=True)
         except _TryFailed as error:
@@ -264,7 +281,9 @@ class HttpEndpoint:
                 refused=error.refused, final=error.final, pause=error.pause, busy=error.busy,
             )  # fmt: skip
         else:
-            server.failures = 0
+            if server.restarting:
+                logger.warning("%s answers again", server.url)
+            server.failures, server.answered, server.restarting = 0, True, False
             return result
         finally:
             server.busy -= 1
