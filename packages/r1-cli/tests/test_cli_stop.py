@@ -2,7 +2,8 @@
 
 import os
 import signal
-from threading import Event, Thread
+from hashlib import pbkdf2_hmac
+from threading import Event, Thread, Timer
 
 import pytest
 from patience import eventually
@@ -74,3 +75,19 @@ def test_a_run_that_ends_in_time_is_not_killed_and_ctrl_c_has_no_grace() -> None
         os.kill(os.getpid(), signal.SIGINT)
         Event().wait(0.2)
     assert not killed
+
+
+def test_a_long_call_of_c_does_not_hold_up_the_end() -> None:
+    """Python's handlers wait for the end of such a call, as torch's are; the process is killed meanwhile."""
+    killed: list[int] = []
+    stop = StopRequest(0.2, kill=killed.append)
+
+    def take_step() -> None:
+        with stop.listening():
+            Timer(0.05, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            pbkdf2_hmac("sha256", b"", b"", 4_000_000)  # a second or more
+            Event().wait(60)
+
+    with pytest.raises(GraceOver):
+        take_step()
+    assert killed == [128 + signal.SIGTERM]

@@ -3,6 +3,7 @@
 import logging
 import os
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -13,7 +14,8 @@ from r1_cli.faults.supervisor import supervised
 
 log = logging.getLogger("r1")
 
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1)  # schedulers can be told to send the last one
+SCHEDULERS = (signal.SIGTERM, signal.SIGUSR1)  # signals that schedulers send
+SIGNALS = (signal.SIGINT, *SCHEDULERS)
 CLEANUP_SECONDS = 4.0  # of the grace, in which the processes of the run end
 
 
@@ -58,6 +60,7 @@ class StopRequest:
         self._grace, self._resumes_from, self._kill = grace, resumes_from, kill
         self._over = False
         self._timers: list[threading.Timer] = []
+        self._lock = threading.Lock()
 
     @property
     def requested(self) -> bool:
@@ -80,7 +83,8 @@ class StopRequest:
             return
         previous = {number: signal.signal(number, self._handle) for number in SIGNALS}
         try:
-            yield self
+            with self._watching():
+                yield self
         finally:
             if not self._over:
                 for timer in self._timers:
@@ -97,35 +101,74 @@ class StopRequest:
         finally:
             self._interruptible = False
 
+    @contextmanager
+    def _watching(self) -> Iterator[None]:
+        """Begin the grace also while the main thread is in a long call of C, which Python's handlers wait for.
+
+        The interpreter writes the number of each signal to a socket at once, and a thread reads it there.
+        """
+        ours, theirs = socket.socketpair()
+        theirs.setblocking(False)
+        before = signal.set_wakeup_fd(theirs.fileno(), warn_on_full_buffer=False)
+        if before != -1:  # of an event loop in this thread
+            signal.set_wakeup_fd(before)
+        reader = threading.Thread(target=self._read_signals, args=(ours,), name="r1-signals", daemon=True)
+        reader.start()
+        try:
+            yield
+        finally:
+            if before == -1:
+                signal.set_wakeup_fd(-1)
+            theirs.close()  # which ends the reader
+            reader.join()
+            ours.close()
+
+    def _read_signals(self, numbers: socket.socket) -> None:
+        while read := numbers.recv(64):
+            for number in read:
+                if number in SCHEDULERS:
+                    self._begin_grace(number)
+
     def _handle(self, number: int, frame: FrameType | None) -> None:
+        name = self.signal_name
+        self.signal_name = name or signal.Signals(number).name
         if self._over:
-            reason = (
-                f"{self.signal_name}: {self._grace:g} seconds are nearly over (trainer.stop_seconds). The step that "
-                f"was not whole is lost; the next start resumes from {self._resumes_from() or 'the beginning'}"
-            )
-            log.warning("%s", reason)
-            raise GraceOver(self.exit_code, reason)
+            log.warning("%s", self._reason())
+            raise GraceOver(self.exit_code, self._reason())
         now = time.monotonic()
-        if self.requested:
+        if name is not None:
             if supervised.is_repeated(now - self._came):
                 return
             raise KeyboardInterrupt
         self._came = now
         supervised.arm(False)
-        self.signal_name = signal.Signals(number).name
-        if self._grace is not None and number != signal.SIGINT:
-            self._begin_grace(self._grace)
+        if number in SCHEDULERS:
+            self._begin_grace(number)
         if self._interruptible:
             raise Stopped(self.signal_name)
 
-    def _begin_grace(self, seconds: float) -> None:
+    def _reason(self) -> str:
+        return (
+            f"{self.signal_name or 'a signal'}: {self._grace:g} seconds are nearly over (trainer.stop_seconds). The "
+            f"step that was not whole is lost; the next start resumes from {self._resumes_from() or 'the beginning'}"
+        )
+
+    def _begin_grace(self, number: int) -> None:
         def leave() -> None:
             self._over = True
-            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), number)
 
-        soft = seconds - min(CLEANUP_SECONDS, seconds / 2)
-        hard = seconds - min(CLEANUP_SECONDS / 4, seconds / 4)
-        self._timers = [threading.Timer(soft, leave), threading.Timer(hard, self._kill, [self.exit_code])]
+        def kill() -> None:
+            log.warning("%s", self._reason())
+            self._kill(128 + number)
+
+        with self._lock:
+            if self._grace is None or self._timers:
+                return
+            supervised.arm(False)  # which the handler cannot do yet in a long call
+            soft = self._grace - min(CLEANUP_SECONDS, self._grace / 2)
+            hard = self._grace - min(CLEANUP_SECONDS / 4, self._grace / 4)
+            self._timers = [threading.Timer(soft, leave), threading.Timer(hard, kill)]
         for timer in self._timers:
             timer.daemon = True
             timer.start()
