@@ -396,16 +396,18 @@ class Result:
 
 @contextmanager
 def deadline(seconds: int) -> Any:
+    """Raise Hang after so many seconds of this process on a processor, however busy the machine is."""
+
     def hang(number: int, frame: object) -> None:
         raise Hang(f"took longer than {seconds} s")
 
-    before = signal.signal(signal.SIGALRM, hang)
-    signal.alarm(seconds)
+    before = signal.signal(signal.SIGPROF, hang)
+    signal.setitimer(signal.ITIMER_PROF, seconds)
     try:
         yield
     finally:
-        signal.alarm(0)
-        signal.signal(signal.SIGALRM, before)
+        signal.setitimer(signal.ITIMER_PROF, 0)
+        signal.signal(signal.SIGPROF, before)
 
 
 def fuzz(name: str, seconds: float, seed: int = 0, number: int | None = None) -> Result:

@@ -448,3 +448,16 @@ def test_no_password_of_a_url_and_no_secret_is_printed_or_saved() -> None:
     assert hide_secrets(["r1", f"a={url}", "b.api_key=planted"]) == "r1 'a=https://***@host/path' 'b.api_key=***'"
     assert str(Problem("a", "is wrong", url)) == "a=https://***@host/path: is wrong"
     assert str(Problem("a.api_key", "is wrong", "planted")) == "a.api_key=***: is wrong"
+
+
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("x" * 5000, "x" * 5000),
+        ("algorithm.adv_estimator=[gae]", "algorithm.adv_estimator"),
+        ("trainer.logger.a=3", "trainer.logger is a single value"),
+        (f"{'y' * 9000}=3", "unknown key"),
+    ],
+)
+def test_what_the_fuzzer_found_is_a_problem_of_the_configuration(word: str, told: str) -> None:
+    assert told in message_of("trainer.logger=[file]", word)

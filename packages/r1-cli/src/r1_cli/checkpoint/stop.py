@@ -167,7 +167,7 @@ class StopRequest:
                 return
             supervised.arm(False)  # which the handler cannot do yet in a long call
             soft = self._grace - min(CLEANUP_SECONDS, self._grace / 2)
-            hard = self._grace - min(CLEANUP_SECONDS / 4, self._grace / 4)
+            hard = self._grace - min(CLEANUP_SECONDS / 2, self._grace / 4)
             self._timers = [threading.Timer(soft, leave), threading.Timer(hard, kill)]
         for timer in self._timers:
             timer.daemon = True

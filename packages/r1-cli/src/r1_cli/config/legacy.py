@@ -205,7 +205,7 @@ def _convert(setting: Setting, typed: str, given: Tree) -> Iterator[tuple[Settin
         yield from _reward_type(setting)
     elif key == "algorithm.adv_estimator" and value == "dapo":
         yield from _several(setting, given, {key: "grpo", **DAPO})
-    elif key == "algorithm.adv_estimator" and value in OPENRLHF:
+    elif key == "algorithm.adv_estimator" and isinstance(value, str) and value in OPENRLHF:
         yield from _several(setting, given, OPENRLHF[value])
     elif key in KL_LOSS and given.get("worker.actor.use_kl_loss") is False:
         yield None, "is ignored, because use_kl_loss is false"

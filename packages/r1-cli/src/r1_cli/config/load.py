@@ -1,5 +1,6 @@
 """Load defaults, file and command line as one validated `RunConfig`, with each value's origin."""
 
+import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from difflib import get_close_matches
@@ -122,7 +123,7 @@ def split_words(words: Sequence[str]) -> tuple[Path | None, list[str]]:
 
 
 def _is_file(word: str) -> bool:
-    return "=" not in word and not word.startswith("-") and (word.endswith((".yaml", ".yml")) or Path(word).is_file())
+    return "=" not in word and not word.startswith("-") and (word.endswith((".yaml", ".yml")) or os.path.isfile(word))
 
 
 def _merge(layers: Iterable[list[Setting]]) -> tuple[dict[str, Setting], list[Problem]]:
@@ -196,6 +197,9 @@ def _nested(settings: Iterable[Setting]) -> Tree:
         section = tree
         for name in path:
             section = section.setdefault(name, {})
+            if not isinstance(section, dict):
+                other = setting.key.rpartition(".")[0]
+                raise ConfigError([Problem(setting.key, f"{other} has a value of its own, too: give one of the two")])
         as_text = schema().is_text(setting.key) and isinstance(setting.value, bool | int | float | str)
         section[last] = setting.raw if as_text else setting.value
     return tree

@@ -88,9 +88,14 @@ OTHER_WORDS = {  # what other trainers call a key, by its last word
 }
 
 
+LONGEST = 200  # characters of a key for which a similar one is named
+
+
 def nearest_key(key: str) -> str | None:
     """Return the existing key most similar in its last word, then in its path."""
     flat = schema()
+    if len(key) > LONGEST:  # no slip of the hand, and slow to compare
+        return None
     *path, word = key.split(".")
     key = ".".join([*path, OTHER_WORDS.get(word, word)])
     candidates = [*flat.values, *flat.open_mappings, *flat.sections]

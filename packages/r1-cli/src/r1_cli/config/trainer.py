@@ -81,12 +81,12 @@ class TrainerConfig(Section):
 
     def file_problems(self, *, saves: bool) -> Iterator[KeyProblem]:
         resumed = self.load_checkpoint_path
-        if resumed and "://" not in resumed and not Path(resumed).is_dir():
+        if resumed and "://" not in resumed and not os.path.isdir(resumed):
             yield "trainer.load_checkpoint_path", f"no such folder{where_or_near(resumed)}"
         if not saves:
             return
         folder, key = self.checkpoint_folder, "trainer.save_checkpoint_path"
-        there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+        there = next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))
         if not there.is_dir():
             yield key, f"{folder} cannot be made: {there} is a file"
         elif not os.access(there, os.W_OK | os.X_OK):

@@ -66,7 +66,8 @@ class Tracker:
         record = {**record, **process_metrics(processes, when)}
         if self.console in self.loggers:
             self.console.show(generations)
-            self.console.show_processes(summarize(processes, when))
+            if processes:
+                self.console.show_processes(summarize(processes, when))
             self._log_to(self.console, step, record, first)
         for service in self._services:
             service.log(step, dict(record), first)
