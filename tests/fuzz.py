@@ -229,6 +229,9 @@ STATE = {
 }  # fmt: skip
 
 
+STATE_NAME = "global_step_2/trainer.json"
+
+
 def fuzz_checkpoints(folder: Path) -> tuple[Attempt, tuple[type[BaseException], ...]]:
     import torch
     from safetensors.torch import load_file, save
@@ -247,7 +250,7 @@ def fuzz_checkpoints(folder: Path) -> tuple[Attempt, tuple[type[BaseException], 
     config, _ = load_config(words)
     begin, store = build_start(config), CheckpointStore(folder / "run", limit=2)
     contents: dict[str, Any] = {
-        "global_step_2/trainer.json": STATE,
+        STATE_NAME: STATE,
         "global_step_2/actor/learner.json": {"base": None},
         "global_step_2/actor/model.safetensors.index.json": {"weight_map": {"a": "model.safetensors"}},
         "checkpoint_tracker.json": {"last_global_step": 2, "best_global_step": 2, "best_val_reward_score": 0.5},
@@ -263,7 +266,9 @@ def fuzz_checkpoints(folder: Path) -> tuple[Attempt, tuple[type[BaseException], 
 
     def attempt(rng: Random) -> None:
         chosen = rng.choice([*contents, "weights"])
-        for name, content in contents.items():
+        # One of an older version has no checksums, so what is damaged is read, not refused.
+        older = {name: value for name, value in STATE.items() if name != "checksums"}
+        for name, content in {**contents, **({STATE_NAME: older} if rng.random() < 0.7 else {})}.items():
             path = store.root / name
             path.parent.mkdir(parents=True, exist_ok=True)
             value = damage_value(content, rng) if name == chosen else content

@@ -76,3 +76,14 @@ def test_a_video_of_an_unknown_codec_is_refused() -> None:
     film = fuzz._film("avi").replace(b"FMP4", b"zzzz")
     with pytest.raises(MediaError, match="codec is not known"):
         probe_video(resolve_video(film, None), FrameRules())
+
+
+def test_a_text_that_is_not_utf_8_is_an_error_of_its_row_alone(tmp_path: Path) -> None:
+    raw = pa.StringArray.from_buffers(
+        3, pa.py_buffer(b"\0\0\0\0\5\0\0\0\x0c\0\0\0\x10\0\0\0"), pa.py_buffer(b"firstpro\x89lemlast")
+    )
+    pq.write_table(pa.table({"problem": raw}), tmp_path / "a.parquet")
+    rows = read_rows(str(tmp_path / "a.parquet"))
+    assert [rows[0][1], rows[2][1]] == [{"problem": "first"}, {"problem": "last"}]
+    with pytest.raises(DataError, match=r"a\.parquet:2: a text of the row is not UTF-8"):
+        rows[1]

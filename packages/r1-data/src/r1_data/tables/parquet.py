@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from r1_data.tables.table import BatchedReader, as_dicts
-from r1_data.types import DataError, Overlong, Row
+from r1_data.types import DataError, Row
 
 if TYPE_CHECKING:
     import pyarrow
@@ -40,6 +40,8 @@ class ParquetTable:
             twice = next(name for name in names if names.count(name) > 1)
             raise DataError(f"{path}: two columns are called {twice!r}; rename or delete one")
         groups = [metadata.row_group(index) for index in range(metadata.num_row_groups)]
+        if (least := min((group.num_rows for group in groups), default=0)) < 0:
+            raise DataError(f"{path}: its header says that a row group has {least} rows: write it again")
         self._ends = list(accumulate(group.num_rows for group in groups))
         self._sizes = [group.total_byte_size for group in groups]
         self._groups: dict[int, _Batches | DataError] = {}
@@ -49,7 +51,7 @@ class ParquetTable:
         return self._ends[-1] if self._ends else 0
 
     def __getitem__(self, index: int) -> tuple[int, Row]:
-        """Raises DataError for a row of a row group that cannot be decoded."""
+        """Raises DataError for a row that is too long or no text, or of a row group that cannot be decoded."""
         if not 0 <= index < len(self):
             raise IndexError(f"row {index} of {len(self)}")
         which = bisect_right(self._ends, index)
@@ -61,8 +63,8 @@ class ParquetTable:
             raise DataError(f"{self.path}:{index + 1}: {batches}") from batches
         try:
             return index + 1, batches.rows[index - (self._ends[which - 1] if which else 0)]
-        except Overlong as error:
-            raise Overlong(f"{self.path}:{index + 1}: {error}") from error
+        except DataError as error:
+            raise type(error)(f"{self.path}:{index + 1}: {error}") from error
 
     def __reduce__(self) -> tuple[object, ...]:
         return ParquetTable, (self.path,)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING, Generic, Protocol, TypeVar, overload
 
-from r1_data.types import Overlong, Row
+from r1_data.types import DataError, Overlong, Row
 
 if TYPE_CHECKING:
     import pyarrow
@@ -101,13 +101,18 @@ class BatchedReader(Generic[Item]):
 def as_dicts(table: "pyarrow.Table | pyarrow.RecordBatch") -> list[Row]:
     """Return the first rows of an Arrow table or batch as Python objects, as many as fit a block.
 
-    Raises Overlong if the first row alone exceeds MAX_ROW_BYTES.
+    Raises Overlong if the first row alone exceeds MAX_ROW_BYTES, DataError if a text of it is not UTF-8.
     """
     batch = table.slice(0, max(1, table.num_rows * BLOCK // max(1, table.nbytes)))
     if batch.nbytes > MAX_ROW_BYTES:
         batch = table.slice(0, 1)
         require_row_bytes(batch.nbytes)
-    rows: list[Row] = batch.to_pylist()
+    try:
+        rows: list[Row] = batch.to_pylist()
+    except UnicodeDecodeError as error:
+        if batch.num_rows > 1:
+            return as_dicts(batch.slice(0, 1))
+        raise DataError(f"a text of the row is not UTF-8 ({error})") from error
     return rows
 
 
