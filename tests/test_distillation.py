@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from patience import eventually
 from safetensors.torch import load_file, save_file
 
 from r1_cli.runs.reader import RunReader
+from r1_rewards.services.endpoint import Patience
 
 MODEL = ROOT / "examples/quickstart/model"
 ADDRESS = re.compile(r"^(http://127\.0\.0\.1:\d+)\n", re.M)
@@ -152,7 +154,7 @@ def test_a_server_that_resizes_pictures_otherwise_ends_the_run_with_both_numbers
 
 @pytest.mark.slow
 def test_a_dead_server_is_replaced_by_another_and_without_one_the_run_ends(
-    r1: R1, tmp_path: Path, teacher: Path
+    r1: R1, tmp_path: Path, teacher: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The second server dies before the run's first question about log-probs; a slow one is only slow."""
     with serving(teacher, "--slow=0.05") as url, serving(teacher, "--dies-after=1") as dying:
@@ -160,6 +162,7 @@ def test_a_dead_server_is_replaced_by_another_and_without_one_the_run_ends(
         result = r1("train", QUICKSTART, *SMALL, *words, f"trainer.save_checkpoint_path={tmp_path / 'two'}")
         assert result.exit_code == 0, result.output
     assert [record["distillation/without_teacher"] for record in read_log(tmp_path / "two")] == [0.0, 0.0]
+    monkeypatch.setattr("r1_cli.build.rewards.served_model.Patience", partial(Patience, deadline=5.0))
     with serving(teacher, "--dies-after=6") as dying:
         words = [*STEPS, f"worker.teacher.urls={dying}", f"trainer.save_checkpoint_path={tmp_path / 'one'}"]
         result = r1("train", QUICKSTART, *SMALL, *words, ok=False)

@@ -25,6 +25,7 @@ from r1_cli.jobs.train import RunEnd, run_with_restarts
 from r1_cli.runs import restarts as restarts_module
 from r1_cli.runs.report.page import describe_restart
 from r1_cli.runs.restarts import Restart, Restarts
+from r1_rewards.services.endpoint import Patience
 from r1_rollout.errors import StaleWeights
 
 
@@ -151,12 +152,20 @@ def test_a_restart_says_its_cause_and_what_was_lost(tmp_path: Path) -> None:
 
 def test_a_deadline_is_learned_from_the_phase_and_has_a_floor_and_a_ceiling() -> None:
     watchdog = Watchdog(ceiling=500.0)
-    assert watchdog.deadline_of("gen") == 500.0
+    assert watchdog.deadline_of("sync") == 500.0
     for seconds, deadline in ((0.5, 60.0), (20.0, 200.0), (3.0, 200.0), (80.0, 500.0)):
-        watchdog.begun("gen")
-        watchdog.ended("gen", 0.0, seconds)
-        assert watchdog.deadline_of("gen") == deadline
+        watchdog.begun("sync")
+        watchdog.ended("sync", 0.0, seconds)
+        assert watchdog.deadline_of("sync") == deadline
     assert watchdog.deadline_of("update_actor") == 500.0
+
+
+def test_a_phase_that_asks_a_server_may_wait_as_long_as_a_request() -> None:
+    watchdog = Watchdog()
+    for phase in ("gen", "reward", "teacher"):
+        watchdog.begun(phase)
+        watchdog.ended(phase, 0.0, 0.5)
+        assert watchdog.deadline_of(phase) > Patience().deadline
 
 
 def test_a_phase_without_end_is_broken_off_with_its_stacks_and_rows(

@@ -20,6 +20,10 @@ LOOK_SECONDS = 1.0  # between two looks at the phase
 STOPPED_LOOKS = 10  # in a row at which a process is stopped, after which it is killed
 TIMES_SLOWEST = 10  # of the phase so far
 LEAST_SECONDS = 60.0  # a deadline is never shorter
+# Phases that may wait for a server of others, such as a reward's or a teacher's. A request to one has a deadline of its
+# own (`r1_rewards.services.endpoint.Patience`, 600 s), and a server that restarts is worth waiting for.
+ASKING = ("gen", "reward", "score", "teacher", "validation", "wait")
+LEAST_ASKING_SECONDS = 900.0
 GRACE_SECONDS = 30.0  # for the driver to notice that the processes it waits for are gone
 WHOLE = "step"  # contains the other phases
 BREAK = signal.Signals(getattr(signal, "SIGRTMIN", signal.SIGALRM))  # schedulers send SIGUSR1 to end a run
@@ -33,8 +37,8 @@ class HungError(RuntimeError):
 class Watchdog:
     """Watches the phases of a run's steps from a thread of the driver.
 
-    A phase's deadline is `TIMES_SLOWEST` times its slowest end so far, at least `LEAST_SECONDS`, at most `ceiling`. The
-    history stays when the run starts again.
+    A phase's deadline is `TIMES_SLOWEST` times its slowest end so far, at least `LEAST_SECONDS` (of a phase that asks
+    servers `LEAST_ASKING_SECONDS`), at most `ceiling`. The history stays when the run starts again.
     """
 
     folder: Path | None = None  # the run's; None: nothing is watched
@@ -63,7 +67,8 @@ class Watchdog:
         """Return the seconds within which a phase must end."""
         if phase not in self._slowest:
             return self.ceiling
-        return min(self.ceiling, max(LEAST_SECONDS, TIMES_SLOWEST * self._slowest[phase]))
+        least = LEAST_ASKING_SECONDS if phase in ASKING else LEAST_SECONDS
+        return min(self.ceiling, max(least, TIMES_SLOWEST * self._slowest[phase]))
 
     def take_cause(self) -> str | None:
         cause, self.cause = self.cause, None
