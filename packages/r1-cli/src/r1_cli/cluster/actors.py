@@ -323,7 +323,7 @@ def _unlogged(error: RayTaskError, log: Path) -> str:
     """Return the end of an error's traceback if the log lacks it: Ray raised it before the method ran."""
     if type(error.cause).__name__ in tail_log(log, 50):
         return ""
-    return "".join(f"\n    {line}" for line in str(error.traceback_str).strip().splitlines()[-5:])
+    return "".join(f"\n    {line}" for line in str(error).strip().splitlines()[-5:])
 
 
 def reason_of(error: BaseException) -> str:
