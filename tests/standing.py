@@ -39,6 +39,9 @@ class Given:
     def collect(self, at: Position, watch: Stopwatch) -> Collected:
         return self.collected
 
+    def rows_of(self, at: Position) -> list[int]:
+        return [group.row for group in self.collected.groups]
+
 
 @dataclass(frozen=True)
 class Standing:

@@ -40,7 +40,16 @@ class FailingEngine(EmbeddedEngine):
 
 
 def words(folder: Path, *more: str) -> list[Any]:
-    return ["train", QUICKSTART, *SMALL, *MORE, "trainer.max_steps=3", f"trainer.save_checkpoint_path={folder}", *more]
+    return [
+        "train",
+        QUICKSTART,
+        *SMALL,
+        *MORE,
+        "trainer.max_steps=3",
+        "trainer.max_restarts=0",
+        f"trainer.save_checkpoint_path={folder}",
+        *more,
+    ]
 
 
 def without_validation(records: list[dict[str, Any]]) -> list[dict[str, Any]]:

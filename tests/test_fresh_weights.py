@@ -22,7 +22,8 @@ from r1_rollout.probes import Probes
 from r1_rollout.weight_checks import TOLERANCE
 from r1_rollout.weights import LocalWeights, WeightSource
 
-MORE = ["trainer.val_freq=-1", "trainer.val_before_train=false", "trainer.save_freq=1", "trainer.max_steps=3"]
+MORE = ["trainer.val_freq=-1", "trainer.val_before_train=false", "trainer.save_freq=1", "trainer.max_steps=3",
+        "trainer.max_restarts=0"]  # fmt: skip
 
 
 class ForgetfulEngine(EmbeddedEngine):

@@ -53,7 +53,7 @@ def test_every_metric_of_a_run_stands_on_the_page(quickstart: Path) -> None:
 
 def test_the_page_lists_no_metric_that_is_gone(quickstart: Path) -> None:
     """Those without a placeholder, of the sections that every run has."""
-    others = {"timing_s/wait", "timing_s/tools"}  # of a run ahead, and of episodes
+    others = {"timing_s/wait", "timing_s/tools", "timing_s/copy_to_memory"}  # of other settings
     written = {name for record in read_log(quickstart) for name in record} | others
     sections = ("critic/", "response_length/", "prompt_length/", "global_seqlen/", "timing_s/", "rollout/groups")
     exact = [p.pattern.replace("\\", "") for p in listed_metrics() if "[^ ]" not in p.pattern]
@@ -119,7 +119,7 @@ def test_profiling_passes_change_nothing_and_a_checkpoint_keeps_the_sizes(
 ) -> None:
     def run(folder: Path, *words: str) -> str:
         words += (f"trainer.save_checkpoint_path={folder}", "algorithm.disable_kl=false", "trainer.val_freq=-1")
-        steps = ["trainer.max_steps=3", "trainer.save_freq=2", "trainer.val_before_train=false"]
+        steps = ["trainer.max_steps=3", "trainer.save_freq=2", "trainer.val_before_train=false", "data.cache_dir=null"]
         return r1("train", QUICKSTART, *SMALL, *steps, *words).output
 
     chosen = json.loads((quickstart / "global_step_2/trainer.json").read_text())["micro_batches"]

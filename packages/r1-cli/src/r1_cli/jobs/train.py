@@ -1,13 +1,11 @@
 """`r1 train`, from a checked configuration to a trained checkpoint."""
 
-import gc
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from rich.console import Console
 from torch.distributed import DistError
 
@@ -16,6 +14,7 @@ from r1_cli.cluster.ray_connection import RayConnection
 from r1_cli.cluster.worker_group import ClusterError
 from r1_cli.config import Provenance, RunConfig
 from r1_cli.faults.watchdog import HungError, Watchdog
+from r1_cli.hardware import release_memory
 from r1_cli.jobs.context import RunFolder, TrainingContext, find_restart, open_folder, open_training
 from r1_cli.jobs.data import PromptData, open_data, open_stream, show_plan
 from r1_cli.jobs.logs import Logs, open_logs, open_saving
@@ -111,14 +110,8 @@ def run_with_restarts(config: RunConfig, attempt: Callable[[RunFolder, ExitStack
                 again = restarts.allow(cause, type(error).__name__, repeats=isinstance(error, LOST))
                 if again is None:
                     raise
-            _free_memory()  # outside the handler, whose traceback holds the models
+            release_memory()  # outside the handler, whose traceback holds the models
             folder = replace(folder, start=find_restart(config, folder.store, restarts.began))
-
-
-def _free_memory() -> None:
-    gc.collect()
-    if torch.cuda.is_available():
-        torch.cuda.empty_cache()
 
 
 def take_steps(opened: Opened, train: Callable[[TrainingRun, Position], Position], folder: RunFolder) -> RunEnd:

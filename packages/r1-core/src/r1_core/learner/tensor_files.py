@@ -4,6 +4,7 @@
 ranks, and `model.safetensors` costs it a second write of all weights.
 """
 
+import ctypes
 import json
 import os
 import warnings
@@ -160,7 +161,10 @@ def _sort_header(path: Path) -> None:
 
 def checksum(tensor: Tensor) -> int:
     """Return the CRC-32 of a CPU tensor's bytes, which finds every change of up to 32 bits in a row."""
-    return zlib.crc32(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    whole = tensor.contiguous()
+    size = whole.numel() * whole.element_size()
+    # Not by numpy: torch then refuses to resize the storage, which offload does.
+    return zlib.crc32((ctypes.c_ubyte * size).from_address(whole.data_ptr())) if size else 0
 
 
 def indices(plan: Mapping[str, Sequence[TensorFile]]) -> dict[str, str]:
