@@ -71,7 +71,8 @@ def find_previous_sizes(
         return {}
     sizes: dict[str, int] = starts[-1].get("numerics", {}).get("micro_batches", {})
     before, now = (dict(flatten(json.loads(json.dumps(one)))) for one in (starts[-1]["config"], printable(config)))
-    differing = {key for key in before.keys() | now.keys() if before.get(key) != now.get(key)} - sizes.keys()
+    differing = {key for key in before.keys() | now.keys() if before.get(key) != now.get(key)}
+    differing -= {*sizes, "data.cache_dir"}  # where copies are kept changes no size
     return {} if any(key.startswith(("data.", "worker.")) for key in differing) else dict(sizes)
 
 
