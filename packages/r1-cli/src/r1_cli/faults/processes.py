@@ -6,6 +6,7 @@ from contextlib import suppress
 from pathlib import Path
 
 
+# Not by r1_rewards.workers.descendants, which finds the same: `import r1_rewards` would add 65 ms to `r1 --help`.
 def children_of(pid: int) -> list[int]:
     """Return the processes that `pid` has started, by any of its threads; [] if it has ended."""
     found: list[int] = []

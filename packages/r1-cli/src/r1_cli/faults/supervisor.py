@@ -33,7 +33,7 @@ class Supervised:
     died: float = 0.0  # when
 
     def arm(self, armed: bool = True) -> None:
-        """Tell the parent whether to start the command again if this process is killed from now on."""
+        """Tell the parent whether to start the command again if this process is killed."""
         if self.pipe is not None:
             os.write(self.pipe, b"1" if armed else b"0")
 

@@ -139,7 +139,7 @@ def record_process(run: Path, name: str) -> threading.Event:
 
 
 def note(doing: str, *, step: int | None = None, steps: int | None = None) -> None:
-    """Note for the next record what this process does from now on; "" for nothing."""
+    """Set what the next record says that this process does; "" for nothing."""
     if (own := _own) is not None:
         now = time.time()
         if own.doing:

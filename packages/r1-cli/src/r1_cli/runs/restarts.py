@@ -106,7 +106,7 @@ class Restarts:
         return restart
 
     def begin(self) -> None:
-        """Note that the run trains: from now on a fault starts it again."""
+        """Say that the run trains. A fault after this call starts it again."""
         self.begun = True
         if self.trainer.max_restarts:
             supervised.arm()
