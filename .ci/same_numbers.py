@@ -30,6 +30,7 @@ IGNORED_KEYS = {
     "timing_": "wall time",
     "perf/": "wall time and memory (except perf/total_num_tokens and perf/micro_batch_size)",
     "last_actor_path": "path of the run",
+    "checksum": "of files whose values are compared",
 }
 COMPARED_ALL_THE_SAME = {"perf/total_num_tokens", "perf/micro_batch_size"}
 IGNORED_FILES = {
@@ -176,8 +177,8 @@ def report(training: str, old: Numbers, new: Numbers) -> int:
     """Print how many values are equal, and every name under which one differs; return how many names differ."""
     equal, lines = 0, []
     for name in sorted(old.keys() | new.keys()):
-        if name not in old and set(leaves(new[name])) == {"None"}:
-            continue  # a new column without a number in it
+        if name not in old and set(leaves(new[name])) <= {"None", "0"}:
+            continue  # a new column without a number in it, or a new count of nothing
         if name not in new or name not in old:
             lines.append(f"{name}: only in {'this tree' if name in new else 'the earlier commit'}")
             continue

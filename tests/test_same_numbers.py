@@ -47,12 +47,19 @@ def test_a_value_that_only_one_run_has_is_reported(capsys: pytest.CaptureFixture
 
 def test_a_new_column_is_reported_unless_it_is_empty(capsys: pytest.CaptureFixture[str]) -> None:
     assert same_numbers.report("a training", {"a": [1]}, {"a": [1], "b": [None, None]}) == 0
+    assert same_numbers.report("a training", {"a": [1]}, {"a": [1], "b": [0]}) == 0
     assert same_numbers.report("a training", {"a": [1]}, {"a": [1], "b": [None, 2]}) == 1
     assert same_numbers.report("a training", {"a": [1], "b": [None]}, {"a": [1]}) == 1
 
 
 def test_wall_times_are_ignored_and_counts_are_not() -> None:
-    record = {"perf/throughput": 1.0, "timing_s/gen": 1.0, "perf/total_num_tokens": 7, "reward": {"perf/x": 1, "a": 2}}
+    record = {
+        "checksums": {"a": 1},
+        "perf/throughput": 1.0,
+        "timing_s/gen": 1.0,
+        "perf/total_num_tokens": 7,
+        "reward": {"perf/x": 1, "a": 2},
+    }
     assert dict(same_numbers.flatten(record)) == {"perf/total_num_tokens": 7, "reward.a": 2}
 
 
