@@ -74,6 +74,16 @@ def seed(name: str) -> None:
         numpy.random.seed(number)
 
 
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    """Add the faults that a test has made to its report, which the process that prints the summary gets."""
+    report: Any = yield
+    if (table := sys.modules.get("faults_table")) and report.when == "call":
+        report.user_properties += [("fault", line) for line in table.TESTED]
+        table.TESTED.clear()
+    return report
+
+
 @pytest.fixture(autouse=True)
 def libraries_are_put_back() -> Iterator[None]:
     """What the cases of ranks change in libraries ends with the test that called them."""
@@ -91,6 +101,22 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the faults that passed tests have made, and the modules that took longest."""
+    print_faults(terminalreporter)
+    print_slowest_modules(terminalreporter)
+
+
+def print_faults(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the rows of the table in `docs/faults.md` that this run has made."""
+    passed = terminalreporter.stats.get("passed", ())
+    lines = {line: None for report in passed for name, line in report.user_properties if name == "fault"}
+    if lines:
+        terminalreporter.write_sep("=", f"{len(lines)} faults: fault | noticed | lost work | outcome")
+        for line in lines:
+            terminalreporter.write_line(line)
+
+
+def print_slowest_modules(terminalreporter: pytest.TerminalReporter) -> None:
     """Print the modules that took longest, in seconds of all phases of their tests."""
     seconds, reports = Counter[str](), chain.from_iterable(terminalreporter.stats.values())
     for report in (one for one in reports if isinstance(one, pytest.TestReport)):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from endtoend import QUICKSTART, R1, SMALL, read_log, without_clock
+from faults_table import note_fault
 from torch import Tensor
 
 from r1_cli.jobs import inference
@@ -89,6 +90,7 @@ def test_the_last_step_is_saved_and_the_same_command_goes_on_as_if_nothing_had_b
     assert [path.name for path in (tmp_path / "cut").glob("global_step_*")] == [f"global_step_{lives - 1}"]
     r1(*again)
     assert without_validation(read_log(tmp_path / "cut")) == uninterrupted
+    note_fault("the last engine or server fails, with `trainer.max_restarts=0`", outcome="ends")
 
 
 VLLM = [
@@ -128,6 +130,7 @@ def test_weights_that_cannot_be_sampled_from_cost_no_step_whichever_engine_gets_
     assert ended.exit_code == 2
     assert re.search(said, ended.stderr)
     assert [path.name for path in tmp_path.glob("global_step_*")] == ["global_step_1"]
+    note_fault("weights that became NaN", outcome="ends")
 
 
 def test_an_evaluation_of_a_broken_model_ends_with_a_message(

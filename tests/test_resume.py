@@ -14,6 +14,7 @@ import psutil
 import pytest
 import torch
 from episode_runs import calls_of, episodes, write_environment
+from faults_table import note_fault
 from forked import Forked
 from patience import eventually
 from safetensors.torch import load_file
@@ -147,6 +148,7 @@ def test_sigkill_at_random_points_leaves_no_trace(tmp_path: Path, uninterrupted:
     starts = {one["from_step"] for one in RunReader(tmp_path / "run").starts()}
     assert starts >= {0, 3}, "the second start was from memory"
     assert_same_run(tmp_path, uninterrupted)
+    note_fault("SIGKILL of a whole run at a random moment", outcome="resumes")
 
 
 @pytest.mark.slow
@@ -172,6 +174,7 @@ def test_sigkill_while_a_checkpoint_is_written_leaves_no_trace_where_groups_are_
     finish(killed, *dynamic)
     assert_same_run(killed, whole)
     assert any(row.get("staleness/mean", 0) > 0 for row in log_of(whole))
+    note_fault("SIGKILL of a whole run while it writes a checkpoint", outcome="resumes")
 
 
 @pytest.mark.slow
@@ -201,6 +204,7 @@ def test_sigkill_in_a_tool_in_a_checkpoint_and_between_steps_of_episodes_leaves_
     assert kills == most
     finish(killed, *going)
     assert_same_episodes(killed, whole)
+    note_fault("SIGKILL of a whole run in a tool's call", outcome="resumes")
 
 
 MOMENTS = ("tool", "checkpoint", "between")
@@ -255,6 +259,7 @@ def test_sigterm_saves_says_so_in_the_exit_code_and_resumes(tmp_path: Path, unin
     assert list((tmp_path / "run").glob("global_step_*/trainer.json"))
     finish(tmp_path)
     assert_same_run(tmp_path, uninterrupted)
+    note_fault("SIGTERM, as schedulers send it", outcome="resumes")
 
 
 @pytest.mark.slow

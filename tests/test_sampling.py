@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 import pytest
 from endtoend import QUICKSTART, R1, ROOT, SMALL, read_log
 from episode_runs import write_environment
+from faults_table import note_fault
 from forked import Forked
 from patience import eventually
 from PIL import Image
@@ -274,6 +275,7 @@ def test_files_are_those_of_a_whole_run_however_often_it_is_killed(whole: Path, 
         process.wait()
     assert Forked(*command).wait() == 0
     assert parts(folder) == parts(whole)
+    note_fault("SIGKILL of `r1 sample`", outcome="resumes")
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from faults_table import note_fault
 
 from r1_cli.checkpoint.folders import CheckpointError, CheckpointStore, read_state
 from r1_cli.checkpoint.saving import Saver
@@ -210,6 +211,7 @@ def test_nothing_is_pruned_for_a_checkpoint_that_is_damaged_when_it_gets_its_nam
     with pytest.raises(CheckpointError, match=r"global_step_2 is damaged \(x.json is cut off"):
         store.publish(draft)
     assert store.steps() == [1, 2]
+    note_fault("a checkpoint that is damaged while it is written", outcome="goes on")
 
 
 @pytest.mark.parametrize("moment", range(0, 24, 3))
@@ -245,6 +247,7 @@ def test_a_kill_at_any_moment_leaves_a_complete_checkpoint(tmp_path: Path, momen
     assert latest is not None
     assert (latest / "weights").read_text() == "w" * 1000
     assert process.returncode in (0, 9)
+    note_fault("a process that dies at a system call of a save", outcome="resumes")
 
 
 def test_a_checkpoint_that_the_learner_refuses_is_named_as_one(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from cli_fakes import Engine, Equality, collector, start
+from faults_table import note_fault
 
 from r1_cli.checkpoint import memory
 from r1_cli.checkpoint.folders import CheckpointError, CheckpointStore
@@ -138,6 +139,7 @@ def test_a_run_whose_rewards_all_fail_says_so_at_once_and_ends(
     state = json.loads((of.store.path(3) / "trainer.json").read_text())
     assert (start(KeepAll()).resume(state).idle, start(KeepAll()).resume(state).failed) == (3, 3)
     assert loop.train(run(tmp_path / "other", verifier=Failing(), limit=-1), start(KeepAll())).step == 6
+    note_fault("a reward that fails for all responses", outcome="ends")
 
 
 def test_a_run_of_failed_rewards_fails_also_if_it_is_shorter_than_the_limit_and_says_why_once(
@@ -200,6 +202,7 @@ def test_steps_without_a_finite_gradient_are_said_once_kept_for_replay_and_end_t
     assert ended.store.steps() == [4], "what was there when the run ended must go on from there"
     state = json.loads((ended.store.path(4) / "trainer.json").read_text())
     assert start(KeepAll()).resume(state).skipped == 3
+    note_fault("a gradient that is not finite", outcome="skipped")
 
 
 @pytest.mark.parametrize("fault", ["stopping reward", "dropped", "estimator", "loss", "broken step"])
@@ -226,6 +229,7 @@ def test_the_responses_of_a_step_that_fails_are_kept(
     key = {"estimator": "algorithm.adv_estimator", "loss": "worker.actor.loss_type"}
     if fault != "broken step":
         assert f"correct {key.get(fault, 'worker.reward.reward_function')}, then run the same" in caplog.text
+    note_fault("a reward, estimator or loss that raises in a step", outcome="ends")
 
 
 class Stopping(Equality):
@@ -472,6 +476,7 @@ def test_copies_that_cannot_be_written_are_off_with_one_line_and_the_run_goes_on
     assert caplog.text.count("copies in memory are off") == 1
     small = replace(run(tmp_path / "small"), learner=Copied(has_room=False), copies=memory_saver(tmp_path / "small"))
     assert loop.train(small, start(KeepAll())).step == 6, "without memory for a copy there is none"
+    note_fault("no memory for a copy of the state", outcome="goes on")
 
 
 def test_a_clock_that_goes_back_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -486,3 +491,4 @@ def test_a_clock_that_goes_back_changes_nothing(tmp_path: Path, monkeypatch: pyt
     kept = [[{k: v for k, v in row.items() if not k.startswith(clocked)} for row in rows] for rows in (calm, back)]
     assert kept[0] == kept[1]
     assert of.store.steps() == [1, 2, 3]
+    note_fault("a clock that goes back", outcome="goes on")

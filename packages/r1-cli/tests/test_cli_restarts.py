@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
+from faults_table import note_fault
 from patience import eventually
 
 from r1_cli.checkpoint.folders import CheckpointStore
@@ -113,6 +114,7 @@ def test_an_engine_that_disagrees_twice_at_a_step_ends_the_run(config: RunConfig
     with pytest.raises(StaleWeights):
         run_with_restarts(config, Attempts(*stale))
     assert len(delays) == 1
+    note_fault("an engine whose weights are not the learner's", outcome="restarted")
 
 
 def test_a_restart_resumes_from_the_newest_checkpoint_of_this_command(config: RunConfig, tmp_path: Path) -> None:
@@ -185,6 +187,7 @@ def test_a_phase_without_end_is_broken_off_with_its_stacks_and_rows(
     facts = json.loads((folder / "phase.json").read_text())
     assert (facts["phase"], facts["step"], facts["rows"]) == ("reward", 7, [3, 1])
     assert "test_a_phase_without_end" in (folder / "driver.txt").read_text()
+    note_fault("a phase that does not end")
 
 
 def test_a_process_that_stays_stopped_is_killed_and_one_that_goes_on_is_not(
@@ -255,6 +258,8 @@ def test_a_killed_or_stopped_run_is_started_again_and_nothing_of_it_is_left(how:
     assert all(("was stopped" if how == "stops" else "was killed by SIGKILL") in one for one in told[1:])
     pids = [int((tmp_path / str(number)).read_text().split()[0]) for number in range(3)]
     assert not any(map(state_of, pids))
+    if how == "stops":
+        note_fault("SIGSTOP of the driver")
 
 
 @pytest.mark.parametrize("how", ["early", "disarmed"])
@@ -268,6 +273,7 @@ def test_a_run_that_is_killed_at_each_start_ends_at_last(tmp_path: Path) -> None
     with run("hopeless", tmp_path) as process:
         assert process.wait(60) == -signal.SIGKILL
     assert len([*tmp_path.iterdir()]) == 1 + EARLY_DEATHS + 1
+    note_fault("SIGKILL of the driver at every start", outcome="ends")
 
 
 def test_a_signal_is_passed_on_and_its_exit_code_returned(tmp_path: Path) -> None:
@@ -283,6 +289,7 @@ def test_a_run_dies_with_the_process_that_watches_it(tmp_path: Path) -> None:
         [child] = descendants_of(process.pid)
         process.kill()
         assert eventually(lambda: state_of(child) in ("", "Z"))
+    note_fault("SIGKILL of `r1` itself", outcome="ends")
 
 
 def test_no_end_that_a_user_asks_for_starts_a_run_again() -> None:

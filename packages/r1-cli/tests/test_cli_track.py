@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from faults_table import note_fault
 
 from r1_cli.checkpoint.folders import CheckpointError
 from r1_cli.runs.track import Generation, RunInfo, Tracker
@@ -145,6 +146,7 @@ def test_a_service_that_hangs_holds_up_neither_steps_nor_the_end(
     assert caplog.text.count("has not answered for 3 records") == 1
     assert caplog.text.count("does not answer: its last records are not sent") == 1
     answers.set()
+    note_fault("a tracker that hangs", outcome="goes on")
 
 
 def test_a_resumed_run_neither_repeats_nor_loses_a_step(tmp_path: Path) -> None:
@@ -186,6 +188,7 @@ def test_a_line_torn_by_a_kill_is_cut_off(tmp_path: Path) -> None:
     file = JsonLines(path)
     file.append([{"step": 2}])
     assert lines(path) == [{"step": 1}, {"step": 2}]
+    note_fault("SIGKILL while a line of the log is written", outcome="resumes")
 
 
 def test_non_finite_numbers_are_written_as_valid_json(tmp_path: Path) -> None:
@@ -202,6 +205,7 @@ def test_a_logger_that_breaks_is_dropped_with_one_line(tmp_path: Path, caplog: p
     assert [row["step"] for row in lines(tmp_path / "experiment_log.jsonl")] == [1, 2]
     assert len(caplog.records) == 1
     assert "Broken is off from step 1: ConnectionError: gone" in caplog.text
+    note_fault("a tracker that fails", outcome="goes on")
 
 
 def test_tensorboard_gets_scalars_and_texts(tmp_path: Path) -> None:

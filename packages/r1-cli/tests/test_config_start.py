@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
+from faults_table import note_fault
 from safetensors.torch import save_file
 
 from r1_cli.checkpoint.damage import find_damage
@@ -115,6 +116,7 @@ def test_damaged_checkpoints_are_passed_over_by_name_and_never_pruned_for_or_rem
         find_start(config, store)
     with pytest.raises(ConfigError, match=r"load_checkpoint_path.*is damaged: trainer.json is cut off"):
         find_start(starting(run, "owner/model", f"trainer.load_checkpoint_path={run}/global_step_4"), store)
+    note_fault("the newest checkpoint is cut off", outcome="resumes")
 
 
 @pytest.mark.parametrize("place", ["tensor", "name", "text", "state"])
@@ -151,6 +153,7 @@ def test_a_flipped_bit_in_the_newest_checkpoint_falls_back_to_the_one_before_wit
     named = starting(run, "owner/model", f"trainer.load_checkpoint_path={run}/damaged_global_step_4")
     with pytest.raises(ConfigError, match=r"load_checkpoint_path.*is damaged: .*another checksum"):
         find_start(named, store)
+    note_fault("a flipped bit in the newest checkpoint", outcome="resumes")
 
 
 def test_a_file_that_a_checkpoint_was_written_with_and_lacks_is_damage_and_so_is_its_state(tmp_path: Path) -> None:
@@ -165,6 +168,7 @@ def test_a_file_that_a_checkpoint_was_written_with_and_lacks_is_damage_and_so_is
     assert find_start(config, store) == run / "global_step_3"
     store.publish(store.write(5, lambda folder: None, {}))  # as a run that goes on from another folder's checkpoint
     assert (run / "damaged_global_step_5/actor/learner.json").is_file()
+    note_fault("a file of the newest checkpoint is missing", outcome="resumes")
 
 
 def test_a_damaged_checkpoint_is_none_of_those_that_save_limit_keeps(tmp_path: Path) -> None:
@@ -234,6 +238,7 @@ def test_two_runs_never_share_a_folder_and_a_killed_one_leaves_it_free(tmp_path:
     with lock_folder(tmp_path / "refused"):  # a configuration that is refused writes nothing
         pass
     assert not (tmp_path / "refused").exists()
+    note_fault("a second run in the same folder", outcome="refused")
 
 
 def test_a_dry_run_says_last_what_would_be_resumed(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 from core_cases import off_policy_samples, outcome, policy_learner
+from faults_table import note_fault
 
 from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.objective import Objective
@@ -50,6 +51,7 @@ def test_a_halved_micro_batch_gives_the_gradient_and_metrics_of_a_whole_one(back
         assert metrics[name] == pytest.approx(value, rel=1e-9, abs=1e-12), name
     for name, gradient in expected.items():
         torch.testing.assert_close(found[name], gradient, rtol=1e-9, atol=1e-12, msg=name)
+    note_fault("a micro-batch whose memory runs out", outcome="goes on")
 
 
 def test_log_probs_and_values_are_computed_in_halves_too(monkeypatch):
@@ -93,3 +95,4 @@ def test_a_loss_that_is_not_finite_skips_the_step_though_its_gradient_is(monkeyp
     assert learner.optim_step()["skipped_steps"] == 1
     assert all(torch.equal(tensor, before[name]) for name, tensor in learner.weights())
     assert not learner.optimizer.state, "nor has the optimizer a state"
+    note_fault("a loss that is not finite", outcome="skipped")

@@ -9,6 +9,7 @@ from multiprocessing import Pipe, forkserver
 import pytest
 import torch
 from data_targets import MEGABYTE, Frail, Target
+from faults_table import note_fault
 from patience import eventually
 
 from r1_data.dataset import PromptDataset
@@ -57,12 +58,14 @@ def test_a_task_that_does_not_end_costs_one_task_and_says_so(act, monkeypatch):
             workers.submit("act", act).result()
         monkeypatch.setattr(workers, "_seconds", 120.0)
         assert workers.submit("add", 1, 2).result() == 3
+    note_fault("a row whose media worker hangs", outcome="goes on")
 
 
 @pytest.mark.parametrize("end", ["SIGKILL", "SIGTERM", "255: what is known where the server was killed as well"])
 def test_a_task_whose_worker_was_killed_from_outside_is_tried_again(workers, tmp_path, end):
     assert workers.submit("act", f"unlucky {tmp_path / 'killed'} {end}").result() is None
     assert (tmp_path / "killed").exists()
+    note_fault("SIGKILL of a media worker", outcome="goes on")
 
 
 @pytest.mark.slow
@@ -82,6 +85,7 @@ def test_workers_that_start_while_their_fork_server_is_ending_start_from_the_nex
         assert fresh.compute(int).result() == 0  # its threads do
         os.kill(fork_server(), signal.SIGTERM)
         assert [task.result() for task in [fresh.submit("add", 1, number) for number in range(2)]] == [1, 2]
+    note_fault("SIGTERM of the process that media workers are forked from", outcome="goes on")
 
 
 def fork_server() -> int:
@@ -141,6 +145,7 @@ def test_row_that_breaks_its_worker_is_named_and_the_others_are_kept(processor, 
         assert [dataset[i].id for i in (38, 39)] == ["t:39", "t:41"]
         with pytest.raises(DataError, match=r"1 of 70 rows cannot be used:\n  t:40: its worker"):
             PromptDataset(rows, renderer, max_prompt_length=200, workers=workers)
+    note_fault("a row that crashes its media worker", outcome="goes on")
 
 
 def test_prompts_of_workers_equal_those_made_here(processor, picture, movie):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from environment_files import write
+from faults_table import note_fault
 from patience import ended, eventually
 
 from r1_rewards.environments.pool import EnvironmentPool
@@ -106,6 +107,7 @@ def test_an_agent_that_never_ends_is_killed_with_what_it_started(tmp_path):
         assert answer.cause == "timeout"
         pids = [int(pid) for pid in told.read_text().split()]
         assert eventually(lambda: all(ended(pid) for pid in pids))
+    note_fault("an agent's program that never ends", outcome="goes on")
 
 
 @pytest.mark.parametrize(

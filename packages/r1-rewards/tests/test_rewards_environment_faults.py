@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from environment_files import TOOLS, answer, call, open_pool, opened, say, write
+from faults_table import note_fault
 from patience import ended, eventually, growing
 
 from r1_rewards.environments.types import PolicyTurn, StepResult, ToolCall
@@ -63,6 +64,7 @@ def test_a_tool_that_hangs_is_killed_and_the_episode_goes_on(tools_file, name):
         assert record.seconds >= 0.4
         assert len(pool.pids()) == 1  # the fork server
         assert call(pool, "add", a=1)[1] == "3"
+    note_fault("a tool that hangs", outcome="goes on")
 
 
 def test_what_a_hanging_tool_started_dies_with_it(tools_file, tmp_path):
@@ -158,6 +160,7 @@ def test_an_environment_whose_process_ends_is_lost_with_its_state(tmp_path, name
         assert (failure.cause, failure.message.startswith(f"{name}(): ")) == (cause, True)
         with pytest.raises(KeyError):
             pool.finish("e")
+    note_fault("an environment whose process ends or hangs", outcome="goes on")
 
 
 def test_a_deterministic_environment_is_played_again(tmp_path):
@@ -420,3 +423,4 @@ def test_a_worker_that_stops_while_it_is_idle_holds_nobody_up(tmp_path):
         begin = time.monotonic()
         assert call(pool, "look")[1] == "5000000"
         assert time.monotonic() - begin < 20
+    note_fault("SIGSTOP of an idle worker of tools", outcome="goes on")

@@ -8,6 +8,7 @@ import sys
 import textwrap
 
 import pytest
+from faults_table import note_fault
 
 from r1_rewards import RewardFailure, RewardInput, RewardSpecError, load
 from r1_rewards.workers import batch, pool
@@ -169,6 +170,8 @@ def test_no_sample_is_lost_to_one_kill_from_outside(write, who):
         scores = verifier(inputs(*range(60)))
     assert causes(scores) == [None] * 60
     assert [score.value for score in scores] == [float(number) for number in range(60)]
+    server = "SIGKILL of the process that reward workers are forked from"
+    note_fault(server if "ppid" in who else "SIGKILL of a reward worker", outcome="goes on")
 
 
 def test_no_sample_is_lost_if_the_server_is_killed_again_while_it_loads_the_reward_again(write):

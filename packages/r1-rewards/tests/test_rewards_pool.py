@@ -10,6 +10,7 @@ import threading
 from functools import partial
 
 import pytest
+from faults_table import note_fault
 from loopback import answering
 from patience import ended, eventually, growing
 
@@ -98,6 +99,9 @@ def test_one_bad_answer_fails_alone_under_the_stated_policy(write, bad, cause):
         assert [score.value for score in scores] == [1.0, -0.5, 1.0]
         assert scores[1].parts == {"overall": -0.5}
         assert causes(verifier(inputs("a"))) == [None]
+    if cause in ("crash", "exception"):
+        fault = {"crash": "a reward that ends its process", "exception": "a reward that raises"}[cause]
+        note_fault(fault, outcome="goes on")
 
 
 def test_an_exception_names_type_text_and_line(write):
@@ -130,6 +134,7 @@ def test_a_hang_that_holds_the_interpreter_lock_is_killed(write):
         write("REWARD_TYPE = 'sequential'\ndef f(r):\n    return 7 ** 999_999_999 > 1\n"), timeout=0.5
     ) as verifier:
         assert causes(verifier(inputs("a"))) == ["timeout"]
+    note_fault("a reward that hangs", outcome="goes on")
 
 
 def test_a_batch_call_that_hangs_is_scored_again_alone(write):

@@ -10,6 +10,7 @@ import pytest
 
 pytest.importorskip("httpx", reason='needs "r1-rewards[http]"')
 
+from faults_table import note_fault
 from loopback import answering, dead_url
 from patience import eventually, growing
 
@@ -99,6 +100,7 @@ def test_work_is_balanced_and_a_dead_server_is_failed_over():
     assert causes(scores) == [None] * 40
     assert [score.value for score in scores] == list(range(40))
     assert at_once == {"one": 3, "two": 3}
+    note_fault("one of several reward servers is away", outcome="goes on")
 
 
 @pytest.mark.parametrize(
@@ -125,6 +127,7 @@ def test_a_failure_is_data_with_its_cause(answer, cause, message):
     assert (score.value, dict(score.parts)) == (-1.0, {"overall": -1.0})
     assert score.error.cause == cause
     assert re.search(message, score.error.message)
+    note_fault("a reward server that answers nonsense", outcome="goes on")
 
 
 def test_a_server_that_nobody_runs_is_a_failure():
@@ -192,6 +195,7 @@ def test_a_server_that_restarts_is_waited_for_and_said_once(caplog):
     with pytest.MonkeyPatch.context() as patched:  # one that stays away costs the deadline
         patched.setattr(verifier._endpoint, "patience", Patience(1.0, 0.2, 1, 0.01))
         assert verifier(inputs("1"))[0].error.cause == "remote"
+    note_fault("a reward server that restarts", outcome="waits")
 
 
 def test_pauses_grow_and_a_server_may_say_when_to_come_back(monkeypatch):

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from fake_vllm import END, FakeServer, serving
+from faults_table import note_fault
 from PIL import Image
 from server_pools import PARAMS, Pools, expected, prompts, told, wait_for, weights
 
@@ -53,6 +54,7 @@ def test_a_group_goes_elsewhere_when_its_server_answers_nonsense(pools: Pools, k
     assert {index: told(group) for index, group in groups.items()} == {i: expected(p) for i, p in enumerate(asked)}
     assert bad.requests
     assert len(good.requests) == 6
+    note_fault("a vLLM server that answers nonsense", outcome="goes on")
 
 
 def test_a_session_over_servers_gives_what_generate_gives_and_outlives_a_server_that_answers_nonsense(
@@ -156,6 +158,7 @@ def test_a_server_that_hangs_is_left_after_its_deadline(pools: Pools) -> None:
     with pool.active(LocalWeights(weights(), 0)):
         assert len(dict(pool.generate(prompts(8), PARAMS))) == 8
     assert hung.requests
+    note_fault("a vLLM server that hangs", outcome="goes on")
 
 
 def test_without_a_server_the_call_ends_after_the_stated_time_and_says_why(pools: Pools) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from fake_vllm import END, answer
+from faults_table import note_fault
 from server_pools import wait_for
 
 import r1_rollout
@@ -115,6 +116,7 @@ def test_a_killed_server_loses_nothing_and_comes_back_with_the_current_weights()
             assert {server.label for server in pool._supervisor.servers} == {pool._supervisor.current.label}  # type: ignore[union-attr]
         pids = [server.pid or 0 for server in servers]
     wait_for(lambda: not any(map(running, pids)))
+    note_fault("SIGKILL of a vLLM server", outcome="goes on")
 
 
 def test_a_server_ends_with_the_process_that_started_it(tmp_path: Path) -> None:
