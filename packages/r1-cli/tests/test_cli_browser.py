@@ -18,7 +18,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from cli_pages import HOSTILE, LATER, PICTURE, write_episodes, write_log, write_run, write_samples, write_tokenizer
+from cli_processes import write as write_process
 
+from r1_cli.runs.processes import Process
 from r1_cli.runs.view.app import build_app
 from r1_cli.runs.view.guard import LOOPBACK
 
@@ -241,7 +243,7 @@ DESK, PHONE = {"width": 1360, "height": 900}, {"width": 390, "height": 844}
 # Eleven views: the runs that are shown, the page, the screen, its colours, and texts that stand there.
 VIEWS: dict[str, tuple[tuple[str, ...], str, dict[str, int], str, tuple[str, ...]]] = {
     "overview": (("one",), "overview", DESK, "light", ("Step 3 of 9", "Reward", "Nothing of what is known")),
-    "overview-phone": (("one",), "overview", PHONE, "dark", ("Step 3 of 9", "Tokens an answer")),
+    "overview-phone": (("one",), "overview", PHONE, "dark", ("Step 3 of 9", "engine-0", "12 s lost")),
     "overview-runs": (("one", "died"), "overview", DESK, "light", ("What differs", "worker.rollout.n", "OSError")),
     "overview-runs-phone": (("one", "died"), "overview", PHONE, "light", ("What differs", "It stopped")),
     "died": (("died",), "overview", DESK, "dark", ("It stopped", "No space left", "No step was complete")),
@@ -272,7 +274,10 @@ def write_viewed(folder: Path) -> None:
             rows = [json.loads(line) | {"response_length/mean": 12.5} for line in log.read_text().splitlines()]
             log.write_text("".join(json.dumps(row) + "\n" for row in rows))
         (folder / name).mkdir(exist_ok=True)
-        (folder / name / "manifest.json").write_text(json.dumps({"starts": [start | more]}))
+        restart = {"cause": "learner-1 died", "step": 2, "steps_again": 1, "seconds_lost": 12.0}
+        (folder / name / "manifest.json").write_text(json.dumps({"starts": [start | more | {"restart": restart}]}))
+    long = {"call.policy.forward_backward": 1234.5, "call.policy.sync_weights": 9.0, "call.policy.save": 1.0}
+    write_process(folder / "one", Process("engine-0", "a-node-of-a-cluster", "x", 7, 1, 0.0, time.time(), seconds=long))
 
 
 def test_views_are_whole_on_desk_and_phone_in_light_and_dark(tmp_path: Path, browser: Any, serve: Any) -> None:

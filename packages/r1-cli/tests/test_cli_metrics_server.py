@@ -25,6 +25,7 @@ RANK = Process(
 def test_each_process_and_number_is_in_the_text(tmp_path: Path) -> None:
     write(tmp_path, RANK)
     write(tmp_path, replace(RANK, name="engine-0", pid=8, device_memory=None))
+    write(tmp_path, replace(RANK, name="learner-0", pid=9, began=NOW - 60, tokens=1))  # died, and was started again
     lines = render(tmp_path, 3, {"reward/overall": 0.5, 'a"b': float("nan")}).splitlines()
     labels = 'process="learner-0",host="far"'
     for line in (
@@ -33,9 +34,10 @@ def test_each_process_and_number_is_in_the_text(tmp_path: Path) -> None:
         f"r1_process_device_memory_bytes{{{labels}}} {2.0**30}",
         f"r1_process_heartbeat_timestamp_seconds{{{labels}}} {NOW - 40!r}",
         f'r1_process_phase_seconds_total{{{labels},phase="call.policy.step"}} 1.5',
-        "# TYPE r1_process_tokens_total counter",
+        "# TYPE r1_process_tokens_total counter", f"r1_process_restarts_total{{{labels}}} 1.0",
     ):  # fmt: skip
         assert line in lines, line
+    assert len({line.partition(" ")[0] for line in lines if line[0] != "#"}) == sum(line[0] != "#" for line in lines)
     assert not any("device" in line and "engine-0" in line for line in lines)
 
 

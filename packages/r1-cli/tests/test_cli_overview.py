@@ -4,16 +4,20 @@ import json
 import os
 import platform
 import re
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cli_pages import write_log, write_samples
+from cli_processes import write
 
 from r1_cli.runs.diff import differing
+from r1_cli.runs.processes import Process
 from r1_cli.runs.reader import RunReader
 from r1_cli.runs.view.app import METRICS
 from r1_cli.runs.view.overview import Overview, differences, gain, status
+from r1_cli.runs.view.process_table import process_table
 
 RUNS = Path(__file__).parent / "runs"
 ROOT = Path(__file__).resolve().parents[3]
@@ -82,6 +86,22 @@ def test_the_summary_has_gains_and_what_r1_diagnose_says() -> None:
     assert reward["first"]["value"] == pytest.approx(sum(known[:4]) / 4)  # the first eighth of 30 steps
     assert reward["now"]["value"] < reward["first"]["value"]
     assert len(reward["line"]) <= 60
+
+
+def test_processes_have_their_newest_record_and_survived_faults_their_cause(tmp_path: Path) -> None:
+    restart = {"cause": "learner-1 died", "step": 4, "steps_again": 2, "seconds_lost": 41.2}
+    write_start(tmp_path, restart=restart)
+    spent = {"a": 1.0, "b": 9.0, "c": 3.0, "d": 2.0}
+    now = time.time()
+    for pid, began in ((7, 100.0), (5, 200.0), (6, 300.0)):
+        write(tmp_path, Process("engine-0", "node-3", "another boot", pid, 1, began, now - 4, seconds=spent, tokens=5))
+    found = process_table(RunReader(tmp_path))
+    [engine] = found["processes"]
+    assert (engine["pid"], engine["restarts"], engine["tokens"], engine["state"]) == (6, 2, 5, "idle")
+    assert engine["phases"] == [["b", 9.0], ["c", 3.0], ["d", 2.0]]
+    assert 4 <= engine["heard"] < 60
+    assert found["restarts"] == [("restart at step 4", "learner-1 died; 2 steps taken again, 41 s lost")]
+    assert process_table(RunReader(RUNS / "rate_too_high")) == {"processes": [], "restarts": []}
 
 
 def test_one_step_is_compared_with_nothing(tmp_path: Path) -> None:

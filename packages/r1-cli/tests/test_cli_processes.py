@@ -16,7 +16,7 @@ from patience import eventually
 
 from r1_cli.main import main
 from r1_cli.runs import processes
-from r1_cli.runs.processes import DRIVER, PROCESSES, Process, read_processes, started_at, with_descendants
+from r1_cli.runs.processes import DRIVER, PROCESSES, STOP, Process, read_processes, started_at, with_descendants
 
 # A driver that ignores SIGTERM if told so, a rank that it has started, and a lock file as a run holds it.
 DRIVEN = """
@@ -93,7 +93,20 @@ def test_a_driver_on_another_machine_is_named_and_left_alone(tmp_path: Path) -> 
     assert "silent for 1" in r1("ps", tmp_path).output
     ended = r1("stop", tmp_path)
     assert ended.exit_code == 2
-    assert f"process {os.getpid()} on far: type r1 stop there" in ended.output
+    assert f"process {os.getpid()} on far, has been silent for 100 s: type r1 stop there" in ended.output
+
+
+@pytest.mark.parametrize("how", ["", "deaf"])
+def test_a_driver_on_another_machine_that_sees_the_folder_ends_when_it_is_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    with driver(tmp_path, how) as process:
+        monkeypatch.setattr(processes, "this_machine", lambda: "another boot")
+        ended = r1("stop", tmp_path, "--grace", "0.3" if how else "60")
+        assert (ended.exit_code, f"process {process.pid} on " in ended.output) == (2 if how else 0, True)
+        assert ("type r1 stop there, which kills it" if how else ", ended\n") in ended.output
+        assert (process.poll() if how else process.wait(60)) == (None if how else 143)
+        assert not [*tmp_path.glob(f"{PROCESSES}/{STOP}")]
 
 
 def test_a_killed_driver_leaves_records_that_the_next_one_removes(tmp_path: Path) -> None:
@@ -101,7 +114,9 @@ def test_a_killed_driver_leaves_records_that_the_next_one_removes(tmp_path: Path
         process.kill()
         process.wait()
         assert [one.state() for one in read_processes(tmp_path)] == ["gone"]
+    (tmp_path / PROCESSES / STOP).touch()  # asked of the driver that was killed
     with processes.record_driver(tmp_path):
+        assert not (tmp_path / PROCESSES / STOP).exists()
         assert [one.pid for one in read_processes(tmp_path)] == [os.getpid()]
     assert not (tmp_path / PROCESSES).exists()
 

@@ -40,7 +40,7 @@ if row["answer"] == "hang":
     open(sys.argv[1], "w").write(f"{os.getpid()} {child.pid}")
     time.sleep(600)
 names = [f"{vendor}_{name}" for vendor in ("OPENAI", "ANTHROPIC") for name in ("BASE_URL", "API_KEY")]
-open(sys.argv[1], "w").write(json.dumps([row, *map(os.environ.get, names)]))
+open(sys.argv[1], "w").write(json.dumps([row, *map(os.environ.get, [*names, "WANDB_API_KEY"])]))
 sys.exit("the end" if row["answer"] == "fail" else 0)
 """
 
@@ -83,14 +83,16 @@ def test_parameters_of_other_names_are_the_row_and_the_client_in_order(file):
         assert run(pool, "4") == [Score(len(ADDRESS["base_url"]) + 7.0, {"overall": len(ADDRESS["base_url"]) + 7.0})]
 
 
-def test_a_command_gets_the_row_and_the_address_in_its_environment(tmp_path):
+def test_a_command_gets_the_row_and_the_address_in_its_environment_and_no_secret_of_the_run(tmp_path, monkeypatch):
+    monkeypatch.setenv("WANDB_API_KEY", "planted")
     program = tmp_path / "my agent.py"
     program.write_text(COMMAND)
     told = tmp_path / "told"
     with open_pool(f"{sys.executable} '{program}' {told}") as pool:
         (answer,) = run(pool, "fine")
         assert isinstance(answer, StepResult)
-        row, *address = json.loads(told.read_text())
+        row, *address, hidden = json.loads(told.read_text())
+        assert hidden is None
         assert row == {"answer": "fine"}
         assert address == [ADDRESS["base_url"], "secret", "http://127.0.0.1:9/sessions/s", "secret"]
         (answer,) = run(pool, "fail")

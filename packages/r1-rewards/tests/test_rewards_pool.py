@@ -17,6 +17,7 @@ from patience import ended, eventually, growing
 import r1_rewards
 from r1_rewards import RewardInput, RewardSpecError
 from r1_rewards.workers import batch
+from r1_rewards.workers.process import RUN_SECRETS
 
 load = partial(r1_rewards.load, timeout=120.0)  # where a test means no other
 BATCH = "def f(reward_inputs):\n    return [one(r['response']) for r in reward_inputs]\n"
@@ -266,6 +267,23 @@ def test_user_code_runs_in_another_process_without_a_gpu(write):
         score = verifier(inputs("a"))[0]
     assert score.value != os.getpid()
     assert score.parts["gpu"] == 0
+
+
+def test_user_code_sees_its_own_keys_and_none_of_the_runs_secrets(write, monkeypatch):
+    for name in RUN_SECRETS:
+        monkeypatch.setenv(name, "planted")
+    monkeypatch.setenv("SEARCH_API_KEY", "mine")
+    monkeypatch.setenv("R1_WORKER_SECRETS", "HF_TOKEN, WANDB_API_KEY")
+    spec = write(
+        "import os, subprocess\nREWARD_TYPE = 'sequential'\n"
+        "def f(r):\n    shown = subprocess.run(['env'], capture_output=True, text=True).stdout\n"
+        "    return {'overall': shown.count('planted'), 'own': 'SEARCH_API_KEY=mine' in shown}\n"
+    )
+    with load(spec) as verifier:
+        assert verifier(inputs("a"))[0].parts == {"overall": 2.0, "own": 1.0}
+    monkeypatch.delenv("R1_WORKER_SECRETS")
+    with load(spec) as verifier:
+        assert verifier(inputs("a"))[0].parts == {"overall": 0.0, "own": 1.0}
 
 
 def test_children_of_a_killed_function_die_with_it(write, tmp_path):

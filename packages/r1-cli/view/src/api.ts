@@ -35,6 +35,21 @@ export interface Overview {
   records: number;
   facts: [string, string][];
 }
+/** A process of a run that goes on: sizes in bytes, times in seconds, its longest phases first. */
+export interface Process {
+  name: string;
+  host: string;
+  pid: number;
+  state: string;
+  memory: number;
+  device_memory: number | null;
+  tokens: number;
+  phases: [string, number][];
+  heard: number;
+  restarts: number;
+}
+/** `restarts`: at which step, and the cause with what was lost. */
+export interface ProcessTable { processes: Process[]; restarts: [string, string][] }
 /** What differs between the runs: a row of values, one a run, by section. */
 export type Differences = Record<string, { name: string; values: string[] }[]>;
 export type Row = Record<string, number | null>;

@@ -26,7 +26,7 @@ def ps(run: Path | None) -> None:
       r1 ps
       r1 ps checkpoints/easy_r1/demo
     """
-    from r1_cli.runs.processes import DRIVER, find_runs, read_processes
+    from r1_cli.runs.processes import DRIVER, find_runs, newest_of, read_processes
 
     if run is None:
         found = [(path, one) for path in find_runs() for one in read_processes(path) if one.name == DRIVER]
@@ -38,10 +38,10 @@ def ps(run: Path | None) -> None:
         return
     shown = [
         (one.name, one.host, str(one.pid), one.state(), _gigabytes(one.memory), _gigabytes(one.device_memory),
-         f"{time.time() - one.beat:.0f} s ago", _clock(one.began))
-        for one in read_processes(run)
+         f"{time.time() - one.beat:.0f} s ago", _clock(one.began), str(one.restarts or ""))
+        for one in newest_of(read_processes(run))
     ]  # fmt: skip
-    heads = ("process", "host", "pid", "state", "memory", "device", "heard", "since")
+    heads = ("process", "host", "pid", "state", "memory", "device", "heard", "since", "restarts")
     _print_table(heads, shown, empty=f"no process of {run} is recorded: it has ended, or never began")
 
 
@@ -55,13 +55,15 @@ def stop(run: Path, grace: float) -> None:
 
     \b
       r1 stop checkpoints/easy_r1/demo
+    If the driver is on another machine that sees the folder, it gets the request within 5 seconds.
     """
     from r1_cli.runs.processes import DRIVER, read_processes, stop_run
 
     recorded = read_processes(run)
-    away = [one for one in recorded if one.name == DRIVER and not one.is_here]
-    if away:
-        raise UserError(f"the driver of {run} is process {away[0].pid} on {away[0].host}: type r1 stop there")
+    for driver in recorded:
+        if driver.name == DRIVER and not driver.is_here:
+            _stop_elsewhere(run, driver, grace)
+            return
     try:
         done = stop_run(run, grace)
     except PermissionError as error:
@@ -72,6 +74,21 @@ def stop(run: Path, grace: float) -> None:
     if others:
         shown = ", ".join(f"{one.name} on {one.host}" for one in others)
         click.echo(f"the processes on other machines end with the driver: {shown}")
+
+
+def _stop_elsewhere(run: Path, driver: "Process", grace: float) -> None:
+    from r1_cli.runs.processes import SILENT_SECONDS, ask_to_stop
+
+    where = f"the driver of {run}, process {driver.pid} on {driver.host}"
+    if time.time() - driver.beat > SILENT_SECONDS:
+        raise UserError(f"{where}, has been silent for {time.time() - driver.beat:.0f} s: type r1 stop there")
+    try:
+        ended = ask_to_stop(run, driver, grace)
+    except OSError as error:
+        raise UserError(f"{where}, cannot be asked to end: {error}; type r1 stop there") from error
+    if not ended:
+        raise UserError(f"{where}, has not ended within {grace:.0f} s: type r1 stop there, which kills it")
+    click.echo(f"{where}, ended")
 
 
 @click.command(short_help="Print the logs of a run's processes.")

@@ -8,13 +8,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
 PROCESSES = "processes"  # folder in that of the run, with a file for each process
+STOP = "stop"  # file in it: `r1 stop` on another machine asks the driver to end
 DRIVER = "driver"
 BEAT_SECONDS = 5.0  # between two records of a process
 SILENT_SECONDS = 3 * BEAT_SECONDS  # after which a process is shown as silent
@@ -40,6 +41,7 @@ class Process:
     device_memory: int | None = None  # bytes that torch has reserved; None without a GPU
     tokens: int = 0  # that an engine has sampled
     seconds: dict[str, float] = field(default_factory=dict)  # by what it has done
+    restarts: int = 0  # earlier processes of this name under the same driver; see `newest_of`
 
     @property
     def is_here(self) -> bool:
@@ -97,6 +99,7 @@ def record_driver(run: Path) -> Iterator[None]:
     folder = run / PROCESSES
     with suppress(OSError):  # a full disk keeps no run from starting here
         folder.mkdir(exist_ok=True)
+        (folder / STOP).unlink(missing_ok=True)
         for path in folder.glob("*.json"):
             if (process := _read(path)) is None or (process.is_here and not process.runs):
                 path.unlink(missing_ok=True)
@@ -131,7 +134,9 @@ def record_process(run: Path, name: str) -> threading.Event:
         while not ended.wait(BEAT_SECONDS):
             write()
             if name == DRIVER:
-                _seen = own, time.time(), read_processes(run)
+                _seen = own, time.time(), newest_of(read_processes(run))
+                if _is_asked_to_stop(run):
+                    os.kill(own.pid, signal.SIGTERM)
 
     write()
     threading.Thread(target=beat, name="r1-heartbeat", daemon=True).start()
@@ -176,6 +181,38 @@ def read_processes(run: Path) -> list[Process]:
     """Return the recorded processes of a run, the driver first; [] if none runs."""
     found = [process for path in (run / PROCESSES).glob("*.json") if (process := _read(path))]
     return sorted(found, key=lambda one: (one.name != DRIVER, one.name, one.began))
+
+
+def newest_of(processes: Sequence[Process]) -> list[Process]:
+    """Return the newest process of each name, with the number of those before it that it replaced."""
+    found: dict[str, Process] = {}
+    for one in processes:
+        before = found.get(one.name)
+        found[one.name] = one if before is None else replace(one, restarts=before.restarts + 1)
+    return [*found.values()]
+
+
+def _is_asked_to_stop(run: Path) -> bool:
+    """Whether `ask_to_stop` was called since the last look."""
+    try:
+        (run / PROCESSES / STOP).unlink()
+    except OSError:
+        return False
+    return True
+
+
+def ask_to_stop(run: Path, driver: Process, grace: float) -> bool:
+    """Let a driver on another machine that sees the run's folder end the run; return whether it has within `grace`."""
+    (run / PROCESSES / STOP).touch()
+    ends = time.monotonic() + grace
+    while (left := _is_recorded(run, driver)) and time.monotonic() < ends:
+        time.sleep(0.05)
+    (run / PROCESSES / STOP).unlink(missing_ok=True)
+    return not left
+
+
+def _is_recorded(run: Path, process: Process) -> bool:
+    return any((one.machine, one.pid) == (process.machine, process.pid) for one in read_processes(run))
 
 
 def _read(path: Path) -> Process | None:

@@ -19,6 +19,15 @@ START_TIMEOUT = 300.0  # seconds to import a user's file and what it imports
 GARBLED = "the worker's first message is garbled: does the {}'s file change json or sys?"
 SEND_TIMEOUT = 60.0  # seconds for an idle worker to read what it is sent
 
+# Variables that the run itself uses for the hub, trackers, servers and other machines. A tool or agent that prints its
+# environment into an answer must not show them. R1_WORKER_SECRETS=NAME,NAME passes some on.
+RUN_SECRETS = frozenset({
+    "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "SWANLAB_API_KEY", "MLFLOW_TRACKING_TOKEN",
+    "MLFLOW_TRACKING_PASSWORD", "R1_METRICS_TOKEN", "R1_REWARDS_TOKEN", "R1_SERVERS_TOKEN", "RAY_AUTH_TOKEN",
+    "VLLM_API_KEY",
+})  # fmt: skip
+PASSED_ON = "R1_WORKER_SECRETS"
+
 
 class WorkerCrash(Exception):
     """The worker process ended by itself; the message says how.
@@ -62,8 +71,8 @@ class Worker:
 class ForkServer:
     """Starts and reaps workers that have loaded a user's code.
 
-    Workers see no GPU (`CUDA_VISIBLE_DEVICES` is empty) and inherit the rest of the environment, with the API keys that
-    a judge needs. They die with the caller's process. Only `close` is thread-safe.
+    Workers see no GPU (`CUDA_VISIBLE_DEVICES` is empty) and inherit the environment without `RUN_SECRETS`: the API keys
+    of services that a user's code calls are in it. They die with the caller's process. Only `close` is thread-safe.
     """
 
     def __init__(self, module: str, kind: str, setup: Mapping[str, object]) -> None:
@@ -206,11 +215,17 @@ class ForkServer:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=2,
-                env={**os.environ, "CUDA_VISIBLE_DEVICES": ""},
+                env={**without_secrets(os.environ), "CUDA_VISIBLE_DEVICES": ""},
                 start_new_session=True,
             )
             self._process, self._connection = process, ours
         return process, ours
+
+
+def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that a worker inherits."""
+    hidden = RUN_SECRETS - {name.strip() for name in environment.get(PASSED_ON, "").split(",")}
+    return {name: value for name, value in environment.items() if name not in hidden}
 
 
 def _describe(code: int | None) -> WorkerCrash:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from r1_cli.config.trainer import METRICS_TOKEN
 from r1_cli.runs.history import JsonObject
-from r1_cli.runs.processes import DRIVER, Process, read_processes
+from r1_cli.runs.processes import DRIVER, Process, newest_of, read_processes
 from r1_cli.runs.reader import RunReader
 from r1_cli.runs.track.types import Record
 
@@ -86,7 +86,7 @@ def open_metrics(run: Path, host: str, port: int | None) -> list[MetricsServer]:
 
 def render(run: Path, step: int, record: Record) -> str:
     """Return the text of one reply: https://prometheus.io/docs/instrumenting/exposition_formats/."""
-    found = read_processes(run)
+    found = newest_of(read_processes(run))
     starts, numbers = len(RunReader(run).starts()), [({"name": name}, value) for name, value in record.items()]
     families: list[tuple[str, str, str, Samples]] = [
         ("r1_step", "gauge", "The last logged step.", [({}, float(step))]),
@@ -98,6 +98,7 @@ def render(run: Path, step: int, record: Record) -> str:
         ("r1_process_resident_memory_bytes", "gauge", "Resident memory.", lambda one: one.memory),
         ("r1_process_device_memory_bytes", "gauge", "Memory of the GPU.", lambda one: one.device_memory),
         ("r1_process_tokens_total", "counter", "Tokens that an engine has sampled.", lambda one: one.tokens),
+        ("r1_process_restarts_total", "counter", "Processes of this name before it.", lambda one: one.restarts),
     )
     for name, kind, meaning, value in per_process:
         samples: Samples = [(_labels(one), float(value(one))) for one in found if value(one) is not None]

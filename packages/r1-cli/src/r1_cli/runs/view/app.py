@@ -11,6 +11,7 @@ from r1_cli.runs.reader import MEDIA_KINDS, Phase, RunReader
 from r1_cli.runs.view.curves import Curves
 from r1_cli.runs.view.guard import Guard
 from r1_cli.runs.view.overview import Overview, differences, status
+from r1_cli.runs.view.process_table import process_table
 from r1_cli.runs.view.samples import FILTERS, SORTS, Samples, Wanted
 
 STATIC = Path(__file__).parent / "static"
@@ -88,6 +89,7 @@ def build_app(folders: Sequence[Path], token: str | None, hosts: frozenset[str] 
 
     answers = {
         "runs": _runs, "overview": _overview, "differences": _differences, "metrics": _metrics, "curves": _curves,
+        "processes": _processes,
         "groups": _groups, "group": _group, "same": _same,
     }  # fmt: skip
     routes = [Route(f"/api/{name}", as_json(answer)) for name, answer in answers.items()]
@@ -108,6 +110,10 @@ def _runs(runs: list[ViewedRun], query: Query) -> object:
 
 def _overview(runs: list[ViewedRun], query: Query) -> object:
     return _run(runs, query.get("run")).overview.read()
+
+
+def _processes(runs: list[ViewedRun], query: Query) -> object:
+    return process_table(_run(runs, query.get("run")).folder)
 
 
 def _differences(runs: list[ViewedRun], query: Query) -> object:
