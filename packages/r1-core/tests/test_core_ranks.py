@@ -9,6 +9,7 @@ import pytest
 import ranks
 import torch
 from core_ranks import FORMS, MODELS
+from faults_table import note_fault
 from safetensors.torch import load_file
 
 
@@ -32,6 +33,33 @@ def test_two_ranks_learn_what_one_process_learns(shard_size, shard):
     for own, found in ranks.run(core_toy.learn, shard_size, shard):
         assert own == [pytest.approx(expected, abs=1e-10) for expected in metrics]
         assert_same_weights(found, weights, atol=1e-10)
+
+
+@pytest.mark.parametrize(("shard_size", "shard"), [(-1, "sharded"), (1, "sharded")])
+def test_ranks_of_which_one_runs_out_of_memory_halve_the_micro_batch_and_learn_the_same(shard_size, shard):
+    expected = core_toy.take_step(core_toy.build(None, micro=2, reference=True))
+    for number, outcomes in enumerate(ranks.run(core_toy.run_out_of_memory, shard_size, shard)):
+        assert outcomes.pop("alone")["error"] == ("out of memory on rank 1", "planted")[number]
+        for name, (*_, rank) in core_toy.ENDS.items():
+            found = outcomes[name]
+            assert found["ended"] == (rank == number), name
+            halved = found["metrics"].pop("halved_micro_batches", 0)
+            assert halved == (not name.startswith(("log-probs", "reference"))), name
+            assert found["metrics"] == pytest.approx(expected["metrics"], abs=1e-10), name
+            assert_same_weights(found["gradient"], expected["gradient"], atol=1e-10)
+            assert_same_weights(found["found"], expected["found"], atol=1e-6)
+    note_fault("a micro-batch of one rank whose memory runs out", outcome="goes on")
+
+
+def test_a_loss_or_gradient_that_is_not_finite_on_one_rank_skips_the_step_on_both():
+    first = core_toy.learn()[0][0]
+    for number, (loss, gradient, calm) in enumerate(ranks.run(core_toy.skip_steps)):
+        assert (loss[0]["skipped_steps"], gradient[0]["skipped_steps"]) == (1, 2), number
+        assert loss[1], f"rank {number} took a step with an infinite loss"
+        assert gradient[1], f"rank {number} took a step with an infinite gradient"
+        assert calm[0] == pytest.approx({**first, "skipped_steps": 2}, abs=1e-10)
+        assert not calm[1]
+    note_fault("a loss or a gradient that is not finite on one rank of two", outcome="skipped")
 
 
 @pytest.mark.parametrize(("shard_size", "aggregation"), [(-1, "token"), (1, "seq")])

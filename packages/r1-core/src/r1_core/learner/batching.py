@@ -46,7 +46,7 @@ class Batching:
     experience: MicroLimit = MicroLimit(2)  # forward passes without
     share_prompts: bool = False  # needs a model that reads a `Pack`
     single: bool = False  # one sample per micro-batch, whatever the limits
-    splits: bool = True  # halve a micro-batch whose memory runs out; with several ranks, none is
+    splits: bool = True  # halve a micro-batch whose memory runs out
 
     def cap(self, limit: MicroLimit) -> MicroLimit:
         return MicroLimit(1) if self.single else limit
@@ -243,6 +243,19 @@ def fillers(present: Sequence[Sample], together: Sequence[Sample], small: Sequen
     if not present and not added:
         added.append(_shortest(together))
     return [_untrained(sample, together[0]) for sample in added]
+
+
+def truncate(sample: Sample, length: int) -> Sample:
+    """Return the first tokens of a sample without media."""
+    own: dict[str, Any] = {name: value[:length] for name in PER_TOKEN if (value := sample.get(name)) is not None}
+    return replace(
+        sample,
+        token_ids=sample.token_ids[:length],
+        loss_mask=sample.loss_mask[:length],
+        position_ids=sample.position_ids[:, :length],
+        prompt_length=min(sample.prompt_length, length),
+        **own,
+    )
 
 
 def _shortest(samples: Sequence[Sample]) -> Sample:

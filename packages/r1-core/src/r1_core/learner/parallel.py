@@ -1,16 +1,19 @@
 """Data parallelism with FSDP2: ranks, meshes, sharding and gathering."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch._C._distributed_c10d import HashStore
+from torch._C._distributed_c10d import FakeWork, HashStore
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
 from r1_core.learner.pack import SequenceGroup
 
@@ -102,6 +105,14 @@ class Parallel:
         if self.world > 1:
             dist.all_reduce(tensor)
         return tensor
+
+    def count_collectives(self, device: torch.device) -> dict[str, int]:
+        """Return by group how many collectives this process has begun."""
+        if self.mesh is None:
+            return {}
+        groups = [self.mesh.get_group(dimension) for dimension in range(self.mesh.ndim)]
+        backends: dict[str, Any] = {group.group_name: group._get_backend(device) for group in groups}
+        return {name: backend._get_sequence_number_for_group() for name, backend in backends.items()}
 
     def barrier(self) -> None:
         if self.world > 1:
@@ -196,6 +207,41 @@ def reshard(model: nn.Module) -> None:
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.reshard()
+
+
+def abandon_pass(model: nn.Module) -> None:
+    """Free what a pass that raised an error left gathered, so that the next pass starts as all do."""
+    if torch.is_grad_enabled():
+        model.zero_grad(set_to_none=True)  # of gathered weights, which would enter the next pass
+    if isinstance(model, FSDPModule) and hasattr(model, "reset_iter_state"):
+        model.reset_iter_state()  # torch 2.13: otherwise the next backward pass would end half-way
+    reshard(model)
+
+
+class SkippedCollectives(TorchDispatchMode):
+    """Skips the next collectives of this process: so many of each group, by its name. Their results are zeros."""
+
+    def __init__(self, counts: Mapping[str, int]) -> None:
+        super().__init__()
+        self._left = dict(counts)
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        group = _group_name(args) if function.namespace == "c10d" else None
+        if group is None or self._left.get(group, 0) == 0:
+            return function(*args, **(kwargs or {}))
+        self._left[group] -= 1
+        for result in tree_leaves(args[0]):
+            result.zero_()
+        return args[0], FakeWork().boxed()
+
+
+def _group_name(args: tuple[Any, ...]) -> str | None:
+    for value in args:
+        if isinstance(value, torch.ScriptObject) and "ProcessGroup" in str(value._type()):
+            return dist.ProcessGroup.unbox(value).group_name
+    return None
 
 
 def named_state(model: nn.Module) -> Iterator[tuple[str, Tensor]]:

@@ -11,9 +11,9 @@ from typing import TypeAlias
 import torch
 from torch import Tensor, nn
 
-from r1_core.learner.batching import Batching, MicroLimit, fillers, rounds
+from r1_core.learner.batching import Batching, MicroLimit, fillers, rounds, truncate
 from r1_core.learner.microbatch import MicroBatch, collate
-from r1_core.learner.parallel import Parallel
+from r1_core.learner.parallel import Parallel, SkippedCollectives, abandon_pass, reshard
 from r1_core.types import LOSS_FIELDS, LossOutput, Sample, TokenTable, known, not_finite, tokens, with_tokens
 
 logger = logging.getLogger(__name__)
@@ -23,13 +23,30 @@ LOSS = "the loss"  # beside the metrics, whose names have no blank
 
 
 @dataclass(frozen=True, slots=True)
+class OutOfMemory:
+    """Where memory ran out: rounds and data ranks. `error` is this rank's own, if it is one of them."""
+
+    places: list[tuple[int, int]]
+    error: torch.OutOfMemoryError
+
+
+def halve(parts: Sequence[list[int]]) -> list[list[list[int]]]:
+    """Return a round of micro-batches as two rounds; a sample stays on its rank."""
+    return [[part[: len(part) // 2] for part in parts], [part[len(part) // 2 :] for part in parts]]
+
+
+@dataclass(frozen=True, slots=True)
 class Passes:
-    """Runs a step's samples through a model. All ranks must run the same passes."""
+    """Runs a step's samples through a model. All ranks must run the same passes.
+
+    `models` are those that a pass may call, of which several ranks share the weights.
+    """
 
     batching: Batching
     parallel: Parallel
     fillers: Sequence[Sample]
     device: torch.device
+    models: Sequence[nn.Module] = ()
 
     def _cut(self, samples: Sequence[Sample], limit: MicroLimit) -> Cut:
         padded, share = not self.batching.padding_free, self.batching.share_prompts
@@ -44,17 +61,17 @@ class Passes:
         for parts, own in zip(cut, prefetch([samples[i] for i in parts[rank]] for parts in cut), strict=True):
             if world > 1:
                 own = own + fillers(own, [samples[i] for part in parts for i in part], self.fillers)
-            yield (
-                parts[rank],
-                collate(
-                    own,
-                    padding_free=self.batching.padding_free,
-                    share_prompts=self.batching.share_prompts,
-                    device=self.device,
-                    fields=fields,
-                    sequence=self.parallel.sequence,
-                ),
-            )
+            yield parts[rank], self._collate(own, fields)
+
+    def _collate(self, samples: Sequence[Sample], fields: Sequence[str]) -> MicroBatch:
+        return collate(
+            samples,
+            padding_free=self.batching.padding_free,
+            share_prompts=self.batching.share_prompts,
+            device=self.device,
+            fields=fields,
+            sequence=self.parallel.sequence,
+        )
 
     def _run(
         self,
@@ -64,26 +81,30 @@ class Passes:
         fields: Sequence[str] = LOSS_FIELDS,
         restart: Callable[[], bool] | None = None,
     ) -> int:
-        """Visit all micro-batches, and halve those whose memory runs out; return how many were halved.
+        """Visit all micro-batches, and halve the rounds in which memory runs out; return how many were halved.
 
         Args:
-            restart: undoes what was visited, so that all is visited again; False: it cannot. None: only the halves are
-                visited again.
+            restart: undoes what was visited, so that all is visited again; False: it cannot. None: the first halved
+                round and all after it are visited again.
 
         Raises:
-            torch.OutOfMemoryError: a sample alone does not fit; or there are several ranks, as the others already wait
-                in the collectives of the micro-batch that failed.
+            torch.OutOfMemoryError: on all ranks, if a sample alone does not fit on one; if ranks share sequences, only
+                on the rank whose memory runs out.
         """
         place, halved = 0, 0
-        while (failed := self._visit(samples, cut[place:], visit, fields, restart)) is not None:
-            place += failed
-            whole = cut[place][0]
-            logger.warning(
-                "out of memory in a micro-batch of %d samples: it is halved, which leaves the gradient as it is. Lower "
-                "the micro-batch size, or set it to auto, if this repeats", len(whole),
-            )  # fmt: skip
-            cut = [*cut[:place], [whole[: len(whole) // 2]], [whole[len(whole) // 2 :]], *cut[place + 1 :]]
-            halved, place = halved + 1, place if restart is None else 0
+        while failed := self._visit(samples, cut[place:], visit, fields):
+            places = sorted({place + number for number, _ in failed.places})
+            largest = max(len(cut[place + number][rank]) for number, rank in failed.places)
+            splits = all(len(cut[place + number][rank]) > 1 for number, rank in failed.places)
+            if not (splits and self.batching.splits and (restart is None or restart())):
+                raise failed.error
+            if self.parallel.rank == 0:
+                logger.warning(
+                    "out of memory in a micro-batch of %d samples: it is halved on all ranks, with the same "
+                    "gradient. Lower the micro-batch size, or set it to auto, if this repeats", largest,
+                )  # fmt: skip
+            cut = list(chain(*(halve(parts) if i in places else [parts] for i, parts in enumerate(cut))))
+            halved, place = halved + len(places), places[0] if restart is None else 0
             if self.device.type == "cuda":  # NOT RUN ON A GPU
                 torch.cuda.empty_cache()
         return halved
@@ -94,23 +115,62 @@ class Passes:
         cut: Cut,
         visit: Callable[[list[int], MicroBatch], None],
         fields: Sequence[str],
-        restart: Callable[[], bool] | None,
-    ) -> int | None:
-        """Visit micro-batches; return the number of the first whose memory runs out if it can be halved, else None.
+    ) -> "OutOfMemory | None":
+        """Visit micro-batches; return, on all ranks, where memory ran out on some.
 
-        What it held on the device is free when this returns.
+        The other ranks wait in the collectives of a micro-batch that fails. So the rank visits all rounds again, each
+        with a tiny sample, takes part in the collectives that it has not taken part in yet, and skips the others. The
+        results of this round and the following are then worth nothing on any rank.
         """
+        ranked = self.parallel.world > 1
+        for model in self.models if ranked else ():
+            reshard(model)  # which collectives a pass needs depends on what is gathered
+        before = self.parallel.count_collectives(self.device)
+        done, error = self._visit_until_out_of_memory(samples, cut, visit, fields)
+        if error is None and not ranked:
+            return None
+        failures = torch.zeros(len(cut), self.parallel.data_world, device=self.device)
+        if error is not None:
+            failures[done, self.parallel.data_rank] = 1
+            after = self.parallel.count_collectives(self.device)
+            self._abandon()
+            if ranked:
+                with SkippedCollectives({name: after[name] - before[name] for name in after}):
+                    for parts in cut:
+                        visit([], self._collate(self._tiny([samples[i] for part in parts for i in part]), fields))
+        places = [(number, rank) for number, rank in self.parallel.sum(failures).nonzero().tolist()]
+        if not places:
+            return None
+        self._abandon()
+        return OutOfMemory(places, error or torch.OutOfMemoryError(f"out of memory on rank {places[0][1]}"))
+
+    def _visit_until_out_of_memory(
+        self,
+        samples: Sequence[Sample],
+        cut: Cut,
+        visit: Callable[[list[int], MicroBatch], None],
+        fields: Sequence[str],
+    ) -> tuple[int, torch.OutOfMemoryError | None]:
+        """Return how many micro-batches were visited, and the error; what it held on the device is free then."""
         done = 0
         try:
             for indices, batch in self._microbatches(samples, cut, fields):
                 visit(indices, batch)
                 done += 1
-        except torch.OutOfMemoryError:
-            alone = self.parallel.world == 1 and self.batching.splits
-            if not alone or len(cut[done][0]) < 2 or (restart is not None and not restart()):
+        except torch.OutOfMemoryError as error:
+            if self.parallel.sequence is not None:  # a tiny sample has other shapes than the parts of its sequence
                 raise
-            return done
-        return None
+            return done, error.with_traceback(None)
+        return done, None
+
+    def _abandon(self) -> None:
+        for model in self.models:
+            abandon_pass(model)
+
+    def _tiny(self, together: Sequence[Sample]) -> list[Sample]:
+        """Return untrained samples that run the same model parts as a round of samples, and as few tokens."""
+        found = fillers([], together, self.fillers)
+        return [sample if sample.input_names else truncate(sample, 2) for sample in found]
 
     @torch.no_grad()
     def compute(

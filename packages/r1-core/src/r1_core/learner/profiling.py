@@ -8,12 +8,11 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.fsdp import FSDPModule
 from torch.optim import Optimizer
 
 from r1_core.learner.adamw_bf16 import AdamWBF16
 from r1_core.learner.offload import bytes_on_device, states_of
-from r1_core.learner.parallel import local_part, reshard
+from r1_core.learner.parallel import abandon_pass, local_part, reshard
 
 # torch's message when host memory runs out, if the system reports it.
 HOST_OUT_OF_MEMORY = "can't allocate memory"
@@ -89,9 +88,7 @@ def restoring_state(models: Sequence[nn.Module], device: torch.device) -> Iterat
             yield
         except BaseException:
             for model in models:
-                model.zero_grad(set_to_none=True)  # of gathered weights, which would enter the next pass
-                if isinstance(model, FSDPModule) and hasattr(model, "reset_iter_state"):
-                    model.reset_iter_state()  # torch 2.13: otherwise the next backward pass would end half-way
+                abandon_pass(model)
             raise
         finally:
             for model in models:

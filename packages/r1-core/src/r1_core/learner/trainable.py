@@ -158,7 +158,7 @@ class TrainableModel:
 
     @property
     def _passes(self) -> Passes:
-        return Passes(self.batching, self.parallel, self.fillers, self.device)
+        return Passes(self.batching, self.parallel, self.fillers, self.device, self._models)
 
     def set_layout(self, layout: Layout, *, own_attention: bool = False) -> None:
         """Set how samples are laid out in micro-batches.
