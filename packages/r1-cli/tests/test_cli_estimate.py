@@ -2,7 +2,8 @@
 
 import json
 from dataclasses import replace
-from functools import cache
+from functools import cache, reduce
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +19,10 @@ from r1_cli.main import main
 from r1_cli.models.adapters import Adapters, Form
 from r1_cli.models.load import ModelError, load_model
 from r1_cli.plan.estimate.cards import CardError, Cards, read_cards
-from r1_cli.plan.estimate.estimate import Estimate, as_on_cpu, estimate_on_cards, find_savings
+from r1_cli.plan.estimate.estimate import WAYS, Estimate, as_on_cpu, estimate_on_cards, find_savings, find_ways
 from r1_cli.plan.estimate.models import find_models
 from r1_cli.plan.estimate.times import Assumptions, Work
+from r1_cli.plan.host import find_host
 from r1_cli.plan.memory import estimate
 from r1_cli.plan.model_sizes import Models, ModelSizes, read_sizes
 from r1_cli.plan.phases import find_peak, find_phases, with_value
@@ -307,7 +309,9 @@ def test_ranks_have_the_rest_and_two_layers_whole(large: RunConfig) -> None:
     alone = with_value(large, "trainer.n_gpus_per_node", 1)
     memory = estimate(alone, models_of(alone))
     assert memory is not None
-    assert all("gathered" not in phase.parts for phase in find_phases(alone, memory, 80 * GB))
+    one_gpu = {phase.name: phase.parts for phase in find_phases(alone, memory, 80 * GB)}["gradient"]
+    assert (one_gpu["gathered"], one_gpu["gathered gradients"]) == (2 * (rest + 2 * block), rest * (2 + 4))
+    assert all("gathered" not in phase.parts for phase in find_phases(alone, memory, on_gpu=False))
 
 
 def parts_of(config: RunConfig, phase: str) -> dict[str, int]:
@@ -411,3 +415,48 @@ def test_odd_words_are_answered_with_what_is_wrong(words: list[str], said: str) 
     code, _, err = run(QUICKSTART, *words)
     assert code == 2
     assert said in err
+
+
+OFFLOAD = ("actor.offload.offload_params", "actor.offload.offload_optimizer")
+
+
+@pytest.fixture
+def alone(large: RunConfig) -> RunConfig:
+    """One GPU, which offloads what is at rest."""
+    settings = [("trainer.n_gpus_per_node", 1), *((f"worker.{name}", True) for name in OFFLOAD)]
+    return reduce(lambda config, setting: with_value(config, *setting), settings, large)
+
+
+def test_host_memory_counts_what_fsdp_locks_rounded_up_and_what_is_offloaded_as_it_is(alone: RunConfig) -> None:
+    models = models_of(alone)
+    memory = estimate(alone, models)
+    assert memory is not None
+    found = find_host(alone, memory)
+    assert (found["weights"], found["optimizer states"]) == (memory.weights, memory.optimizer)
+    kept = find_host(with_value(alone, "worker.actor.fsdp.enable_cpu_offload", True), memory)
+    each = [1 << (4 * prod(shape) - 1).bit_length() for shape in models["actor"].shapes.values()]
+    assert kept["weights"] == kept["gradients"] == sum(each) > 1.3 * memory.weights
+    assert kept["optimizer states"] == memory.optimizer
+    ranks = with_value(alone, "trainer.n_gpus_per_node", 8)
+    eight = find_host(ranks, estimate(ranks, models) or memory)
+    assert eight["weights"] == pytest.approx(memory.weights, rel=1e-6), "each of eight ranks keeps its share"
+    nothing = reduce(
+        lambda config, name: with_value(config, f"worker.{name}", False),
+        (*OFFLOAD, "ref.fsdp.enable_cpu_offload"),
+        alone,
+    )
+    assert find_host(nothing, memory) == {}
+    saved = find_host(with_value(nothing, "worker.actor.model.enable_activation_offload", True), memory)
+    assert saved["activations"] % 36 == 0
+
+
+def test_ways_to_run_it_are_listed_with_what_each_takes(alone: RunConfig) -> None:
+    ways = {way.name: way for way in find_ways(alone, models_of(alone), 80 * GB)}
+    assert list(ways) == [name for name, _ in WAYS]
+    usual, halved, lora, packed = (ways[WAYS[number][0]] for number in (0, 1, 3, 4))
+    assert usual.device > lora.device > packed.device
+    assert halved.device > lora.device
+    assert packed.host <= lora.host < usual.host
+    assert lora.settings == ["worker.actor.model.lora.rank=32"]
+    adapted = with_value(alone, "worker.actor.model.lora.rank", 32)
+    assert WAYS[3][0] not in [way.name for way in find_ways(adapted, models_of(adapted), 80 * GB)]

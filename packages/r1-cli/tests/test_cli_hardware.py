@@ -16,7 +16,7 @@ CPU, GPU = Hardware("cpu"), Hardware("cuda", ("0",))
 @pytest.mark.parametrize(
     ("name", "peak"),
     [("NVIDIA H200", 989e12), ("NVIDIA H20", 148e12), ("NVIDIA GB200", 2.5e15), ("NVIDIA B200", 2.25e15),
-     ("NVIDIA H100 PCIe", 756e12), ("cpu", None), ("", None)],
+     ("NVIDIA H100 PCIe", 756e12), ("NVIDIA H100 NVL", 835e12), ("NVIDIA A10G", 70e12), ("cpu", None), ("", None)],
 )  # fmt: skip
 def test_a_device_is_known_by_its_longest_name(name: str, peak: float | None) -> None:
     assert peak_flops(name) == peak
@@ -43,7 +43,7 @@ def test_the_gpus_are_those_that_the_run_may_use(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     assert find_hardware() == Hardware("cuda", ("0", "1"))
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5, 7")
     assert find_hardware() == Hardware("cuda", ("5", "7"))
 
 

@@ -15,7 +15,7 @@ from r1_cli.hardware import find_card
 from r1_cli.models.load import enable_gradient_checkpointing
 from r1_cli.plan.memory import estimate
 from r1_cli.plan.model_sizes import TextSizes, from_config
-from r1_cli.plan.phases import CONTEXT, find_phases, find_remedies
+from r1_cli.plan.phases import ASLEEP, CONTEXT, find_phases, find_remedies
 
 GB = 10**9
 BASE = [
@@ -31,8 +31,9 @@ SIZES = {"num_hidden_layers": 2, "hidden_size": 64, "num_attention_heads": 4, "i
 
 
 def write_model(folder: Path, parameters: int) -> Path:
-    """A header without values, of so many parameters."""
-    header = json.dumps({"w": {"dtype": "BF16", "shape": [parameters], "data_offsets": [0, 0]}}).encode()
+    """A header without values, of so many parameters in 100 layers."""
+    layer = {"dtype": "BF16", "shape": [parameters // 100], "data_offsets": [0, 0]}
+    header = json.dumps({f"model.layers.{number}.w": layer for number in range(100)}).encode()
     (folder / "config.json").write_text("{}")
     (folder / "model.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
     return folder
@@ -55,11 +56,12 @@ def test_in_each_phase_is_what_the_learner_and_the_engine_leave_there(tmp_path: 
     # The reference's default is that it visits the GPU layer by layer (worker.ref.fsdp.enable_cpu_offload).
     assert phases["sampling"] == cuda | engine | {"engine's cache": int(0.6 * (24 * GB)) - 2 * GB}
     assert phases["weight sync"] == cuda | weights | engine
-    assert phases["log-probs"] == cuda | weights | {"reference": 0}
+    learning, two_layers = cuda | weights | {"engine asleep": ASLEEP}, {"gathered": 2 * 2 * GB // 100}
+    assert phases["log-probs"] == learning | two_layers | {"reference": 0}
     gradient = phases["gradient"]
     assert gradient.pop("activations") == 0  # the configuration names no sizes
-    assert gradient == cuda | weights | {"gradients": 4 * GB}
-    assert phases["optimizer step"] == cuda | weights | states | {"gradients": 4 * GB}
+    assert gradient == learning | two_layers | {"gradients": 4 * GB, "gathered gradients": 6 * GB // 100}
+    assert phases["optimizer step"] == learning | states | {"gradients": 4 * GB}
 
 
 @pytest.mark.parametrize(
@@ -71,6 +73,7 @@ def test_in_each_phase_is_what_the_learner_and_the_engine_leave_there(tmp_path: 
         (["worker.ref.fsdp.enable_cpu_offload=false"], "sampling", {"reference": 2 * GB}),
         (["worker.ref.fsdp.enable_cpu_offload=false"], "gradient", {"reference": 2 * GB}),
         (["worker.rollout.name=embedded"], "gradient", {"engine's weights": 2 * GB}),
+        (["worker.rollout.name=embedded"], "log-probs", {"engine's weights": 2 * GB}),
     ],
 )
 def test_what_stays_is_counted_where_it_stays(
@@ -94,8 +97,8 @@ def test_a_critic_and_the_actor_are_there_one_at_a_time(tmp_path: Path) -> None:
         "critic's optimizer step": {values, optimizer, gradients},
         "sampling": set(),
         "weight sync": {"weights"},
-        "log-probs": {"weights"},
-        "gradient": {"weights", "gradients"},
+        "log-probs": {"weights", "gathered"},
+        "gradient": {"weights", "gradients", "gathered", "gathered gradients"},
         "optimizer step": {"weights", "optimizer states", "gradients"},
     }
     assert [phases["critic's optimizer step"][part] // GB for part in (values, optimizer, gradients)] == [4, 8, 4]
@@ -189,10 +192,10 @@ def test_servers_and_engines_apart_take_nothing_and_nothing_leaves_for_them(
     [
         (48, [], []),
         (24, [], []),
-        (16, [], ["worker.actor.optim.strategy=adamw_bf16"]),
-        (16, ["worker.actor.offload.offload_optimizer=false"], ["worker.actor.optim.strategy=adamw_bf16"]),
+        (18, [], ["worker.actor.optim.strategy=adamw_bf16"]),
+        (18, ["worker.actor.offload.offload_optimizer=false"], ["worker.actor.optim.strategy=adamw_bf16"]),
         (9, [], ["worker.actor.fsdp.enable_cpu_offload=true"]),
-        (2, [], None),
+        (3, [], None),
     ],
 )
 def test_settings_are_named_with_which_a_step_fits_and_no_others(

@@ -10,7 +10,8 @@ from ranks import run
 
 from r1_core.advantages import GRPO, assign
 from r1_core.learner import Learner
-from r1_core.learner.offload import Offload, bytes_on_device, states_of, tensors_of
+from r1_core.learner import offload as offload_module
+from r1_core.learner.offload import Offload, OffloadableTensors, bytes_on_device, slab_sizes, states_of, tensors_of
 from r1_core.learner.optim import build_optimizer
 from r1_core.objective import Objective
 
@@ -113,3 +114,38 @@ def test_ranks_offload_their_shards_and_compute_the_same(shard_size: int) -> Non
     for share, staying, moving in run(offloaded_steps, shard_size):
         assert staying == moving
         assert share == (0, 0, 0)
+
+
+# Of Qwen2.5-7B in float32: the embedding and the head, and each layer's matrices and vectors.
+LAYER = [3584 * 3584] * 2 + [512 * 3584] * 2 + [18944 * 3584] * 3 + [3584] * 4 + [512] * 2
+SIZES = [4 * count for count in [152064 * 3584] * 2 + LAYER * 28]
+
+
+def test_host_memory_is_what_is_asked_where_torch_rounds_allocations_to_powers_of_two() -> None:
+    total = sum(SIZES)
+    assert sum(1 << (size - 1).bit_length() for size in SIZES) > 1.8 * total, "one allocation for each tensor"
+    slabs = slab_sizes(total)
+    assert all(size & (size - 1) == 0 for size in slabs)
+    assert total <= sum(slabs) <= 1.01 * total
+    assert slab_sizes(0) == []
+    assert slab_sizes(1) == [1 << 20]
+
+
+def test_tensors_that_cross_slabs_come_back_bit_for_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(offload_module, "SLAB", 64)
+    monkeypatch.setattr(offload_module, "SMALLEST", 8)
+    tensors = [torch.randn(3), torch.randn(2, 25), torch.arange(5), torch.randn(1)]
+    kept = [tensor.clone() for tensor in tensors]
+    movable = OffloadableTensors(lambda: tensors)
+    for _ in range(2):
+        movable.offload()
+        assert bytes_on_device(tensors) == 0
+        assert sum(map(len, movable._slabs)) < sum(tensor.nbytes for tensor in kept) + 8
+        slabs = [slab.data_ptr() for slab in movable._slabs]
+        movable.load()
+        assert all(torch.equal(tensor, before) for tensor, before in zip(tensors, kept, strict=True))
+    assert [slab.data_ptr() for slab in movable._slabs] == slabs, "allocated anew in the second round"
+    tensors.append(torch.randn(100))
+    movable.offload()
+    movable.load()
+    assert torch.equal(tensors[0], kept[0])

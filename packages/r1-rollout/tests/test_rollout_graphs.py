@@ -2,7 +2,8 @@
 
 import copy
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from functools import partial
 from typing import Any, ClassVar
 
@@ -14,7 +15,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from r1_rollout.embedded import decoding, kv
-from r1_rollout.embedded.graphs import PATIENCE, Graphs
+from r1_rollout.embedded.graphs import PATIENCE, Graphs, capture_cuda
 from r1_rollout.types import SamplingParams
 from r1_rollout.weights import LocalWeights
 
@@ -148,11 +149,39 @@ def test_a_step_that_cannot_be_captured_is_launched_and_said_once(
     expected = answers(model, prompts(2), params, graphs=False, rows=8)
     monkeypatch.setattr(decoding, "Graphs", Refusing)
     with caplog.at_level(logging.WARNING, "r1"):
-        found = answers(model, prompts(2), params, graphs=True, rows=8)
-    assert [said for said, _ in found] == [said for said, _ in expected]
-    assert [record.message for record in caplog.records if "CUDA graphs" in record.message] == [
-        "the embedded engine decodes without CUDA graphs: operation not permitted when stream is capturing"
-    ]
+        for _ in range(2):  # a second call of the process does not try again
+            found = answers(model, prompts(2), params, graphs=True, rows=8)
+            assert [said for said, _ in found] == [said for said, _ in expected]
+    (said,) = [record.message for record in caplog.records if "CUDA graphs" in record.message]
+    assert "decodes without CUDA graphs: operation not permitted when stream is capturing. If" in said
+    assert not Graphs.failed
+
+
+def test_after_a_failed_capture_the_stream_is_that_of_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Torch's own context leaves the capture's stream current if the end of a capture raises (torch 2.13)."""
+    now = ["the thread's own"]
+
+    class Stream:
+        def wait_stream(self, other: Any) -> None:
+            pass
+
+    @contextmanager
+    def graph(graph: Any, **options: Any) -> Iterator[None]:
+        assert options == {"capture_error_mode": "thread_local"}
+        now.append("the capture's")
+        yield
+        raise RuntimeError("cudaErrorStreamCaptureInvalidated")
+
+    own = Stream()
+    stand_ins = {
+        "Stream": Stream, "current_stream": lambda: own, "stream": lambda stream: nullcontext(), "graph": graph,
+        "CUDAGraph": object, "set_stream": lambda stream: now.append("the thread's own" if stream is own else "?"),
+    }  # fmt: skip
+    for name, stand_in in stand_ins.items():
+        monkeypatch.setattr(torch.cuda, name, stand_in)
+    with pytest.raises(RuntimeError, match="Invalidated"):
+        capture_cuda(partial(torch.zeros, 1))
+    assert now == ["the thread's own", "the capture's", "the thread's own"]
 
 
 def test_too_little_memory_ends_the_call_as_elsewhere(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ import pytest
 import torch
 from embedded_cases import END, assert_exact, engine_for, mixed_prompts, sample, text_prompt
 from torch.nn import functional as F
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from r1_rollout.embedded import segments
 from r1_rollout.embedded.kv import GroupCache, KeysValues
@@ -143,3 +144,31 @@ def test_a_short_prompt_is_not_padded_to_the_longest():
         max(lengths[one] for one in batch) <= max(64, 2 * min(lengths[one] for one in batch))
         for batch in prefill_batches(lengths)
     )
+
+
+class Copies(TorchDispatchMode):
+    """Counts what a GPU waits for: lists and numbers that become tensors."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func in (torch.ops.aten.lift_fresh.default, torch.ops.aten._to_copy.default)
+        return func(*args, **(kwargs or {}))
+
+
+def copies_of(layers: int) -> tuple[int, int]:
+    """Of the entry of three prompts and the departure of two rows."""
+    cache, own = GroupCache(8, 40), torch.randn(3, HEADS, 5, SIZE)
+    with Copies() as entering:
+        cache.insert([KeysValues(own, own)] * layers, [5, 3, 4], 0)
+    cache.arrange(torch.arange(8) % 3, [5, 3, 4])
+    cache.aim(torch.zeros(8, dtype=torch.int64))
+    with Copies() as leaving:
+        cache.remove_rows([0, 2], [6, 7], [0, 2])
+    return entering.count, leaving.count
+
+
+def test_waits_for_entries_and_departures_do_not_grow_with_the_layers() -> None:
+    assert copies_of(2) == copies_of(30) == (1, 2)

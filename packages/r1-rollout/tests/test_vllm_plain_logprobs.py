@@ -31,6 +31,8 @@ def test_slots_keep_their_own_temperature_whatever_row_they_are_in() -> None:
     for slot, temperature in ((3, 0.5), (1, 0.0), (0, 2.0)):
         assert processor.add_request(slot, SamplingParams(temperature=temperature))
     processor.apply_staged_writes()
+    processor._staged.fill_(7.0)  # a step without a new request copies nothing
+    processor.apply_staged_writes()
     logits = torch.randn(3, 8)
     slots = torch.tensor([1, 3, 0])
     context = SimpleNamespace(expanded_idx_mapping=slots, pos=torch.tensor([2, 2, 2]))

@@ -17,6 +17,7 @@ PEAK_FLOPS = {
     "B200": 2.25e15,
     "H200": 989e12,
     "H100 PCIe": 756e12,
+    "H100 NVL": 835e12,
     "H100": 989e12,
     "H800": 989e12,
     "H20": 148e12,
@@ -25,6 +26,7 @@ PEAK_FLOPS = {
     "L40S": 362e12,
     "L40": 181e12,
     "RTX 4090": 165e12,
+    "A10G": 70e12,
     "A10": 125e12,
 }
 
@@ -76,7 +78,8 @@ def find_hardware() -> Hardware:
     if not torch.cuda.is_available():
         return Hardware("cpu")
     named = os.environ.get("CUDA_VISIBLE_DEVICES")
-    return Hardware("cuda", tuple(named.split(",") if named else map(str, range(torch.cuda.device_count()))))
+    names = named.split(",") if named else map(str, range(torch.cuda.device_count()))
+    return Hardware("cuda", tuple(name.strip() for name in names))
 
 
 def find_card() -> int | None:

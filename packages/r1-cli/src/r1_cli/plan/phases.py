@@ -15,6 +15,7 @@ from r1_cli.plan.memory import Memory, compute_bytes, estimate
 from r1_cli.plan.model_sizes import BYTES, Models, ModelSizes, TowerSizes, read_models
 
 CONTEXT = 1 << 30  # bytes of a GPU for CUDA, its libraries and fragmentation, about
+ASLEEP = 2 << 30  # bytes that a sleeping vLLM keeps for its process, its graphs and workspaces, about: from its sources
 SEQUENCES = 256  # that decode at the same time in an engine (`build.engines.max_sequences`)
 # What can be set so that less is on the GPU at once, the cheapest first.
 Remedy = tuple[str, Any]  # a key, and the value that saves memory
@@ -75,11 +76,12 @@ def find_phases(config: RunConfig, memory: Memory, card: int | None = None, *, o
     engine_offloads = engine_module(rollout.engine) is not engine_module("embedded")
     engine = {"engine's weights": memory.engine} if config.colocated else {}
     engine_active = engine | _cache(config, memory, card if engine_offloads else None, engine_offloads)
-    engine_idle = {} if engine_offloads else engine  # the embedded engine keeps its copy
+    asleep = {"engine asleep": ASLEEP} if on_gpu and config.colocated else {}
+    engine_idle = asleep if engine_offloads else engine  # the embedded engine keeps its copy
     idle_states = {} if actor.offload.offload_optimizer and config.shares_devices else states
     sizes = memory.models["actor"]
     activations = {"activations": _activations(config, sizes, "actor")} | _media(config, sizes) | _chunk(config, sizes)
-    gathered, gathered_gradients = _gathered(config, sizes)
+    gathered, gathered_gradients = _gathered(config, sizes, on_gpu)
     forward = _forward(config, sizes)
     cuda = {"CUDA": CONTEXT} if on_gpu else {}
     always = cuda | _idle_critic(config, memory)
@@ -204,18 +206,20 @@ def teacher_prompt(config: RunConfig, tower: TowerSizes | None) -> int:
     return data.max_prompt_length + pictures * max(sharper, 0)
 
 
-def _gathered(config: RunConfig, sizes: ModelSizes) -> tuple[dict[str, int], dict[str, int]]:
-    """Return what FSDP gathers: weights in the forward pass, gradients in the backward pass; {} on one device.
+def _gathered(config: RunConfig, sizes: ModelSizes, on_gpu: bool) -> tuple[dict[str, int], dict[str, int]]:
+    """Return what FSDP gathers: weights in the forward pass, gradients in the backward pass; {} on one CPU.
 
     Forward: the weights outside of all blocks, a block and the prefetched next one; with enable_full_shard=false all.
+    One GPU gathers, too: copies in the precision that it computes with.
     Backward: the largest part's whole gradients, in the reduction's precision.
     """
     fsdp, number = config.worker.actor.fsdp, compute_bytes(config.worker.actor)
-    if config.shard_ranks == 1:
+    if config.shard_ranks == 1 and not on_gpu:
         return {}, {}
     block, rest = sizes.block_sizes
     whole = rest + 2 * block if fsdp.enable_full_shard else sizes.parameters
-    gradients = max(block, rest) * (number + BYTES[fsdp.mp_reduce_dtype])
+    trained = sizes.count_trained(config.worker.actor.model)  # few under an adapter
+    gradients = min(max(block, rest), trained) * (number + BYTES[fsdp.mp_reduce_dtype])
     return {"gathered": whole * number}, {"gathered gradients": gradients}
 
 
@@ -267,7 +271,8 @@ def find_remedies(
             taken.append((key, value))
         if (peak(changed) or 0) <= card:
             return [
-                f"{key}={_word(value)}" for key, value in _needed(config, taken, lambda one: (peak(one) or 0) <= card)
+                f"{key}={write_word(value)}"
+                for key, value in _needed(config, taken, lambda one: (peak(one) or 0) <= card)
             ]
     return None
 
@@ -287,5 +292,5 @@ def find_peak(config: RunConfig, card: int | None, *, models: Models | None = No
     return None if memory is None else max(phase.total for phase in find_phases(config, memory, card, on_gpu=on_gpu))
 
 
-def _word(value: object) -> str:
+def write_word(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

@@ -10,6 +10,8 @@ from torch.optim import Optimizer
 
 from r1_core.learner.parallel import local_part, reshard
 
+SLAB, SMALLEST = 1 << 30, 1 << 20  # bytes of host memory that are allocated at once, at most and at least
+
 
 @dataclass(frozen=True, slots=True)
 class Offload:
@@ -29,35 +31,36 @@ class OffloadableTensors:
 
     def __init__(self, find: Callable[[], Iterable[Tensor]]) -> None:
         self._find = find
-        self._away: list[tuple[UntypedStorage, Tensor]] = []
-        self._hosts: dict[int, Tensor] = {}  # host buffers by storage, allocated once
+        self._away: list[tuple[UntypedStorage, list[Tensor]]] = []  # the bytes of each, in pieces of slabs
+        self._slabs: list[Tensor] = []  # uint8, kept while the total stays the same
 
     @torch.no_grad()
     def offload(self) -> None:
         if self._away:
             return
         storages = distinct_storages(self._find())
-        self._hosts = {one._cdata: self._host_buffer(one) for one in storages}
-        self._away = [(one, self._hosts[one._cdata]) for one in storages]
-        for storage, host in self._away:
-            host.copy_(_bytes_of(storage), non_blocking=True)
+        sizes = slab_sizes(sum(storage.nbytes() for storage in storages))
+        if sizes != [len(slab) for slab in self._slabs]:
+            locked = any(storage.device.type == "cuda" for storage in storages)
+            self._slabs = []  # those before are free first
+            self._slabs = [torch.empty(size, dtype=torch.uint8, pin_memory=locked) for size in sizes]
+        self._away = list(zip(storages, lay(self._slabs, [one.nbytes() for one in storages]), strict=True))
+        for storage, pieces in self._away:
+            for piece, own in zip(pieces, _bytes_of(storage).split([len(piece) for piece in pieces]), strict=True):
+                piece.copy_(own, non_blocking=True)
         _wait(storages)
         for storage in storages:
             storage.resize_(0)
         if any(storage.device.type == "cuda" for storage in storages):
             torch.cuda.empty_cache()  # return the memory from torch's cache
 
-    def _host_buffer(self, storage: UntypedStorage) -> Tensor:
-        known = self._hosts.get(storage._cdata)
-        if known is not None and len(known) == storage.nbytes():
-            return known
-        return torch.empty(storage.nbytes(), dtype=torch.uint8, pin_memory=storage.device.type == "cuda")
-
     @torch.no_grad()
     def load(self) -> None:
-        for storage, host in self._away:
-            storage.resize_(len(host))
-            _bytes_of(storage).copy_(host, non_blocking=True)
+        for storage, pieces in self._away:
+            sizes = [len(piece) for piece in pieces]
+            storage.resize_(sum(sizes))
+            for piece, own in zip(pieces, _bytes_of(storage).split(sizes), strict=True):
+                own.copy_(piece, non_blocking=True)
         _wait([storage for storage, _ in self._away])
         self._away = []
 
@@ -89,6 +92,29 @@ class OffloadManager:
                 reshard(owner)
             if (movable := self._movable.get(id(owner))) is not None:
                 movable.offload()
+
+
+def slab_sizes(total: int) -> list[int]:
+    """Return powers of two whose sum is `total`, rounded up by less than `SMALLEST`.
+
+    Torch rounds each page-locked allocation up to a power of two: one for each tensor would take up to twice the bytes.
+    """
+    whole, rest = divmod(-(-total // SMALLEST) * SMALLEST, SLAB)
+    return [SLAB] * whole + [1 << bit for bit in reversed(range(SLAB.bit_length())) if rest >> bit & 1]
+
+
+def lay(slabs: Sequence[Tensor], sizes: Sequence[int]) -> list[list[Tensor]]:
+    """Return each size's bytes of the slabs, one after the other; where a slab ends, they go on in the next."""
+    left, found = list(slabs), list[list[Tensor]]()
+    for size in sizes:
+        pieces = list[Tensor]()
+        while size:
+            piece, rest = left[0][:size], left[0][size:]
+            pieces.append(piece)
+            size -= len(piece)
+            left = [rest, *left[1:]] if len(rest) else left[1:]
+        found.append(pieces)
+    return found
 
 
 def tensors_of(model: nn.Module) -> Iterator[Tensor]:

@@ -98,9 +98,10 @@ class GroupCache(StateHolder):
             columns = slice(segment.first, min(segment.last, max(lengths)))
             width = columns.stop - columns.start
             segment.width = max(segment.width, width)
+            read = torch.tensor(reaching, device=prefilled[0].keys.device)
             for own, layer in zip(segment.layers, prefilled, strict=True):
-                own.keys[places, ..., :width] = layer.keys[reaching, :, columns].transpose(2, 3)
-                own.values[places, :, :width] = layer.values[reaching, :, columns]
+                own.keys[places, ..., :width] = layer.keys[read, :, columns].transpose(2, 3)
+                own.values[places, :, :width] = layer.values[read, :, columns]
 
     def fork(self, prefilled: Sequence[RecurrentState], samples: Tensor) -> None:
         """Append rows with copies of the states of prefilled prompts.

@@ -70,9 +70,11 @@ class Segment:
     def leave(self, owners: Collection[int]) -> None:
         leaving = np.flatnonzero(np.isin(self.owners, [*owners])).tolist()
         sources, targets = close_gaps(len(self.owners), leaving)
-        for keys, values in self.layers if sources else ():
-            keys[targets, ..., : self.width] = keys[sources, ..., : self.width]
-            values[targets, :, : self.width] = values[sources, :, : self.width]
+        if sources:  # a GPU waits for each list that becomes a tensor, so all layers share two
+            source, target = (torch.tensor(one, device=self.layers[0].keys.device) for one in (sources, targets))
+            for keys, values in self.layers:
+                keys[target, ..., : self.width] = keys[source, ..., : self.width]
+                values[target, :, : self.width] = values[source, :, : self.width]
         self.owners[targets] = self.owners[sources]
         self.owners = self.owners[: len(self.owners) - len(leaving)]
 

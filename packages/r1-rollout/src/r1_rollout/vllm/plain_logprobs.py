@@ -77,6 +77,7 @@ class PlainLogprobs(FirstRunnerProcessor, SecondRunnerProcessor):
             self._state = runner[0]
             self._staged = torch.ones(self._state.max_num_reqs)
             self._temperature = self._staged.to(self._device)
+            self._changed = False  # whether a request has been staged since
 
     def is_argmax_invariant(self) -> bool:
         return False
@@ -106,13 +107,16 @@ class PlainLogprobs(FirstRunnerProcessor, SecondRunnerProcessor):
 
     def add_request(self, req_idx: int, sampling_params: SamplingParams) -> bool:
         self._staged[req_idx] = reported_temperature(sampling_params)
+        self._changed = True
         self._forced.pop(req_idx, None)
         if (answer := forced_tokens(sampling_params)) is not None:
             self._forced[req_idx] = answer
         return True
 
     def apply_staged_writes(self) -> None:
-        self._temperature.copy_(self._staged)
+        if self._changed:  # the GPU waits for this copy
+            self._temperature.copy_(self._staged)
+            self._changed = False
 
     # Both.
 

@@ -1,7 +1,7 @@
 """Estimate memory and time of a run, and the settings that make it fit."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import reduce
 
 from r1_cli.config import RunConfig
@@ -10,11 +10,33 @@ from r1_cli.config.section import Tree, with_value
 from r1_cli.hardware import free_memory
 from r1_cli.plan.estimate.cards import Cards
 from r1_cli.plan.estimate.times import TO_HOST, Assumptions, find_times
+from r1_cli.plan.host import find_host
 from r1_cli.plan.memory import Memory, estimate
 from r1_cli.plan.model_sizes import Models
-from r1_cli.plan.phases import REMEDIES, Phase, Remedy, find_peak, find_phases, find_remedies
+from r1_cli.plan.phases import REMEDIES, Phase, Remedy, find_peak, find_phases, find_remedies, write_word
 
+# Ways to train on fewer or smaller GPUs, from the one that changes least.
+WAYS: tuple[tuple[str, tuple[Remedy, ...]], ...] = (
+    ("as configured", ()),
+    ("optimizer states in bfloat16", (("worker.actor.optim.strategy", "adamw_bf16"),)),
+    ("weights, states in host memory", (("worker.actor.fsdp.enable_cpu_offload", True),)),
+    ("LoRA, rank 32", (("worker.actor.model.lora.rank", 32),)),
+    (
+        "LoRA, rank 32, base in 4 bits",
+        (("worker.actor.model.lora.rank", 32), ("worker.actor.model.quantization", "nf4")),
+    ),
+)
 CPU_REMEDIES = tuple(setting for setting in REMEDIES if "offload" not in setting[0] and "memory_util" not in setting[0])
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """A way to run it, with the bytes that it takes of each GPU, and of each machine besides Python and data."""
+
+    name: str
+    settings: list[str]
+    device: int
+    host: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +52,8 @@ class Estimate:
     overlaps: bool  # sampling runs ahead of learning
     notes: list[str] = field(default_factory=list)
     remedies: list[tuple[str, int]] | None = None  # settings with what each saves, the largest first; None: too few
+    host: dict[str, int] = field(default_factory=dict)  # bytes of one machine's memory that GPUs' ranks take
+    ways: list[Way] = field(default_factory=list)  # on GPUs: other ways to run it, with this one
 
     @property
     def fits(self) -> bool:
@@ -50,6 +74,8 @@ class Estimate:
             "bytes_of_a_device": self.capacity,
             "fits": self.fits,
             "states": self.memory.as_json(),
+            "host": self.host,
+            "ways": [asdict(way) for way in self.ways],
             "phases": phases,
             "seconds": self.times or None,
             "step": step,
@@ -85,7 +111,21 @@ def estimate_on_cards(config: RunConfig, models: Models, cards: Cards, assumed: 
             *(_assumptions(config, assumed) if times else ["no time: config.json names no sizes that are known"]),
         ],
         find_savings(config, models, cards.memory, on_gpu=True),
+        find_host(config, memory),
+        list(find_ways(config, models, cards.memory)),
     )
+
+
+def find_ways(config: RunConfig, models: Models, capacity: int) -> Iterator[Way]:
+    """Yield what each of `WAYS` takes on GPUs of this capacity."""
+    for name, settings in WAYS:
+        changed = reduce(lambda changed, setting: with_value(changed, *setting), settings, config)
+        if settings and changed == config:
+            continue  # it is configured
+        memory = _require(changed, models)
+        largest = max(phase.total for phase in find_phases(changed, memory, capacity))
+        host = sum(find_host(changed, memory).values())
+        yield Way(name, [f"{key}={write_word(value)}" for key, value in settings], largest, host)
 
 
 def estimate_on_cpu(config: RunConfig, models: Models, capacity: int, assumed: Assumptions) -> Estimate:

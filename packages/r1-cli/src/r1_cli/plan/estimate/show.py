@@ -16,8 +16,14 @@ WIDTH = 100  # columns
 def show(console: Console, found: Estimate) -> None:
     narrow = Console(file=console.file, width=min(WIDTH, console.width) if console.is_terminal else WIDTH)
     narrow.print(_memory(found))
+    if found.host:
+        parts = ", ".join(f"{name} {size_text(size)}" for name, size in found.host.items())
+        whole = size_text(sum(found.host.values()))
+        narrow.print(f"memory of each machine, besides Python and data: {whole} ({parts})", highlight=False)
     if found.times:
         narrow.print(_times(found))
+    if not found.fits and found.ways:
+        narrow.print(_ways(found))
     for note in found.notes:
         narrow.print(f"assumed: {note}", markup=False, highlight=False)
     for line in _verdict(found):
@@ -44,6 +50,16 @@ def _times(found: Estimate) -> Table:
     what = "sampled " if "sampling" in found.times else ""
     ahead = ", sampling ahead" if found.overlaps else ""
     table.add_row(f"a step{ahead}", _seconds(found.seconds), f"{found.tokens / found.seconds:,.0f} {what}tokens/s")
+    return table
+
+
+def _ways(found: Estimate) -> Table:
+    sizes = [Column(name, justify="right", no_wrap=True) for name in ("GPU", "machine")]
+    columns = Column("way"), Column("settings", no_wrap=True), *sizes, Column("fits")
+    table = Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False, title="ways to run it", title_justify="left")
+    for way in found.ways:
+        fits = "yes" if way.device <= found.capacity else "[red]no"
+        table.add_row(way.name, "\n".join(way.settings), size_text(way.device), size_text(way.host), fits)
     return table
 
 
