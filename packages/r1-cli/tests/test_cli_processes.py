@@ -78,6 +78,29 @@ def test_ps_names_the_runs_of_this_machine_and_stop_ends_one_with_its_children_a
         other.wait()
 
 
+RANK = """
+import sys, time
+from pathlib import Path
+from r1_cli.cluster.worker_group import redirect_output
+from r1_cli.runs.processes import record_process
+run = Path(sys.argv[1])
+redirect_output(run / "logs/learner-0.log")
+record_process(run, "learner-0")
+time.sleep(600)
+"""
+
+
+def test_ps_names_a_run_of_which_a_rank_is_here_and_the_driver_on_another_machine(tmp_path: Path) -> None:
+    now = time.time()
+    write(tmp_path, Process(DRIVER, "far", "another boot", 7, 1, now, now, "gen", now))
+    with subprocess.Popen([sys.executable, "-c", RANK, str(tmp_path)]) as rank:
+        assert eventually(lambda: len(read_processes(tmp_path)) == 2)
+        shown = next(line for line in r1("ps").output.splitlines() if str(tmp_path) in line)
+        rank.kill()
+    assert shown.split()[1:3] == ["7", "gen"]
+    assert shown.endswith(" far")
+
+
 def test_stop_kills_what_does_not_end_by_itself(tmp_path: Path) -> None:
     with driver(tmp_path, "deaf") as process:
         done = processes.stop_run(tmp_path, grace=0.1)

@@ -20,7 +20,7 @@ FOLLOW_SECONDS = 0.2  # between two looks
 @click.command(short_help="Show the runs of this machine, or the processes of one.")
 @click.argument("run", type=RUN, required=False)
 def ps(run: Path | None) -> None:
-    """Show your runs on this machine, or all processes of RUN, on all its machines.
+    """Show your runs with a process on this machine, or all processes of RUN, on all its machines.
 
     \b
       r1 ps
@@ -31,8 +31,8 @@ def ps(run: Path | None) -> None:
     if run is None:
         found = [(path, one) for path in find_runs() for one in read_processes(path) if one.name == DRIVER]
         _print_table(
-            ("run", "step", "pid", "state", "since"),
-            [(str(path), _step(one), str(one.pid), one.state(), _clock(one.began)) for path, one in found],
+            ("run", "step", "pid", "state", "since", "host"),
+            [(str(path), _step(one), str(one.pid), one.state(), _clock(one.began), one.host) for path, one in found],
             empty="no run of yours is on this machine",
         )
         return

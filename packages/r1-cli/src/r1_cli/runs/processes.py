@@ -223,16 +223,17 @@ def _read(path: Path) -> Process | None:
 
 
 def find_runs() -> list[Path]:
-    """Return the folders of this user's runs on this machine: those whose lock a recorded driver holds open."""
-    found: dict[Path, None] = {}
+    """Return the folders of this user's runs of which a recorded process is on this machine.
+
+    A driver holds the run's lock open, other processes their log.
+    """
+    found: set[Path] = set()
     for fds in Path("/proc").glob("[0-9]*/fd"):
         with suppress(OSError):
-            for fd in fds.iterdir():
-                path = Path(os.readlink(fd))
-                if path.name == ".lock" and any(
-                    one.runs and one.pid == int(fds.parent.name) for one in read_processes(path.parent)
-                ):
-                    found[path.parent] = None
+            for path in {Path(os.readlink(fd)) for fd in fds.iterdir()}:
+                run = path.parent if path.name == ".lock" else path.parents[1] if path.parent.name == "logs" else None
+                if run and any(one.runs and one.pid == int(fds.parent.name) for one in read_processes(run)):
+                    found.add(run)
     return sorted(found)
 
 
