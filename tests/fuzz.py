@@ -392,9 +392,10 @@ TARGETS = {
 
 @dataclass(slots=True)
 class Result:
-    """Counts of a target, and its crashes: the first number and the traceback of each place."""
+    """Counts of a target, seconds of a processor, and its crashes: the first number and the traceback of each place."""
 
     inputs: int = 0
+    seconds: float = 0.0
     refused: int = 0
     crashes: dict[str, tuple[int, str]] = field(default_factory=dict)
 
@@ -421,13 +422,14 @@ def fuzz(name: str, seconds: float, seed: int = 0, number: int | None = None) ->
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
         attempt, refusals = TARGETS[name](Path(folder))
-        result, ends = Result(), time.monotonic() + seconds
+        result, begin, ends = Result(), time.process_time(), time.monotonic() + seconds
         try:
             while time.monotonic() < ends and not (number is not None and result.inputs):
                 _try(attempt, refusals, result, f"{seed}/{name}/{result.inputs if number is None else number}")
         finally:
             os.chdir(before)
             logging.disable(logging.NOTSET)
+            result.seconds = time.process_time() - begin
     return result
 
 
@@ -457,8 +459,8 @@ def main() -> None:
     failed = False
     for name in options.only:
         result = fuzz(name, options.seconds, options.seed, options.number)
-        counts = f"{result.inputs:,} inputs, {result.refused:,} refused, {len(result.crashes)} crashes"
-        print(f"{name}: {counts}", flush=True)
+        counts = f"{result.inputs:,} inputs in {result.seconds:.0f} s of a processor, {result.refused:,} refused"
+        print(f"{name}: {counts}, {len(result.crashes)} crashes", flush=True)
         for key, (number, shown) in result.crashes.items():
             print(f"  {key}, first at --only {name} --seed {options.seed} --number {number}\n{shown}", flush=True)
         failed |= bool(result.crashes)
