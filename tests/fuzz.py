@@ -392,10 +392,10 @@ TARGETS = {
 
 @dataclass(slots=True)
 class Result:
-    """Counts of a target, seconds of a processor, and its crashes: the first number and the traceback of each place."""
+    """Counts of a target, and its crashes: the first number and the traceback of each place."""
 
     inputs: int = 0
-    seconds: float = 0.0
+    seconds: float = 0.0  # of a processor
     refused: int = 0
     crashes: dict[str, tuple[int, str]] = field(default_factory=dict)
 
@@ -417,19 +417,19 @@ def deadline(seconds: int) -> Any:
 
 
 def fuzz(name: str, seconds: float, seed: int = 0, number: int | None = None) -> Result:
-    """Feed a target for so many seconds, or the input of this number once."""
+    """Feed a target for so many seconds of a processor, or the input of this number once."""
     logging.disable(logging.CRITICAL)
     before = Path.cwd()
     with tempfile.TemporaryDirectory() as folder:
         attempt, refusals = TARGETS[name](Path(folder))
-        result, begin, ends = Result(), time.process_time(), time.monotonic() + seconds
+        result, begin = Result(), time.process_time()
         try:
-            while time.monotonic() < ends and not (number is not None and result.inputs):
+            while result.seconds < seconds and not (number is not None and result.inputs):
+                result.seconds = time.process_time() - begin
                 _try(attempt, refusals, result, f"{seed}/{name}/{result.inputs if number is None else number}")
         finally:
             os.chdir(before)
             logging.disable(logging.NOTSET)
-            result.seconds = time.process_time() - begin
     return result
 
 
@@ -451,7 +451,7 @@ def _try(attempt: Attempt, refusals: tuple[type[BaseException], ...], result: Re
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--seconds", type=float, default=600.0, help="for each target")
+    parser.add_argument("--seconds", type=float, default=600.0, help="of a processor, for each target")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--number", type=int, help="this input alone")
     parser.add_argument("--only", choices=TARGETS, nargs="*", default=list(TARGETS))
