@@ -51,7 +51,7 @@ def noted_in_tests() -> dict[str, set[str]]:
     Of a fault that is no literal, every text in the test that calls counts, and no outcome is known.
     """
     found: dict[str, set[str]] = {}
-    for path in [*ROOT.glob("tests/test_*.py"), *ROOT.glob("packages/*/tests/test_*.py")]:
+    for path in [*ROOT.glob("tests/**/test_*.py"), *ROOT.glob("packages/*/tests/test_*.py")]:
         source = path.read_text(encoding="utf-8")
         tests = ast.parse(source).body if "note_fault(" in source else []
         for test in (one for one in tests if isinstance(one, ast.FunctionDef)):

@@ -7,12 +7,15 @@ from typing import Any
 
 import fsspec
 import pytest
+from faults_table import note_fault
 
 from r1_cli.checkpoint import remote
 from r1_cli.checkpoint.folders import CheckpointError, CheckpointStore
 from r1_cli.checkpoint.remote import RemoteFolder, Uploader, fetch_newest
 from r1_cli.checkpoint.saving import Saver
 from r1_cli.config import ConfigError, load_config
+from r1_cli.models.files import find_model_files, resolve_model_path
+from r1_cli.models.load import ModelError
 from r1_cli.plan.start import fetch_start, find_start
 
 BASE = [
@@ -109,3 +112,64 @@ def test_what_is_no_url_or_has_a_password_is_refused(value: str, told: str) -> N
 def test_a_storage_library_that_is_not_installed_is_named() -> None:
     with pytest.raises(CheckpointError, match=r"gs://bucket/run cannot be opened: .*pip install gcsfs"):
         RemoteFolder("gs://bucket/run")
+
+
+# --- models ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def model(url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, str]:
+    """The file system and the path of a model at a URL."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", str(tmp_path / "home"))
+    fs, root = fsspec.core.url_to_fs(url)
+    names = ("config.json", "model.safetensors", "pytorch_model.bin", "optimizer.safetensors", "parts/1.json")
+    for name in names:
+        fs.makedirs(f"{root}/{name}".rpartition("/")[0], exist_ok=True)
+        fs.pipe_file(f"{root}/{name}", name.encode())
+    return fs, root
+
+
+def test_a_model_is_downloaded_once_and_again_when_it_has_changed(url: str, model: tuple[Any, str]) -> None:
+    fs, root = model
+    first = Path(find_model_files(url))
+    assert sorted(path.relative_to(first).as_posix() for path in first.rglob("*.*")) == [
+        "config.json", "model.safetensors", "parts/1.json",
+    ]  # fmt: skip
+    assert (first / "parts/1.json").read_text() == "parts/1.json"
+    assert Path(find_model_files(f"{url}/")) == first
+    fs.pipe_file(f"{root}/model.safetensors", b"trained on")
+    second = Path(find_model_files(url))
+    assert second != first
+    assert (second / "model.safetensors").read_bytes() == b"trained on"
+
+
+def test_the_actor_of_a_checkpoint_is_a_model(url: str, model: tuple[Any, str]) -> None:
+    fs, root = model
+    fs.mv(root, f"{root}_of/actor", recursive=True)
+    assert (Path(find_model_files(f"{url}_of")) / "model.safetensors").is_file()
+
+
+def test_what_was_downloaded_serves_while_the_storage_is_away(
+    url: str, model: tuple[Any, str], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise ConnectionError("the network is down")
+
+    before = find_model_files(url)
+    monkeypatch.setattr(type(model[0]), "find", refuse)
+    assert find_model_files(url) == before
+    assert "the files of the last download are used" in caplog.text
+    note_fault("storage that is away at a restart, with a model at a URL", outcome="goes on")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HOME", f"{before}/other")
+    with pytest.raises(OSError, match=r"cannot be downloaded \(ConnectionError: the network is down"):
+        find_model_files(url)
+
+
+def test_a_url_without_a_model_is_named(url: str) -> None:
+    with pytest.raises(ModelError, match=r"model_path=.*/nothing: cannot be downloaded .*has no config.json"):
+        resolve_model_path(f"{url}/nothing", "worker.actor.model.model_path")
+
+
+def test_a_password_in_a_models_url_is_refused() -> None:
+    with pytest.raises(ConfigError, match="put the secret into the environment"):
+        load_config([*BASE, "worker.actor.model.model_path=s3://key" + ":secret@bucket/model"])

@@ -18,8 +18,17 @@ EXTRAS = {"s3": "s3fs", "gs": "gcsfs", "gcs": "gcsfs", "hf": "huggingface_hub", 
 log = logging.getLogger("r1")
 
 
-def is_url(path: str) -> bool:
-    return "://" in path
+def open_url(url: str) -> tuple[Any, str]:
+    """Return the file system and the path of a URL. Raises CheckpointError if nothing installed knows such URLs."""
+    try:
+        from fsspec.core import url_to_fs
+
+        fs, path = url_to_fs(url.rstrip("/"))
+    except (ImportError, ValueError) as error:
+        extra = EXTRAS.get(url.partition("://")[0])
+        advice = f" (pip install {extra})" if extra else ""
+        raise CheckpointError(f"{url} cannot be opened: {error}{advice}") from error
+    return fs, path
 
 
 class RemoteFolder:
@@ -30,14 +39,7 @@ class RemoteFolder:
 
     def __init__(self, url: str) -> None:
         """Raises CheckpointError if nothing installed knows such URLs."""
-        try:
-            from fsspec.core import url_to_fs
-
-            self.url, (self._fs, self._root) = url.rstrip("/"), url_to_fs(url.rstrip("/"))
-        except (ImportError, ValueError) as error:
-            extra = EXTRAS.get(url.partition("://")[0])
-            advice = f" (pip install {extra})" if extra else ""
-            raise CheckpointError(f"{url} cannot be opened: {error}{advice}") from error
+        self.url, (self._fs, self._root) = url.rstrip("/"), open_url(url)
 
     def steps(self) -> list[int]:
         """Return the steps of complete checkpoints. Raises OSError."""

@@ -175,7 +175,18 @@ ModelPath = Annotated[UserPath, AfterValidator(find_model_folder)]
 
 def names_folder(name: str) -> bool:
     """Whether a model's name must be a folder; hub names have at most one slash."""
-    return name.startswith(("/", "./", "../", "~")) or name.count("/") > 1
+    return name.startswith(("/", "./", "../", "~")) or (name.count("/") > 1 and not is_url(name))
+
+
+def is_url(path: str) -> bool:
+    return "://" in path
+
+
+def has_password(url: str) -> bool:
+    return is_url(url) and "@" in url.partition("://")[2].partition("/")[0]
+
+
+PASSWORD = "a URL with a password ends up in logs; put the secret into the environment"
 
 
 def _names_in(folder: Path) -> list[str]:

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from r1_cli.config.files import ModelPath, names_folder, where_or_near
+from r1_cli.config.files import PASSWORD, ModelPath, has_password, names_folder, where_or_near
 from r1_cli.config.problems import KeyProblem
 from r1_cli.config.section import Count, Section, Tree, UserPath
 
@@ -27,7 +27,7 @@ class LoraConfig(Section):
 
 
 class ModelConfig(Section):
-    model_path: ModelPath | None = None  # a Hugging Face folder, a hub name or a checkpoint (global_step_N)
+    model_path: ModelPath | None = None  # a Hugging Face folder, a hub name, a checkpoint (global_step_N), or a URL
     tokenizer_path: UserPath | None = None  # null: the model's own
     override_config: Tree = Field(default_factory=dict)  # entries of the model's config.json
     enable_gradient_checkpointing: bool = True  # recompute activations in the backward pass: less memory, more time
@@ -42,6 +42,8 @@ class ModelConfig(Section):
         for name, path in (("model_path", self.model_path), ("tokenizer_path", self.tokenizer_path)):
             if path and names_folder(path) and not Path(path).is_dir():
                 yield f"{key}.{name}", f"no such folder{where_or_near(path)}"
+            if path and has_password(path):
+                yield f"{key}.{name}", PASSWORD
 
     def position_problems(
         self, key: str, max_response_length: int, max_length: int | None = None

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from r1_cli.config.files import where_or_near
+from r1_cli.config.files import PASSWORD, has_password, is_url, where_or_near
 from r1_cli.config.problems import KeyProblem, KeyRemark, Provenance
 from r1_cli.config.rollout import RolloutConfig, engine_module
 from r1_cli.config.section import AtLeastMinusOne, Count, OneOrMore, Positive, Section, UserPath, one_of
@@ -81,7 +81,7 @@ class TrainerConfig(Section):
 
     def file_problems(self, *, saves: bool) -> Iterator[KeyProblem]:
         resumed = self.load_checkpoint_path
-        if resumed and "://" not in resumed and not os.path.isdir(resumed):
+        if resumed and not is_url(resumed) and not os.path.isdir(resumed):
             yield "trainer.load_checkpoint_path", f"no such folder{where_or_near(resumed)}"
         if not saves:
             return
@@ -95,11 +95,11 @@ class TrainerConfig(Section):
     def problems(self, *, validates: bool) -> Iterator[KeyProblem]:
         if self.val_only and not validates:
             yield "trainer.val_only", "needs data.val_files"
-        if self.upload_path is not None and "://" not in self.upload_path:
+        if self.upload_path is not None and not is_url(self.upload_path):
             yield "trainer.upload_path", "is not a URL; write s3://BUCKET/FOLDER, gs://… or hf://…"
         for key, url in (("upload_path", self.upload_path), ("load_checkpoint_path", self.load_checkpoint_path)):
-            if url and "@" in url.partition("://")[2].partition("/")[0]:
-                yield f"trainer.{key}", "a URL with a password ends up in logs; put the secret into the environment"
+            if url and has_password(url):
+                yield f"trainer.{key}", PASSWORD
         if self.memory_save_freq > 0 and self.nnodes > 1:
             yield "trainer.memory_save_freq", "each machine would hold a part only: set -1 with several machines"
         if self.max_try_make_batch == 0 or self.max_try_make_batch < -1:

@@ -1,6 +1,7 @@
 """A model's files, read before its weights are loaded, and saved with checkpoints.
 
-Files come from a folder, the Hugging Face hub (HF_ENDPOINT names a mirror), or ModelScope with USE_MODELSCOPE_HUB=1.
+Files come from a folder, a URL, the Hugging Face hub (HF_ENDPOINT names a mirror), or ModelScope with
+USE_MODELSCOPE_HUB=1.
 """
 
 import os
@@ -14,21 +15,13 @@ from transformers import PreTrainedConfig
 from transformers.utils import cached_file
 
 from r1_cli.config import RunConfig
+from r1_cli.config.files import is_url
 from r1_cli.models import load as models
 from r1_cli.models.adapters import Adapters
 from r1_cli.models.families import is_vision_language
 from r1_cli.models.quantized_files import without_quantization
+from r1_cli.models.remote_files import UNREAD, download_model
 from r1_core.learner.parallel import Parallel, Shard
-
-UNREAD = [
-    "*.bin",
-    "*.pth",
-    "*.pt",
-    "*.gguf",
-    "*.onnx",
-    "*.msgpack",
-    "*.h5",
-]  # beside the same as safetensors
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +153,13 @@ def from_modelscope() -> bool:
 
 
 def find_model_files(name: str) -> str:
-    """Return what transformers and engines open: `name` itself, or the folder of ModelScope's files.
+    """Return what transformers and engines open: `name` itself, or the folder of files from its URL or from ModelScope.
 
     Raises:
-        OSError: modelscope is not installed, or cannot download the files.
+        OSError: the files cannot be downloaded, or modelscope is not installed.
     """
+    if is_url(name):
+        return str(download_model(name))
     if not name or not from_modelscope() or Path(name).is_dir():
         return name
     try:

@@ -2,7 +2,7 @@
 
 import copy
 from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -272,7 +272,7 @@ def load_tokenizer(
     """
     family = AutoProcessor if vision_language else AutoTokenizer
     try:
-        processor: Any = family.from_pretrained(path, trust_remote_code=trust_remote_code)
+        processor: Any = _read_cached_if_away(family, path, trust_remote_code=trust_remote_code)
     except Exception as error:  # families refuse files with exceptions of any kind
         files = "tokenizer.json and tokenizer_config.json"
         files = f"preprocessor_config.json or processor_config.json, and {files}" if vision_language else files
@@ -282,6 +282,17 @@ def load_tokenizer(
             "of the published model into the folder"
         ) from error
     return (processor.tokenizer, processor) if vision_language else (processor, processor)
+
+
+def _read_cached_if_away(family: Any, path: str, **choices: object) -> Any:
+    """Return `family.from_pretrained`, from the hub's cache if a request fails as transformers does not expect."""
+    try:
+        return family.from_pretrained(path, **choices)
+    except Exception:
+        if not Path(path).is_dir():
+            with suppress(Exception):
+                return family.from_pretrained(path, local_files_only=True, **choices)
+        raise
 
 
 def load_generation_config(path: str, config: PreTrainedConfig) -> Any:

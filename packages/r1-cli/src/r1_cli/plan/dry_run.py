@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from r1_cli.config import ConfigError, Problem, Provenance, RunConfig, printable
-from r1_cli.config.files import where_or_near
+from r1_cli.config.files import is_url, where_or_near
 from r1_cli.config.section import flatten
 from r1_cli.hardware import find_card
 from r1_cli.placement import plan_placement
@@ -103,9 +103,9 @@ def _read(path: Path) -> str:
 
 
 def find_warnings(config: RunConfig) -> Iterator[str]:
-    """Yield a warning if the model is neither a folder nor cached."""
+    """Yield a warning if the model is neither a folder nor cached; a URL is downloaded at the start."""
     name = config.worker.actor.model.model_path or ""
-    if not Path(name).is_dir() and not _is_cached(name):
+    if not is_url(name) and not Path(name).is_dir() and not _is_cached(name):
         yield (
             f"worker.actor.model.model_path={name}: no such folder{where_or_near(name)}, and the hub's cache here does "
             "not have it: the run would ask the hub"

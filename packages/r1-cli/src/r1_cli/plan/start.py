@@ -9,8 +9,9 @@ from typing import Any
 from r1_cli.checkpoint.damage import find_damage
 from r1_cli.checkpoint.folders import CheckpointError, CheckpointStore, read_state
 from r1_cli.checkpoint.memory import newest_copy
-from r1_cli.checkpoint.remote import RemoteFolder, fetch_newest, is_url
+from r1_cli.checkpoint.remote import RemoteFolder, fetch_newest
 from r1_cli.config import ConfigError, Problem, RunConfig
+from r1_cli.config.files import is_url
 from r1_cli.config.section import Tree, with_value
 from r1_cli.runs.reader import RunReader
 
