@@ -10,6 +10,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs/faults.md"
 RESTARTED = "restarted"
+MEASURED = " ({seconds_to_restart:.0f} s to restart, {steps_again} steps taken again)"
 TESTED: list[str] = []  # what the test that runs now has made, a line of the table each; `conftest.py` prints them
 
 
@@ -38,8 +39,7 @@ def note_fault(
     rows = read_rows()
     assert fault in rows, f"docs/faults.md has no row {fault!r}"
     assert rows[fault][-1].startswith(outcome), f"{fault}: {rows[fault][-1]!r} in docs/faults.md, found {outcome!r}"
-    seconds = f" ({restart['seconds_to_restart']:.0f} s)" if restart and "seconds_to_restart" in restart else ""
-    TESTED.append(" | ".join([fault, *rows[fault]]) + seconds)
+    TESTED.append(" | ".join([fault, *rows[fault]]) + (MEASURED.format(**restart) if restart else ""))
     if path := os.environ.get("R1_FAULTS"):
         with Path(path).open("a") as file:
             file.write(json.dumps({"fault": fault, **(restart or {})}) + "\n")

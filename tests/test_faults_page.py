@@ -27,6 +27,6 @@ def test_a_fault_without_a_row_or_with_another_outcome_fails_its_test(monkeypatc
     fault = next(iter(read_rows()))
     with pytest.raises(AssertionError, match="found 'ends'"):
         note_fault(fault, outcome="ends")
-    note_fault(fault, {"seconds_to_restart": 12.3})
-    assert [line[-6:] for line in faults_table.TESTED] == ["(12 s)"]
+    note_fault(fault, {"seconds_to_restart": 12.3, "steps_again": 2})
+    assert faults_table.TESTED[-1].endswith("(12 s to restart, 2 steps taken again)")
     faults_table.TESTED.clear()  # nothing was made

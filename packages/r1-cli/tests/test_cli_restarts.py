@@ -26,6 +26,7 @@ from r1_cli.jobs.train import RunEnd, run_with_restarts
 from r1_cli.runs import restarts as restarts_module
 from r1_cli.runs.report.page import describe_restart
 from r1_cli.runs.restarts import Restart, Restarts
+from r1_rewards import RewardInput, load
 from r1_rewards.services.endpoint import Patience
 from r1_rollout.errors import StaleWeights
 
@@ -211,6 +212,30 @@ def test_a_process_that_stays_stopped_is_killed_and_one_that_goes_on_is_not(
         assert stopped.wait(60) == -signal.SIGKILL
     assert f"sleep 600, process {stopped.pid}, was stopped" in (watchdog.take_cause() or "")
     assert watchdog.take_cause() is None
+
+
+STOPPED = """
+import os, signal
+REWARD_TYPE = "sequential"
+def score(reward_input):
+    if not os.path.exists(reward_input["ground_truth"]):
+        open(reward_input["ground_truth"], "w").close()
+        os.kill(os.getpid(), signal.SIGSTOP)
+    return 0.5
+"""
+
+
+def test_a_stopped_reward_worker_is_killed_and_its_response_scored_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog_module, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr(watchdog_module, "STOPPED_LOOKS", 3)
+    monkeypatch.setattr("r1_cli.faults.stacks.ANSWER_SECONDS", 0.0)
+    (tmp_path / "reward.py").write_text(STOPPED)
+    with load(f"{tmp_path}/reward.py:score", timeout=60.0) as verifier, Watchdog(tmp_path).watching():
+        [score] = verifier([RewardInput("a", str(tmp_path / "stopped"))])
+    assert (score.value, score.error, (tmp_path / "stopped").exists()) == (0.5, None, True)
+    note_fault("SIGSTOP of a reward worker", outcome="goes on")
 
 
 # --- the process that starts the run ---------------------------------------------------------------------------------
