@@ -273,7 +273,7 @@ def test_user_code_sees_its_own_keys_and_none_of_the_runs_secrets(write, monkeyp
     for name in RUN_SECRETS:
         monkeypatch.setenv(name, "planted")
     monkeypatch.setenv("SEARCH_API_KEY", "mine")
-    monkeypatch.setenv("R1_WORKER_SECRETS", "HF_TOKEN, WANDB_API_KEY")
+    monkeypatch.setenv("R1_WORKER_SECRETS", "HF_TOKEN,WANDB_API_KEY")
     spec = write(
         "import os, subprocess\nREWARD_TYPE = 'sequential'\n"
         "def f(r):\n    shown = subprocess.run(['env'], capture_output=True, text=True).stdout\n"
@@ -431,12 +431,18 @@ def test_a_sum_of_verifiers_and_users_functions_keeps_every_part(write):
     }  # fmt: skip
 
 
-def test_a_service_may_be_a_part_of_a_sum():
+@pytest.mark.parametrize("token", [{}, {"token_env": "VLLM_API_KEY"}])
+def test_a_service_may_be_a_part_of_a_sum_and_has_its_token(token, monkeypatch):
+    monkeypatch.setenv("R1_REWARDS_TOKEN", "of the default")
+    monkeypatch.setenv("VLLM_API_KEY", "of an option")
+
     def respond(body, path, headers):
+        if headers.get("authorization") != f"Bearer of {'an option' if token else 'the default'}":
+            return 401, {}
         return 200, {"rewards": [0.5] * len(json.loads(body)["query"])}
 
     with answering(respond) as url:
-        parts = {"gsm8k": 1.0, "far": {"reward": "remote", "weight": 2.0, "urls": url}}
+        parts = {"gsm8k": 1.0, "far": {"reward": "remote", "weight": 2.0, "urls": url, **token}}
         with load("combine", {"parts": parts}) as verifier:
             scores = verifier([RewardInput("#### 5", "5"), RewardInput("#### 6", "5")])
     assert [score.value for score in scores] == [2.0, 1.0]

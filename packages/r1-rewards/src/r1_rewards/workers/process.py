@@ -1,6 +1,7 @@
 """Start, reap and kill worker processes, which are forked from a server that has loaded a user's code."""
 
 import contextlib
+import json
 import os
 import signal
 import socket
@@ -20,10 +21,12 @@ GARBLED = "the worker's first message is garbled: does the {}'s file change json
 SEND_TIMEOUT = 60.0  # seconds for an idle worker to read what it is sent
 
 # Variables that the run itself uses for the hub, trackers, servers and other machines. A tool or agent that prints its
-# environment into an answer must not show them. R1_WORKER_SECRETS=NAME,NAME passes some on.
+# environment into an answer must not show them. R1_WORKER_SECRETS=NAME,NAME passes some on, and so does an
+# option that names one.
+REWARDS_TOKEN = "R1_REWARDS_TOKEN"
 RUN_SECRETS = frozenset({
     "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "SWANLAB_API_KEY", "MLFLOW_TRACKING_TOKEN",
-    "MLFLOW_TRACKING_PASSWORD", "R1_METRICS_TOKEN", "R1_REWARDS_TOKEN", "R1_SERVERS_TOKEN", "RAY_AUTH_TOKEN",
+    "MLFLOW_TRACKING_PASSWORD", "R1_METRICS_TOKEN", REWARDS_TOKEN, "R1_SERVERS_TOKEN", "RAY_AUTH_TOKEN",
     "VLLM_API_KEY",
 })  # fmt: skip
 PASSED_ON = "R1_WORKER_SECRETS"
@@ -215,16 +218,22 @@ class ForkServer:
                 pass_fds=[theirs.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=2,
-                env={**without_secrets(os.environ), "CUDA_VISIBLE_DEVICES": ""},
+                env={**without_secrets(os.environ, self._setup), "CUDA_VISIBLE_DEVICES": ""},
                 start_new_session=True,
             )
             self._process, self._connection = process, ours
         return process, ours
 
 
-def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that a worker inherits."""
-    hidden = RUN_SECRETS - {name.strip() for name in environment.get(PASSED_ON, "").split(",")}
+def without_secrets(environment: Mapping[str, str], setup: Mapping[str, object]) -> dict[str, str]:
+    """Return the variables that a worker inherits: with the secrets that an option of its setup names.
+
+    A built-in reward, which has no path, may be a sum with a part that asks a reward server.
+    """
+    options = json.dumps(setup)
+    hidden = {name for name in RUN_SECRETS if name not in options} - {*environment.get(PASSED_ON, "").split(",")}
+    if setup.get("path") == "":
+        hidden.discard(REWARDS_TOKEN)
     return {name: value for name, value in environment.items() if name not in hidden}
 
 
