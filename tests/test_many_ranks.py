@@ -110,6 +110,7 @@ def restarts_of(folder: Path) -> list[dict[str, Any]]:
 def test_two_ranks_survive_faults_one_after_the_other_with_one_process_numbers(tmp_path: Path, r1: R1) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     words = ["trainer.n_gpus_per_node=2", "trainer.max_steps=1000", "trainer.max_restarts=9", "trainer.save_freq=2"]
+    words += ["trainer.restart_window=1"]  # no restart waits
     with running(two, *words) as process:
         hits = {
             "SIGKILL of a rank": lambda: hit(two, "learner-1", signal.SIGKILL),
@@ -139,6 +140,8 @@ def test_two_ranks_survive_faults_one_after_the_other_with_one_process_numbers(t
     assert "learner-1 on 127.0.0.1 died" in causes[0]
     assert re.search(r"ray::learner-0\S*, process \d+, was stopped for 10 s .* stacks are in", causes[1])
     assert "was killed by SIGKILL" in causes[2]
+    lasting = re.findall(r"process (\d+)", (two / "logs/learner-0.log").read_text())
+    assert lasting[0] == lasting[1], "the rank that was not killed has imported again"
     assert all(one["steps_again"] <= 3 for one in restarts_of(two))
     assert "the run starts again" in out.lower()
     assert re.search(r"learner-0 … learner-1 +127\.0\.0\.1 +cpu, cpu", out)

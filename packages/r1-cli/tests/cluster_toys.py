@@ -38,6 +38,12 @@ class Toy:
             raise kind(*args)
         time.sleep(600)
 
+    def close(self) -> None:
+        print(f"toy {self.rank} is closed", flush=True)
+
+    def sleep(self) -> None:
+        time.sleep(600)
+
     def stop(self, rank: int) -> None:
         """Stop one rank's process without ending it; the others answer."""
         if rank == self.rank:
@@ -49,6 +55,20 @@ class Toy:
             os._exit(3)
         time.sleep(0.1)
         raise ConnectionError("closed by peer")
+
+
+class LastingToy(Toy):
+    """Lasts while its run starts again, and counts how often that was."""
+
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank)
+        self.resets = 0
+
+    def reset(self) -> None:
+        self.resets += 1
+
+    def count(self) -> int:
+        return self.resets
 
 
 class Unpicklable(Exception):

@@ -98,8 +98,8 @@ class Recorded:
     made: ClassVar = []
     preloaded: ClassVar = ()
 
-    def __init__(self, places, patience=None):
-        self.places = places
+    def __init__(self, places, patience=None, kept=None):
+        self.places, self.kept = places, kept
 
     def preload(self, *modules):
         Recorded.preloaded = modules

@@ -14,6 +14,7 @@ from faults_table import note_fault
 from patience import eventually
 
 from r1_cli.checkpoint.folders import CheckpointStore
+from r1_cli.cluster.ray_connection import RayConnection
 from r1_cli.cluster.worker_group import ClusterError
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.trainer import TrainerConfig
@@ -76,6 +77,7 @@ def test_a_run_starts_again_after_lost_processes_with_a_growing_delay(config: Ru
     ]  # fmt: skip
     assert delays == [0.0, 10.0, 20.0]
     assert len({id(one.connection) for one in attempts.folders}) == 1, "Ray stays"
+    assert all(one.restart is None or one.restart.phases.keys() == {"closed"} for one in attempts.folders)
 
 
 def test_more_faults_than_max_restarts_within_the_window_end_a_run(config: RunConfig, delays: list[float]) -> None:
@@ -110,11 +112,15 @@ def test_a_run_that_never_trained_or_may_not_does_not_start_again(config: RunCon
         run_with_restarts(none, Attempts(ClusterError("learner-1 died")))
 
 
-def test_an_engine_that_disagrees_twice_at_a_step_ends_the_run(config: RunConfig, delays: list[float]) -> None:
+def test_an_engine_that_disagrees_twice_at_a_step_ends_the_run(
+    config: RunConfig, delays: list[float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     stale = [StaleWeights("layer 1", "differs", version=1, seen="the bytes differ") for _ in range(2)]
+    ended: list[str] = []
+    monkeypatch.setattr(RayConnection, "end_kept", lambda self: ended.append("engines"))
     with pytest.raises(StaleWeights):
         run_with_restarts(config, Attempts(*stale))
-    assert len(delays) == 1
+    assert len(delays) == len(ended) == 1, "an engine that may be at fault is not used again"
     note_fault("an engine whose weights are not the learner's", outcome="restarted")
 
 
@@ -232,10 +238,25 @@ def test_a_stopped_reward_worker_is_killed_and_its_response_scored_again(
     monkeypatch.setattr(watchdog_module, "STOPPED_LOOKS", 3)
     monkeypatch.setattr("r1_cli.faults.stacks.ANSWER_SECONDS", 0.0)
     (tmp_path / "reward.py").write_text(STOPPED)
-    with load(f"{tmp_path}/reward.py:score", timeout=60.0) as verifier, Watchdog(tmp_path).watching():
+    with load(f"{tmp_path}/reward.py:score", timeout=60.0) as verifier, Watchdog(tmp_path).guarding():
         [score] = verifier([RewardInput("a", str(tmp_path / "stopped"))])
     assert (score.value, score.error, (tmp_path / "stopped").exists()) == (0.5, None, True)
     note_fault("SIGSTOP of a reward worker", outcome="goes on")
+
+
+def test_a_process_that_is_stopped_while_the_run_starts_is_killed(
+    config: RunConfig, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watchdog_module, "STOPPED_LOOKS", 2)
+    monkeypatch.setattr(watchdog_module, "LOOK_SECONDS", 0.02)
+    monkeypatch.setattr("r1_cli.faults.stacks.ANSWER_SECONDS", 0.0)
+
+    def attempt(folder: RunFolder, stack: ExitStack) -> RunEnd:
+        with subprocess.Popen(["sleep", "600"]) as stopped:
+            stopped.send_signal(signal.SIGSTOP)
+            return RunEnd(stopped.wait(60))
+
+    assert run_with_restarts(config, attempt) == RunEnd(-signal.SIGKILL)
 
 
 # --- the process that starts the run ---------------------------------------------------------------------------------

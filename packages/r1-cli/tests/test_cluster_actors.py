@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import psutil
 import pytest
-from cluster_toys import Toy, Unpicklable
+from cluster_toys import LastingToy, Toy, Unpicklable
 from faults_table import note_fault
 from patience import LONG, eventually
 
@@ -163,6 +163,55 @@ def test_an_actor_that_is_stopped_while_the_others_answer_is_named_and_ends_the_
             actors.call("stop", 1)
         with pytest.raises(ClusterError, match="stopped-0 and those beside it have ended"):
             actors.call("about")
+
+
+@pytest.mark.slow
+def test_a_start_after_a_fault_uses_the_processes_that_are_left_with_new_objects(node, tmp_path, monkeypatch):
+    from r1_cli.cluster import kept_actors
+    from r1_cli.cluster.actors import ActorGroup, ActorPlacement
+
+    kept = kept_actors.KeptActors()
+    places = [ActorPlacement(f"kept-{i}", node, (), tmp_path / f"logs/kept-{i}.log", 2) for i in range(2)]
+    first = ActorGroup(places, kept=kept)
+    first.create(Toy, [(0,), (1,)])
+    part = first.split()[0]
+    with pytest.raises(ClusterError, match=r"kept-1 on .* died in leave"):
+        first.call("leave", 1)
+    first.close()
+    for group in (part, first):
+        with pytest.raises((RuntimeError, ClusterError), match=r"belongs to a later start|have ended"):
+            group.call("about")
+    second = ActorGroup(places, kept=kept)
+    second.create(LastingToy, [(0,), (1,)])
+    assert second.pids[0] == first.pids[0]
+    assert second.pids[1] != first.pids[1]
+    assert "toy 0 is closed" in places[0].log.read_text()
+    monkeypatch.setattr(kept_actors, "RESET_SECONDS", 1.0)
+    second._handles[1].call.remote(False, "sleep")
+    second.close()
+    third = ActorGroup(places, kept=kept)
+    third.create(LastingToy, [(0,), (1,)])
+    assert third.pids[0] == second.pids[0]
+    assert third.pids[1] != second.pids[1]
+    assert third.call_all("count") == [1, 0]
+    left = [psutil.Process(pid) for pid in third.pids]
+    third.close()
+    kept.close()
+    assert psutil.wait_procs(left, timeout=LONG)[1] == []
+
+
+@pytest.mark.slow
+def test_an_object_is_kept_if_its_class_has_reset_and_its_request_is_the_same(node, capsys):
+    from r1_cli.cluster.actors import ActorProcess
+
+    process = ActorProcess()
+    counts = []
+    for kind, rank in ((LastingToy, 0), (LastingToy, 0), (LastingToy, 1), (Toy, 1), (Toy, 1)):
+        process.create(kind, rank)
+        process.reset()
+        counts.append(getattr(process.held, "resets", None))
+    assert counts == [1, 2, 1, None, None]
+    assert capsys.readouterr().out.count("is closed") == 4
 
 
 @pytest.mark.slow

@@ -105,6 +105,24 @@ def test_a_session_over_engines_gives_what_generate_gives(count: int) -> None:
     assert all("work" in member.asked for member in members), "one engine had nothing to do"
 
 
+@pytest.mark.parametrize("interrupted", ["sampling", "load"])
+def test_an_engine_that_lasts_over_a_restart_gives_what_a_new_one_gives(interrupted: str) -> None:
+    members = hosts(2)
+    engines = as_set(members)
+    if interrupted == "sampling":
+        with engines.active(weights(3, seed=7)):
+            next(iter(engines.generate(PROMPTS, PARAMS)))
+            for member in members:
+                member.call("reset")
+    else:
+        for member in members:
+            member.call("begin_load", 3, True)
+            member.call("reset")
+    again = as_set(members)
+    with again.active(weights(4)):
+        assert plain(dict(again.generate(PROMPTS, PARAMS))) == one_engine()
+
+
 def test_a_session_goes_on_without_a_dead_engine_and_gives_what_one_engine_gives() -> None:
     members = hosts(2)
     engines = as_set(members)

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from ipaddress import ip_address
 from operator import le
+from pathlib import Path
 
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.rollout import EnginesConfig, RolloutConfig
@@ -21,6 +22,25 @@ class Node:
     devices: tuple[str, ...]  # GPUs as CUDA_VISIBLE_DEVICES names them; "cpu" for each rank that computes on processors
     store: int | None = None  # bytes of Ray's object store in shared memory; None: unknown
     scratch: str | None = None  # a folder for temporary files that is removed with the run
+
+
+@dataclass(frozen=True, slots=True)
+class ActorPlacement:
+    """An actor's name, node and GPUs (`devices`, empty on processors)."""
+
+    name: str
+    node: Node
+    devices: tuple[str, ...]
+    log: Path
+    sharing: int = 1  # devices, on processors, among which the machine's threads are divided
+
+    @property
+    def identity(self) -> tuple[str, str, tuple[str, ...]]:
+        """What stays the same when the run starts again."""
+        return self.name, self.node.id, self.devices
+
+    def __str__(self) -> str:
+        return f"{self.name} on {self.node.address}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,10 @@
 """Groups of Ray actors: started by name on their nodes, called together, and ended by the first error."""
 
+import gc
 import itertools
 import logging
 import os
+import pickle
 import sys
 import tempfile
 import traceback
@@ -14,18 +16,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from importlib import import_module
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock
 from typing import Any, ClassVar
 
 import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
+from r1_cli.cluster.kept_actors import Actor, KeptActors
 from r1_cli.cluster.worker_group import ClusterError, picklable_error, redirect_output, tail_log
 from r1_cli.config.problems import SECRET
-from r1_cli.faults.processes import kill_all, title_of
 from r1_cli.faults.stacks import answer_requests
-from r1_cli.placement import Node, threads_per_rank
+from r1_cli.placement import ActorPlacement, threads_per_rank
 from r1_cli.runs.processes import note, record_process
 
 log = logging.getLogger("r1")
@@ -38,27 +40,17 @@ DEATH_SECONDS = 10.0  # seconds after a first error in which Ray may report the 
 PASSED_ON = ("CUBLAS_", "GLOO_", "GOMP_", "HF_", "NCCL_", "OMP_", "PYTORCH_", "TORCH_", "TRANSFORMERS_", "VLLM_")
 
 
-@dataclass(frozen=True, slots=True)
-class ActorPlacement:
-    """An actor's name, node and GPUs (`devices`, empty on processors)."""
-
-    name: str
-    node: Node
-    devices: tuple[str, ...]
-    log: Path
-    sharing: int = 1  # devices, on processors, among which the machine's threads are divided
-
-    def __str__(self) -> str:
-        return f"{self.name} on {self.node.address}"
-
-
 class ActorProcess:
     place: ClassVar[str] = "the driver"  # which process this is
     held: Any = None
+    recording: Event | None = None  # ends the process's record
+    made: bytes | None = None  # the request that made `held`, if it can be kept
 
     def begin(self, place: ActorPlacement, folder: str, environment: Mapping[str, str]) -> int:
         redirect_output(place.log)
-        record_process(place.log.parents[1], place.name)
+        if self.recording is not None:
+            self.recording.set()
+        self.recording = record_process(place.log.parents[1], place.name)
         ActorProcess.place = str(place)
         print(f"--- {place}, process {os.getpid()}, {datetime.now():%Y-%m-%d %H:%M:%S}", flush=True)
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s: %(message)s")
@@ -78,8 +70,29 @@ class ActorProcess:
             for module in modules:
                 import_module(module)
 
-    def create(self, maker: Callable[..., object], *args: object, **kwargs: object) -> None:
-        self.held = _call(maker, args, kwargs)
+    def create(self, maker: Callable[..., object], *args: object) -> None:
+        """Make the actor's object; keep the one that is there if it was made by an equal request and has `reset`."""
+        made = None
+        with suppress(pickle.PicklingError, AttributeError, TypeError):
+            made = pickle.dumps((maker, args)) if hasattr(maker, "reset") else None
+        if made is None or made != self.made:
+            self._drop()
+            self.held, self.made = _call(maker, args, {}), made
+
+    def reset(self) -> None:
+        """Leave what this actor does, as the run starts again without having ended this process."""
+        if self.made is None:
+            self._drop()
+        else:
+            _call(self.held.reset, (), {})
+
+    def _drop(self) -> None:
+        held, self.held, self.made = self.held, None, None
+        if hasattr(held, "close"):
+            _call(held.close, (), {})
+        if held is not None:
+            del held
+            gc.collect()
 
     def call(self, wanted: bool, verb: str, *args: object) -> object:
         note(".".join([verb, *map(str, args[:2])]) if verb == "call" else verb)  # of a rank: model and method
@@ -123,20 +136,29 @@ def put(value: object) -> RayReference:
 class ActorGroup:
     """Actors that work together: the first failed call ends all of them."""
 
-    def __init__(self, places: Sequence[ActorPlacement], calls: int = 1, patience: float | None = None) -> None:
+    def __init__(
+        self,
+        places: Sequence[ActorPlacement],
+        calls: int = 1,
+        patience: float | None = None,
+        kept: KeptActors | None = None,
+    ) -> None:
         """Start a process for each placement.
 
         Args:
             calls: concurrent calls of an actor.
             patience: seconds after the first actor's return until others count as hung; None: no limit.
+            kept: actors that the run has had, which are used again, and where these go when the group is closed.
 
         Raises:
             ClusterError: an actor does not start within `START_SECONDS`, dies in both attempts, or does not see this
                 folder or the logs'.
         """
-        self.places, self._calls, self._patience = tuple(places), calls, patience
+        self.places, self._calls, self._patience, self.kept = tuple(places), calls, patience, kept
         self._turn = Lock()  # calls must reach all actors in the same order
         self._end: BaseException | None = None  # why the group has ended
+        self._closed = False
+        self._parts: list[ActorGroup] = []  # as `split` has made them
         self._handles: list[Any] = []
         self.pids: list[int] = []
         try:
@@ -152,19 +174,28 @@ class ActorGroup:
             try:
                 return self._begin()
             except ClusterError as error:
-                self.close()
+                self._kill()
                 if attempt == START_ATTEMPTS - 1:
                     raise
                 log.warning("%s. Starting it again", error)
-                self._end = None
+                self._end, self._closed = None, False
             except BaseException:
-                self.close()
+                self._kill()
                 raise
         raise AssertionError("unreachable")
 
     def _begin(self) -> list[int]:
         environment = {k: v for k, v in os.environ.items() if k.startswith(PASSED_ON) and not SECRET.search(k)}
+        again = self.kept.take(self.places) if self.kept else [None] * len(self.places)
         self._handles = [
+            one.handle if one else self._launch(place) for one, place in zip(again, self.places, strict=True)
+        ]
+        starts = zip(self._handles, self.places, strict=True)
+        begun = [one.begin.remote(place, os.getcwd(), environment) for one, place in starts]
+        return self._collect(begun, "start", START_SECONDS)
+
+    def _launch(self, place: ActorPlacement) -> Any:
+        return (
             ray.remote(max_restarts=0, num_cpus=0)(type(place.name, (ActorProcess,), {}))
             .options(
                 name=f"{place.name}-{next(STARTED)}",  # Ray frees the name of a dead actor only after a while
@@ -172,11 +203,7 @@ class ActorGroup:
                 max_concurrency=self._calls,
             )
             .remote()
-            for place in self.places
-        ]
-        starts = zip(self._handles, self.places, strict=True)
-        begun = [one.begin.remote(place, os.getcwd(), environment) for one, place in starts]
-        return self._collect(begun, "start", START_SECONDS)
+        )
 
     def preload(self, *modules: str) -> None:
         for one in self._handles:
@@ -210,11 +237,12 @@ class ActorGroup:
 
     def split(self) -> "list[ActorGroup]":
         """Return a group per actor: an error ends only its own."""
-        return [self._alone(index) for index in range(len(self.places))]
+        self._parts = [self._alone(index) for index in range(len(self.places))]
+        return self._parts
 
     def _alone(self, index: int) -> "ActorGroup":
         one = copy(self)
-        one.places, one.pids = (self.places[index],), [self.pids[index]]
+        one.places, one.pids, one._parts = (self.places[index],), [self.pids[index]], []
         one._handles, one._turn = [self._handles[index]], Lock()
         return one
 
@@ -227,17 +255,28 @@ class ActorGroup:
         return ActorCaller(self.places[0], self._handles[0])
 
     def close(self) -> None:
-        for handle in self._handles:
-            ray.kill(handle)
-        own = ray.get_runtime_context().get_node_id() if self._handles else None
-        # A stopped process does not obey Ray.
-        here = [pid for place, pid in zip(self.places, self.pids, strict=False) if place.node.id == own]
-        kill_all([pid for pid in here if title_of(pid).startswith("ray::")])
+        """End the actors, or give them to `kept`; no call of this group reaches them any more."""
+        if self.kept is None:
+            self._kill()
+        elif not self._closed:
+            for one in (self, *self._parts):
+                one._closed = True
+            self.kept.add(self._actors())
+
+    def _kill(self) -> None:
+        for one in self._actors():
+            one.kill()
+
+    def _actors(self) -> list[Actor]:
+        pids: Sequence[int | None] = self.pids or [None] * len(self._handles)
+        return [Actor(*one) for one in zip(self.places, self._handles, pids, strict=True)]
 
     def _call(self, wanted: list[bool], verb: str, args: tuple[object, ...], label: str) -> list[Any]:
         label = label or verb
         if self._end:
             raise ClusterError(f"{self.places[0].name} and those beside it have ended: {self._end}") from self._end
+        if self._closed:
+            raise RuntimeError(f"{self.places[0].name} belongs to a later start of the run")
         with self._turn:
             calls = [
                 one.call.options(name=f"{place.name}.{label}").remote(w, verb, *args)  # the timeline's name

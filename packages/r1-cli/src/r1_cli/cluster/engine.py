@@ -5,7 +5,7 @@ weights.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
@@ -101,6 +101,12 @@ class EngineHost:
         incoming, self._incoming = self._incoming, None
         if incoming is not None:
             incoming.end(whole)
+
+    def reset(self) -> None:
+        """Leave a load and pending groups, as the run starts again; the next load replaces all weights."""
+        with suppress(Exception):  # what the engine raises of a load without its end
+            self.end_load(whole=False)
+        self.offload()
 
     def offload(self) -> None:
         self.abandon()

@@ -170,6 +170,7 @@ class Rank:
             self.critic.offload()
 
     def close(self) -> None:
+        self._snapshots.wait()
         if self._sender is not None:
             self._sender.close()
         if dist.is_initialized():

@@ -1,9 +1,12 @@
-"""A connection to Ray that outlives the restarts of a run."""
+"""A connection to Ray, and actors, that outlive the restarts of a run."""
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, ExitStack
 from types import TracebackType
-from typing import Generic, TypeVar
+from typing import TYPE_CHECKING, Generic, TypeVar
+
+if TYPE_CHECKING:
+    from r1_cli.cluster.kept_actors import KeptActors
 
 Cluster = TypeVar("Cluster")
 
@@ -14,6 +17,7 @@ class RayConnection(Generic[Cluster]):
     def __init__(self) -> None:
         self._stack = ExitStack()
         self._cluster: Cluster | None = None
+        self.kept: KeptActors | None = None  # actors of the starts before
 
     def __enter__(self) -> "RayConnection[Cluster]":
         return self
@@ -23,12 +27,21 @@ class RayConnection(Generic[Cluster]):
     ) -> None:
         self._stack.close()
 
+    def end_kept(self) -> None:
+        """End the kept actors: the next start gets new ones."""
+        if self.kept is not None:
+            self.kept.close()
+
     def get(self, open_cluster: Callable[[], AbstractContextManager[Cluster]]) -> Cluster:
         if self._cluster is not None and not _is_alive():
             self._stack.close()
             self._cluster = None
         if self._cluster is None:
-            self._cluster = self._stack.enter_context(open_cluster())
+            self._cluster = self._stack.enter_context(open_cluster())  # sets what Ray reads when it is imported
+            from r1_cli.cluster.kept_actors import KeptActors
+
+            self.kept = KeptActors()
+            self._stack.callback(self.kept.close)
         return self._cluster
 
 

@@ -84,6 +84,11 @@ class RenderWorker:
         inputs = put_inputs(prompt.model_inputs, self._put, self._dtype)
         return replace(prompt, model_inputs=inputs, images=(), videos=(), messages=())
 
+    def reset(self) -> None:
+        """Free the cached media, as the run starts again: its files may be others."""
+        with self._turn:
+            self._memories.clear()
+
     def close(self) -> None:
         self._stack.close()
 

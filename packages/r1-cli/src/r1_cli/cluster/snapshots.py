@@ -1,7 +1,7 @@
 """Checkpoints that ranks write while they train: each copies its own files, and a thread writes them."""
 
 import time
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -26,6 +26,10 @@ class SnapshotWriter:
 
     def write(self, owner: str, folder: Path) -> None:
         self._written[owner] = self._thread.do(partial(self._taken.pop(owner).write, folder))
+
+    def wait(self) -> None:
+        """Wait until no file of a checkpoint is being written."""
+        wait(self._written.values())
 
     def error(self, owner: str) -> str | None:
         """Return why it could not be written; "" once it is written, None before."""

@@ -75,6 +75,22 @@ class Watchdog:
         return cause
 
     @contextmanager
+    def guarding(self) -> Iterator[None]:
+        """Kill stopped processes inside the block, also while the run starts."""
+        over = threading.Event()
+        thread = threading.Thread(target=self._guard, args=(over,), daemon=True, name="r1-guard")
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    def _guard(self, over: threading.Event) -> None:
+        while not over.wait(LOOK_SECONDS):
+            self.kill_stopped()
+
+    @contextmanager
     def watching(self) -> Iterator[None]:
         """Watch inside the block, which must be in the main thread to be broken off there."""
         if self.folder is None or threading.current_thread() is not threading.main_thread():
@@ -96,7 +112,6 @@ class Watchdog:
 
     def _watch(self, over: threading.Event) -> None:
         while not over.wait(LOOK_SECONDS):
-            self.kill_stopped()
             phase = next(((name, since) for name, since in reversed(self._phases[:]) if name != WHOLE), None)
             if phase is not None and time.monotonic() - phase[1] > self.deadline_of(phase[0]):
                 self._break_off(phase, over)

@@ -31,6 +31,7 @@ from r1_cli.runs.track.timing import TIMELINE_FILE, Timeline
 
 if TYPE_CHECKING:
     from r1_cli.cluster.actors import ActorGroup
+    from r1_cli.cluster.kept_actors import KeptActors
     from r1_cli.cluster.ray_connection import RayConnection
 
 log = logging.getLogger("r1")
@@ -50,6 +51,16 @@ class RunFolder:
     @property
     def path(self) -> Path:
         return self.store.root
+
+    def end_phase(self, name: str) -> None:
+        """Record when a phase of a restart has ended, for the manifest."""
+        if self.restart is not None:
+            self.restart.end_phase(name)
+
+    @property
+    def kept(self) -> "KeptActors | None":
+        """Processes of the starts before, once the run's cluster is open."""
+        return self.connection.kept if self.connection is not None else None
 
     def describe_restart(self) -> dict[str, Any]:
         """Return what the manifest's entry of this start says of a restart; log how long it took. {} without one."""
@@ -159,12 +170,13 @@ def open_training(
     stack.enter_context(libraries.redirect_library_logs(folder.path / libraries.LOG_FILE))
     placement = stack.enter_context(open_placement(config, hardware, samples=samples, connection=folder.connection))
     hardware = rank_hardware(hardware, placement.ranks)
-    ranks = start_ranks(config, hardware, placement.ranks, stack)
-    engines = start_engines(config, hardware, placement.engines, stack)
+    ranks = start_ranks(config, hardware, placement.ranks, stack, folder.kept)
+    engines = start_engines(config, hardware, placement.engines, stack, folder.kept)
     process = start_engine_process(config, stack)
     reporter = stack.enter_context(ConsoleReporter(console, step_lines="console" in config.trainer.logger))
     timeline = Timeline(folder.path / TIMELINE_FILE, config.trainer.timeline)
     stack.callback(timeline.close)
+    folder.end_phase("processes")
     return TrainingContext(
         config, model, hardware, reporter, timeline, stack, provenance, folder, critic_config, placement, ranks,
         engines, process, threads,

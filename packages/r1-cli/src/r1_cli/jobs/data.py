@@ -99,7 +99,7 @@ def open_data(context: TrainingContext, answers: Path | None = None) -> PromptDa
     renderer = build_renderer(config, context.model)
     player = open_player(config, context.model, renderer, stack, answers)
     rendering = stack.enter_context(open_rendering(config, renderer, context.timeline.record))
-    media = open_media(config, context.hardware, renderer, context.placement.ranks, stack)
+    media = open_media(config, context.hardware, renderer, context.placement.ranks, stack, context.folder.kept)
     rendering = replace(rendering, remote=media, prepare=player.prepare if player else None)
     training, validation = (
         DataSplit(names, rows, build_prompts(config, rows, rendering, context.reporter.counter))

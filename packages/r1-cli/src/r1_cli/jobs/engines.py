@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import Event
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
@@ -17,42 +18,52 @@ from r1_cli.cluster.direct import find_backend
 from r1_cli.cluster.engine import EngineHost
 from r1_cli.cluster.engines import RemoteEnginePool
 from r1_cli.cluster.own_process import OwnProcess
+from r1_cli.cluster.worker_group import ClusterError
 from r1_cli.config import RunConfig
 from r1_cli.config.rollout import engine_module
 from r1_cli.config.root import require_own_devices
 from r1_cli.hardware import Hardware
 from r1_cli.models.files import ModelFiles, open_model
 from r1_cli.models.shared_weights import share_weights
-from r1_cli.placement import EnginePlacement, threads_per_rank
+from r1_cli.placement import ActorPlacement, EnginePlacement, threads_per_rank
 from r1_rollout.fault import Engine
 from r1_rollout.types import Generator
 
 if TYPE_CHECKING:
     from r1_cli.cluster.actors import ActorGroup
+    from r1_cli.cluster.kept_actors import KeptActors
 
 log = logging.getLogger("r1")
 
 
 def start_engines(
-    config: RunConfig, hardware: Hardware, places: Sequence[EnginePlacement], stack: ExitStack
+    config: RunConfig,
+    hardware: Hardware,
+    places: Sequence[EnginePlacement],
+    stack: ExitStack,
+    kept: "KeptActors | None" = None,
 ) -> "ActorGroup | None":
     """Start the processes of engines with placements, importing in the background. Raises ClusterError."""
     if not places:
         return None
-    engines = start_actors(config, hardware, places, places)
+    engines = start_actors(config, hardware, places, places, kept)
     stack.callback(engines.close)
     return engines
 
 
 def start_actors(
-    config: RunConfig, hardware: Hardware, places: Sequence[EnginePlacement], all_places: Sequence[EnginePlacement]
+    config: RunConfig,
+    hardware: Hardware,
+    places: Sequence[EnginePlacement],
+    all_places: Sequence[EnginePlacement],
+    kept: "KeptActors | None" = None,
 ) -> "ActorGroup":
     """Start the processes of engines, which import in the background. Raises ClusterError.
 
     Args:
         all_places: of all engines, among which a node's threads are divided.
     """
-    from r1_cli.cluster.actors import ActorGroup, ActorPlacement
+    from r1_cli.cluster.actors import ActorGroup
 
     logs = Path(config.trainer.checkpoint_folder).resolve() / "logs"
     engines = ActorGroup(
@@ -65,7 +76,8 @@ def start_actors(
                 sum(len(other.devices) for other in all_places if other.node.id == place.node.id),
             )
             for place in places
-        ]
+        ],
+        kept=kept,
     )
     embedded = engine_module(config.worker.rollout.engine) is engine_module("embedded")
     engines.preload(__name__, *(["r1_rollout.embedded"] if embedded else []))
@@ -126,9 +138,16 @@ def open_engine(
     members = list(zip(names, engines.split(), strict=True))
     direct = find_backend(config, hardware, rollout.engine_size)
 
+    closed = Event()
+    stack.callback(closed.set)
+
     def start(place: int) -> "ActorGroup":
-        again = start_actors(config, hardware, [places[place]], places)
+        if closed.is_set():
+            raise ClusterError(f"{places[place].name} is not started again: the run has ended or started again")
+        again = start_actors(config, hardware, [places[place]], places, engines.kept)
         stack.callback(again.close)
+        if closed.is_set():  # the stack closes nothing any more
+            again.close()
         again.create(EngineHost, [(partial(build_hosted, config, own_hardware(hardware, places[place])),)])
         return again
 

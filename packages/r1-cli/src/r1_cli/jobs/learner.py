@@ -21,12 +21,13 @@ from r1_cli.models.families import describe_router
 from r1_cli.models.files import ModelFiles
 from r1_cli.models.load import ModelError
 from r1_cli.models.sharded_loading import ShardedLoadingError, require_sharded_loading
-from r1_cli.placement import Placement, RankPlacement, place_all
+from r1_cli.placement import ActorPlacement, Placement, RankPlacement, place_all
 from r1_cli.train.types import Policy, Schedule, ValueModel
 from r1_core.learner.parallel import Parallel
 
 if TYPE_CHECKING:
     from r1_cli.cluster.actors import ActorGroup
+    from r1_cli.cluster.kept_actors import KeptActors
     from r1_cli.cluster.ray_connection import RayConnection
 
 log = logging.getLogger("r1")
@@ -74,9 +75,15 @@ def rank_hardware(hardware: Hardware, placements: Sequence[RankPlacement]) -> Ha
 
 
 def start_ranks(
-    config: RunConfig, hardware: Hardware, placements: Sequence[RankPlacement], stack: ExitStack
+    config: RunConfig,
+    hardware: Hardware,
+    placements: Sequence[RankPlacement],
+    stack: ExitStack,
+    kept: "KeptActors | None" = None,
 ) -> "ActorGroup | None":
     """Start one process per placement, which imports in the background; None without placements.
+
+    Ranks on GPUs are never `kept`: what has ended one may have left the others' CUDA contexts unusable.
 
     Raises:
         ClusterError: a rank has died.
@@ -89,7 +96,7 @@ def start_ranks(
         require_sharded_loading()
     except ShardedLoadingError as error:
         raise ModelError(str(error)) from error
-    from r1_cli.cluster.actors import ActorGroup, ActorPlacement
+    from r1_cli.cluster.actors import ActorGroup
 
     logs, trainer = Path(config.trainer.checkpoint_folder).resolve() / "logs", config.trainer
     ranks = ActorGroup(
@@ -104,6 +111,7 @@ def start_ranks(
             for placement in placements
         ],
         patience=trainer.collective_timeout,
+        kept=None if hardware.on_gpu else kept,
     )
     stack.callback(ranks.close)
     require_shared_folders(config, ranks, placements)

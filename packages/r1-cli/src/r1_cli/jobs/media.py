@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -12,19 +13,27 @@ from r1_cli.cluster.remote_rendering import RenderPool, RenderWorker
 from r1_cli.cluster.worker_group import WorkerGroup
 from r1_cli.config import RunConfig
 from r1_cli.hardware import Hardware
-from r1_cli.placement import Node, RankPlacement
+from r1_cli.placement import ActorPlacement, Node, RankPlacement
 from r1_cli.plan.disk import StoredBatch, require_store
 from r1_cli.plan.model_sizes import read_sizes
 from r1_data.dataset import Mixture
 from r1_data.render import Renderer
 
+if TYPE_CHECKING:
+    from r1_cli.cluster.kept_actors import KeptActors
+
 
 def open_media(
-    config: RunConfig, hardware: Hardware, renderer: Renderer, placements: Sequence[RankPlacement], stack: ExitStack
+    config: RunConfig,
+    hardware: Hardware,
+    renderer: Renderer,
+    placements: Sequence[RankPlacement],
+    stack: ExitStack,
+    kept: "KeptActors | None" = None,
 ) -> RenderPool | None:
     if not placements:
         return None
-    from r1_cli.cluster.actors import ActorGroup, ActorPlacement
+    from r1_cli.cluster.actors import ActorGroup
     from r1_cli.cluster.ray_cluster import driver_node
 
     data, dtype = config.data, inputs_dtype(config, hardware)
@@ -37,7 +46,7 @@ def open_media(
     calls = data.filter_overlong_prompts_workers
 
     def start() -> Sequence[WorkerGroup]:
-        actors = ActorGroup(places, calls)
+        actors = ActorGroup(places, calls, kept=kept)
         own = renderer, partial(open_workers, config), int(data.media_memory_gb * GIGABYTE), dtype, actors.remote_put
         actors.create(RenderWorker, [own] * len(places))
         return actors.split()

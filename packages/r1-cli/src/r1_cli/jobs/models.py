@@ -43,6 +43,7 @@ def load_models(context: TrainingContext, schedule: Schedule) -> Models:
 
 def prepare_trained(context: TrainingContext, schedule: Schedule) -> Callable[[], Trained]:
     """Return what loads learner and critic, as `prepare_learner` does."""
+    context.folder.end_phase("data")
     load = prepare_learner(
         context.config, context.hardware, context.model, schedule, context.placement.ranks, context.ranks, context.stack
     )
@@ -71,6 +72,7 @@ def check_models(
         ConfigError: a setting needs a wrong layout, or a size does not fit into memory.
     """
     config, hardware, model, start = context.config, context.hardware, context.model, context.folder.start
+    context.folder.end_phase("models")
     # Tools and environments may show pictures later.
     shown = any(part.has_media for part in data.parts) or config.worker.rollout.multi_turn.enable
     choose_layout(config, hardware, model, data.renderer, models.learner, models.critic, pictures=shown)
@@ -82,6 +84,7 @@ def check_models(
     config, sizes = choose_micro_batches(
         config, hardware, model, data.renderer, models.learner, models.critic, chosen, pictures=pictures
     )
+    context.folder.end_phase("checks")
     return replace(context, config=config), sizes
 
 
@@ -89,4 +92,5 @@ def resume(context: TrainingContext, data: Data, models: Trained, micro_batches:
     """Load the checkpoint, if any, and return the position. Raises CheckpointError if it does not fit."""
     begin = build_start(context.config)
     at = load_start(models.learner, models.critic, data.training.prompts, context.folder.start, begin)
+    context.folder.end_phase("checkpoint")
     return replace(at, micro_batches=micro_batches)

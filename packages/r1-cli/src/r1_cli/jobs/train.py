@@ -98,6 +98,7 @@ def run_with_restarts(config: RunConfig, attempt: Callable[[RunFolder, ExitStack
         restarts = Restarts(trainer, folder.path)
         connection = stack.enter_context(RayConnection[Path]())
         watchdog = Watchdog(folder.path, trainer.phase_timeout)
+        stack.enter_context(watchdog.guarding())
         folder = replace(folder, restarts=restarts, connection=connection, watchdog=watchdog)
         if again := restarts.after_death():
             folder = replace(folder, start=find_restart(config, folder.store, restarts.began))
@@ -110,6 +111,9 @@ def run_with_restarts(config: RunConfig, attempt: Callable[[RunFolder, ExitStack
                 again = restarts.allow(cause, type(error).__name__, repeats=isinstance(error, LOST))
                 if again is None:
                     raise
+                if isinstance(error, DOUBTFUL):
+                    connection.end_kept()
+            again.end_phase("closed")
             release_memory()  # outside the handler, whose traceback holds the models
             folder = replace(folder, start=find_restart(config, folder.store, restarts.began))
 

@@ -4,7 +4,7 @@ import json
 import logging
 import time
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +29,10 @@ class Restart:
     cause: str
     step: int  # that was being taken
     noticed: float  # `time.time()`
+    phases: dict[str, float] = field(default_factory=dict, compare=False)  # seconds after it was noticed, by their ends
+
+    def end_phase(self, name: str) -> None:
+        self.phases[name] = round(time.time() - self.noticed, 1)
 
     def describe(self, run: Path, start: Path | None, began: float) -> dict[str, Any]:
         """Return the manifest's entry of this restart, which has just been opened from the checkpoint `start`.
@@ -45,6 +49,7 @@ class Restart:
             "step": self.step,
             "steps_again": max(self.step - 1 - resumed, 0),
             "seconds_to_restart": round(now - self.noticed, 1),
+            "ends_of_phases": self.phases,
             "seconds_lost": round(now - max(saved, began), 1),
         }
 
