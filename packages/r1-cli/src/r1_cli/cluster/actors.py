@@ -23,7 +23,7 @@ import ray
 from ray.exceptions import ObjectLostError, RayActorError, RayTaskError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from r1_cli.cluster.kept_actors import Actor, KeptActors
+from r1_cli.cluster.kept_actors import KeptActors, RunningActor
 from r1_cli.cluster.worker_group import ClusterError, picklable_error, redirect_output, tail_log
 from r1_cli.config.problems import SECRET
 from r1_cli.faults.stacks import answer_requests
@@ -267,9 +267,9 @@ class ActorGroup:
         for one in self._actors():
             one.kill()
 
-    def _actors(self) -> list[Actor]:
+    def _actors(self) -> list[RunningActor]:
         pids: Sequence[int | None] = self.pids or [None] * len(self._handles)
-        return [Actor(*one) for one in zip(self.places, self._handles, pids, strict=True)]
+        return [RunningActor(*one) for one in zip(self.places, self._handles, pids, strict=True)]
 
     def _call(self, wanted: list[bool], verb: str, args: tuple[object, ...], label: str) -> list[Any]:
         label = label or verb

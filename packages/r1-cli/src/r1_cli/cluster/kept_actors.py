@@ -15,7 +15,7 @@ RESET_SECONDS = 10.0  # for a kept actor to end what it does; otherwise another 
 
 
 @dataclass(frozen=True, slots=True)
-class Actor:
+class RunningActor:
     place: ActorPlacement
     handle: Any
     pid: int | None  # None: it has not told yet
@@ -32,14 +32,14 @@ class KeptActors:
     """Actors of groups that were closed, until the next start of the run takes them or the run ends."""
 
     def __init__(self) -> None:
-        self._actors: list[Actor] = []
+        self._actors: list[RunningActor] = []
         self._turn = Lock()  # engines are started again in threads
 
-    def add(self, actors: Sequence[Actor]) -> None:
+    def add(self, actors: Sequence[RunningActor]) -> None:
         with self._turn:
             self._actors += [one for one in actors if one not in self._actors]
 
-    def take(self, places: Sequence[ActorPlacement]) -> list[Actor | None]:
+    def take(self, places: Sequence[ActorPlacement]) -> list[RunningActor | None]:
         """Return for each place an actor that was there and has left what it did, None without one.
 
         Those that are dead, or not ready within `RESET_SECONDS`, are killed.
@@ -50,7 +50,7 @@ class KeptActors:
             self._actors = [one for one in self._actors if one.place.identity not in wanted]
         resets = {one.handle.reset.remote().future(): one for one in offered}
         wait(resets, RESET_SECONDS)
-        usable: dict[Any, Actor] = {}
+        usable: dict[Any, RunningActor] = {}
         for reset, one in resets.items():
             if reset.done() and reset.exception() is None and one.place.identity not in usable:
                 usable[one.place.identity] = one
