@@ -27,17 +27,16 @@ RUN = [
     "data.train_files=examples/quickstart/train.parquet[:256]", "data.val_files=null", "trainer.val_freq=-1",
     "data.rollout_batch_size=4", "worker.actor.global_batch_size=2", "worker.rollout.n=4", "trainer.logger=[file]",
     "worker.actor.micro_batch_size_per_device_for_update=32", "trainer.save_freq=5", "trainer.max_restarts=1000",
+    "trainer.restart_window=1",  # no restart waits
     "worker.actor.micro_batch_size_per_device_for_experience=64", "worker.actor.optim.lr_scheduler_type=constant",
 ]  # fmt: skip
 TARGETS = {
     "rank": r"ray::learner-", "engine": r"ray::engine-", "media": r"ray::media-", "reward": r"r1_rewards|r1-reward",
     "driver": r"bin/r1 train ",
 }  # fmt: skip
-CLOCKED = (
-    "timing_", "perf/", "gen/busy", "gen/prefilled",  # by a clock, memory, or the number of engines
-    # An engine's log-probs differ in their last digits with the answers that it decodes together.
-    "rollout/kl", "rollout/logprob_gap", "rollout/chi2", "rollout/effective_sample_size", "rollout/ppl",
-)  # fmt: skip
+CLOCKED = ("timing_", "perf/", "gen/busy", "gen/prefilled")  # by a clock, memory, or the number of engines
+# An engine's log-probs differ in their last digits with the answers that it decodes together.
+ROUNDED = ("rollout/kl", "rollout/logprob_gap", "rollout/chi2", "rollout/effective_sample_size", "rollout/ppl")
 
 
 def start(folder: Path, steps: int, *words: str) -> subprocess.Popen[bytes]:
@@ -53,6 +52,16 @@ def read_steps(folder: Path) -> dict[int, dict[str, float]]:
     rows = [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
     assert len({row["step"] for row in rows}) == len(rows), "a step was logged twice"
     return {row["step"]: {k: v for k, v in row.items() if not k.startswith(CLOCKED)} for row in rows}
+
+
+def without_rounded(step: dict[str, float]) -> dict[str, float]:
+    return {key: value for key, value in step.items() if not key.startswith(ROUNDED)}
+
+
+def restarts_of(folder: Path) -> list[float]:
+    """Return the seconds of each restart."""
+    starts = json.loads((folder / "manifest.json").read_text())["starts"]
+    return [one["restart"]["seconds_to_restart"] for one in starts if "restart" in one]
 
 
 def processes_of(process: subprocess.Popen[bytes]) -> list[tuple[str, psutil.Process]]:
@@ -83,7 +92,7 @@ def hit(process: subprocess.Popen[bytes], random_: random.Random) -> str | None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--faults", type=int, default=8)
+    parser.add_argument("--faults", type=int, default=8, help="0: compare two calm runs")
     parser.add_argument("--every", type=float, default=20.0, help="seconds")
     parser.add_argument("--steps", type=int, default=0, help="0: as many as the faults leave time for")
     parser.add_argument("--seed", type=int, default=0)
@@ -111,9 +120,15 @@ def main() -> int:
     taken = read_steps(hurt)
     start(calm, max(taken)).wait()
     quiet = read_steps(calm)
-    differing = [step for step in taken if taken[step] != quiet.get(step)]
+    differing = [step for step in taken if without_rounded(taken[step]) != without_rounded(quiet.get(step, {}))]
+    gaps = [abs(v - quiet[step].get(k, v)) for step in taken.keys() & quiet for k, v in taken[step].items()
+            if k.startswith(ROUNDED)]  # fmt: skip
     print(f"{faults.total()} faults ({dict(faults)}) in {time.monotonic() - began:.0f} s; exit code {code}")
     print(f"{len(taken)} steps, {len(differing)} with other numbers: {differing[:10]}; {len(left)} processes left")
+    print(f"seconds of {len(seconds := restarts_of(hurt))} restarts: {seconds}; load {os.getloadavg()[0]:.1f}")
+    print(
+        f"{', '.join(ROUNDED)}: {sum(map(bool, gaps))} of {len(gaps)} differ, by at most {max(gaps, default=0.0):.2g}"
+    )
     print(f"the runs are in {folder}")
     return int(bool(differing or left) or code not in (0, 143))
 

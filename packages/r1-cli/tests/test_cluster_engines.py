@@ -1,5 +1,6 @@
 """Several engines behind one: what they draw is what one draws, and all get the learner's weights or none samples."""
 
+import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -24,6 +25,7 @@ from r1_core.learner.parallel import Parallel
 from r1_rollout.errors import EngineError, PromptError, WeightsError
 from r1_rollout.fault import find_fault
 from r1_rollout.lora import Adapter
+from r1_rollout.pool.tasks import Task
 from r1_rollout.probes import ProbePrompt, text_probes
 from r1_rollout.types import Checksummed, Drainable, Replaying, SamplingParams
 from r1_rollout.weight_checks import TOLERANCE, Canary, expected_checksums, learn_tolerance
@@ -105,22 +107,16 @@ def test_a_session_over_engines_gives_what_generate_gives(count: int) -> None:
     assert all("work" in member.asked for member in members), "one engine had nothing to do"
 
 
-@pytest.mark.parametrize("interrupted", ["sampling", "load"])
-def test_an_engine_that_lasts_over_a_restart_gives_what_a_new_one_gives(interrupted: str) -> None:
-    members = hosts(2)
-    engines = as_set(members)
-    if interrupted == "sampling":
-        with engines.active(weights(3, seed=7)):
-            next(iter(engines.generate(PROMPTS, PARAMS)))
-            for member in members:
-                member.call("reset")
-    else:
-        for member in members:
-            member.call("begin_load", 3, True)
-            member.call("reset")
-    again = as_set(members)
-    with again.active(weights(4)):
-        assert plain(dict(again.generate(PROMPTS, PARAMS))) == one_engine()
+def test_an_engine_that_is_closed_in_a_load_or_while_it_samples_leaves_no_thread_behind() -> None:
+    loading, sampling = hosts(2)
+    loading.call("begin_load", 3, True)
+    as_set([sampling]).load_weights(weights(4))
+    sampling.call("activate")
+    sampling.call("begin_sampling", PARAMS)
+    sampling.call("work", [Task(0, PROMPTS[0], PARAMS)])
+    for host in (loading, sampling):
+        host.close()
+    assert not [one for one in threading.enumerate() if one.name == "r1-weights"]
 
 
 def test_a_session_goes_on_without_a_dead_engine_and_gives_what_one_engine_gives() -> None:

@@ -102,12 +102,6 @@ class EngineHost:
         if incoming is not None:
             incoming.end(whole)
 
-    def reset(self) -> None:
-        """Leave a load and pending groups, as the run starts again; the next load replaces all weights."""
-        with suppress(Exception):  # what the engine raises of a load without its end
-            self.end_load(whole=False)
-        self.offload()
-
     def offload(self) -> None:
         self.abandon()
         self._active.close()
@@ -183,6 +177,9 @@ class EngineHost:
         return self._engine.logprobs_of(prompts, responses, temperature)
 
     def close(self) -> None:
+        with suppress(Exception):  # what the engine raises of a load without its end
+            self.end_load(whole=False)
+        self.offload()
         self._stack.close()
 
 

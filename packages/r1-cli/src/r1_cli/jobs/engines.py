@@ -62,10 +62,12 @@ def start_actors(
 
     Args:
         all_places: of all engines, among which a node's threads are divided.
+        kept: as of `ActorGroup`. Other engines than the embedded one cannot be built twice in a process.
     """
     from r1_cli.cluster.actors import ActorGroup
 
     logs = Path(config.trainer.checkpoint_folder).resolve() / "logs"
+    embedded = engine_module(config.worker.rollout.engine) is engine_module("embedded")
     engines = ActorGroup(
         [
             ActorPlacement(
@@ -77,9 +79,8 @@ def start_actors(
             )
             for place in places
         ],
-        kept=kept,
+        kept=kept if embedded and not hardware.on_gpu else None,
     )
-    embedded = engine_module(config.worker.rollout.engine) is engine_module("embedded")
     engines.preload(__name__, *(["r1_rollout.embedded"] if embedded else []))
     return engines
 
