@@ -248,7 +248,7 @@ def fuzz_checkpoints(folder: Path) -> tuple[Attempt, tuple[type[BaseException], 
     weights = save({"a": torch.zeros(3, 2), "b": torch.ones(2)})
     words = ["config=examples/quickstart/config.yaml", f"trainer.save_checkpoint_path={folder / 'run'}"]
     config, _ = load_config(words)
-    begin, store = build_start(config), CheckpointStore(folder / "run", limit=2)
+    begin = build_start(config)
     contents: dict[str, Any] = {
         STATE_NAME: STATE,
         "global_step_2/actor/learner.json": {"base": None},
@@ -265,6 +265,7 @@ def fuzz_checkpoints(folder: Path) -> tuple[Attempt, tuple[type[BaseException], 
                 raise ValueError(str(error)) from error
 
     def attempt(rng: Random) -> None:
+        store = CheckpointStore(folder / "run", limit=2)  # one verifies a checkpoint once
         chosen = rng.choice([*contents, "weights"])
         # One of an older version has no checksums, so what is damaged is read, not refused.
         older = {name: value for name, value in STATE.items() if name != "checksums"}
