@@ -3,20 +3,36 @@
 What each way has reached stands in benchmarks/results/cluster.md.
 """
 
-import os
 import re
 import signal
 import subprocess
+import time
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
 import psutil
 import pytest
 from endtoend import QUICKSTART, R1, read_log
+from faults_table import note_fault
 from patience import eventually
 from started_nodes import started_nodes
-from test_many_ranks import PATIENCE, RUN, assert_same_numbers, running, start, steps_of, two_heads, wait_for, words_of
+from test_many_ranks import (
+    PATIENCE,
+    RUN,
+    assert_same_numbers,
+    kill,
+    restarts_of,
+    running,
+    start,
+    steps_of,
+    two_heads,
+    wait_for,
+    words_of,
+)
 from two_nodes import HERE, NODES, two_nodes
+
+from r1_cli.runs.reader import RunReader
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not find_spec("ray"), reason="ray is not installed")]
 
@@ -57,27 +73,48 @@ def test_two_started_nodes_give_one_process_numbers_until_sigterm_and_one_rank_g
     assert_same_numbers(one, two, steps=3)
 
 
-def test_two_nodes_with_engines_apart_that_sample_ahead_give_one_process_numbers_until_one_is_lost(
+def test_two_nodes_with_engines_apart_that_sample_ahead_go_on_as_one_when_one_is_lost_and_as_two_when_it_is_back(
     tmp_path: Path, r1: R1
 ) -> None:
     one, two, ahead = tmp_path / "one", tmp_path / "two", "trainer.max_staleness=1"
     seats = [*NODES, "worker.rollout.engines.nnodes=2", "worker.rollout.engines.n_gpus_per_node=1"]
-    words = [*seats, "trainer.max_steps=1000", ahead]
+    words = [
+        *seats,
+        "trainer.max_steps=1000",
+        "trainer.min_nodes=1",
+        "trainer.max_restarts=3",
+        "trainer.save_freq=1",
+        ahead,
+    ]
     with (
-        two_nodes(cpus=2) as (address, raylets),
+        two_nodes(cpus=2) as (address, raylets, join),
         running(two, *words, steps=3, RAY_ADDRESS=address, **HERE) as process,
     ):
         # Nodes of one address are ordered by Ray's ids alone: either rank may be on this one, and either engine.
-        lost = " ".join(map(words_of, psutil.Process(raylets[1]).children(recursive=True)))
-        names = set(re.findall(r"ray::((?:learner|engine|media)-\d)", lost))
-        os.kill(raylets[1], signal.SIGKILL)
-        out, err = process.communicate(timeout=PATIENCE)
-    assert process.returncode == 2, out + err
+        lost = [psutil.Process(raylets[1]), *psutil.Process(raylets[1]).children(recursive=True)]
+        names = set(re.findall(r"ray::((?:learner|engine|media)-\d)", " ".join(map(words_of, lost))))
+        began = time.time()
+        for each in lost:
+            with suppress(psutil.NoSuchProcess):
+                each.kill()
+        wait_for(lambda: restarts_of(two), process)
+        alone = steps_of(two)
+        wait_for(lambda: steps_of(two) > alone + 1, process)
+        note_fault("a lost node, with `trainer.min_nodes`", restarts_of(two)[-1], began)
+        join()
+        kill(two, "learner-0")
+        wait_for(lambda: len(restarts_of(two)) == 2, process)
+        again = steps_of(two)
+        wait_for(lambda: steps_of(two) > again, process)
+        out = terminated(process)
+    assert "1 of trainer.nnodes=2 machines are there" in out
+    devices = [len(one["host"]["devices"]) for one in RunReader(two).starts()]
+    assert devices == [2, 1, 2]
     assert re.search(r"learner-0 +127\.0\.0\.1 +cpu *\n *learner-1 +127\.0\.0\.1 +cpu", out)
     assert re.search(r"engine-0 +127\.0\.0\.1 +cpu *\n *engine-1 +127\.0\.0\.1 +cpu", out)
-    assert re.search(rf"({'|'.join(names)}) on 127\.0\.0\.1", err), err
-    r1(*RUN, "trainer.max_steps=3", f"trainer.save_checkpoint_path={one}", ahead)
-    assert_same_numbers(one, two, steps=3)
+    assert re.search(rf"({'|'.join(names)}) on 127\.0\.0\.1", restarts_of(two)[0]["cause"])
+    r1(*RUN, f"trainer.max_steps={alone + 2}", f"trainer.save_checkpoint_path={one}", ahead)
+    assert_same_numbers(one, two, steps=alone + 2)
     assert [record["staleness/mean"] for record in read_log(two)[:3]] == [0, 1, 1]
 
 
@@ -88,7 +125,7 @@ def test_two_nodes_with_vllm_beside_their_ranks_reach_one_process_accuracy(tmp_p
     words = ["train", QUICKSTART, *LEARN, f"trainer.max_steps={STEPS}"]
     r1(*words, "worker.rollout.name=embedded", f"trainer.save_checkpoint_path={one}")
     words += [*NODES, "worker.rollout.name=vllm", f"trainer.save_checkpoint_path={two}"]
-    with two_nodes(cpus=2) as (address, _), start(*words, RAY_ADDRESS=address, **HERE) as process:
+    with two_nodes(cpus=2) as (address, *_), start(*words, RAY_ADDRESS=address, **HERE) as process:
         out, err = process.communicate(timeout=PATIENCE)
     assert process.returncode == 0, out + err
     assert len(re.findall(r"engine-\d +127\.0\.0\.1 +cpu", out)) == 2

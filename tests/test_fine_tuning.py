@@ -302,7 +302,7 @@ def test_two_ranks_under_ray_that_are_killed_end_as_one_process(r1: R1, tmp_path
     words = ["sft", str(write_settings(tmp_path)), "sft.epochs=3"]
     one, killed = tmp_path / "one", tmp_path / "killed"
     ranked = [*words, *NODES, f"trainer.save_checkpoint_path={killed}"]
-    with two_nodes() as (address, _):
+    with two_nodes() as (address, *_):
         process = Forked(*ranked, RAY_ADDRESS=address, **HERE)
         assert eventually(
             lambda: process.poll() is not None or ((killed / "global_step_2").is_dir() and steps_of(killed) > 2), 900

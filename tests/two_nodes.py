@@ -1,4 +1,4 @@
-"""A Ray cluster of two nodes on this machine, in a process of its own.
+"""A Ray cluster of two nodes on this machine, in a process of its own, and of further ones that join later.
 
 python tests/two_nodes.py CPUS_OF_A_NODE
 """
@@ -7,7 +7,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from patience import LONG
@@ -19,13 +19,18 @@ NODES = ["trainer.nnodes=2", "trainer.n_gpus_per_node=1"]
 
 
 @contextmanager
-def two_nodes(cpus: int = 1) -> Iterator[tuple[str, list[int]]]:
-    """A cluster's address, and the processes that its two nodes stand and fall with."""
+def two_nodes(cpus: int = 1) -> Iterator[tuple[str, list[int], Callable[[], None]]]:
+    """A cluster's address, the processes that its two nodes stand and fall with, and what lets a further one join."""
     command = [sys.executable, __file__, str(cpus)]
     streams = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, text=True, env={**os.environ, **HERE}, **streams) as process:
         started = json.loads(process.stdout.readline())
-        yield started["address"], started["raylets"]
+
+        def join() -> None:
+            process.stdin.write("\n")
+            process.stdin.flush()
+
+        yield started["address"], started["raylets"], join
         process.communicate("", timeout=LONG)
 
 
@@ -38,7 +43,8 @@ def run(cpus: int) -> None:
     other = cluster.add_node(**size)
     raylets = [node.all_processes["raylet"][0].process.pid for node in (cluster.head_node, other)]
     print(json.dumps({"address": cluster.address, "raylets": raylets}), flush=True)
-    sys.stdin.read()
+    for _ in sys.stdin:  # a line for each further node
+        cluster.add_node(**size)
     cluster.shutdown()
 
 

@@ -4,10 +4,12 @@ import pytest
 
 from r1_cli.config import ConfigError, load_config
 from r1_cli.config.rollout import EnginesConfig
+from r1_cli.config.trainer import TrainerConfig
 from r1_cli.placement import (
     ClusterNodes,
     Node,
     allocate_devices,
+    fit_nodes,
     place_engines,
     place_ranks,
     plan_placement,
@@ -151,3 +153,42 @@ def test_engines_apart_that_do_not_fit_are_told_by_node_with_what_to_set(devices
         share(devices, nnodes, per_node, apart)
     for part in (f"worker.rollout.engines.n_gpus_per_node={apart[1]}", f"10.0.0.0 {devices[0]}", "engines are on the"):
         assert part in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("min_nodes", "apart", "nodes", "found"),
+    [
+        (None, (0, 0), [4, 4, 4], [(2, 0), (2, 0)]),
+        (1, (0, 0), [4, 4, 4], [(2, 0), (2, 0)]),
+        (1, (0, 0), [4], [(2, 0)]),
+        (1, (0, 0), [4, 1], [(2, 0)]),
+        (1, (2, 1), [4], [(2, 1)]),
+        (1, (2, 3), [4, 4], [(2, 0), (0, 3)]),
+        (2, (2, 3), [4, 4, 4], [(2, 0), (2, 0), (0, 3)]),
+        (None, (0, 0), [4], "trainer.nnodes"),
+        (2, (0, 0), [4], "trainer.nnodes"),
+        (1, (1, 3), [4, 4], [(2, 0), (0, 3)]),
+        (1, (1, 3), [4], "trainer.nnodes"),
+        (1, (0, 0), [1, 1], "trainer.n_gpus_per_node"),
+    ],
+)
+def test_as_many_nodes_are_used_as_there_are_but_not_fewer_than_min_nodes(
+    min_nodes: int | None, apart: tuple[int, int], nodes: list[int], found: list[tuple[int, int]] | str
+) -> None:
+    trainer = TrainerConfig(nnodes=2, n_gpus_per_node=2, min_nodes=min_nodes)
+    engines = EnginesConfig(nnodes=apart[0], n_gpus_per_node=apart[1])
+    offers = [(f"10.0.0.{number}", devices) for number, devices in enumerate(nodes)]
+    if isinstance(found, str):
+        with pytest.raises(ConfigError, match=found):
+            fit_nodes(offers, trainer, engines, "GPUs")
+    else:
+        assert fit_nodes(offers, trainer, engines, "GPUs") == found
+
+
+def test_fewer_nodes_that_do_not_fit_are_refused_before_the_run() -> None:
+    words = ["trainer.nnodes=2", "trainer.n_gpus_per_node=2", "worker.actor.fsdp.fsdp_size=4"]
+    load_config([*BASE, *words])
+    with pytest.raises(ConfigError, match=r"trainer.min_nodes.*with 1 nodes, worker.actor.fsdp.fsdp_size must divide"):
+        load_config([*BASE, *words, "trainer.min_nodes=1"])
+    with pytest.raises(ConfigError, match=r"trainer.min_nodes=3.*at most trainer.nnodes=2"):
+        load_config([*BASE, *words, "trainer.min_nodes=3"])

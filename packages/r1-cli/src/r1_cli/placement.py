@@ -8,6 +8,7 @@ from pathlib import Path
 
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.rollout import EnginesConfig, RolloutConfig
+from r1_cli.config.trainer import TrainerConfig
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +120,27 @@ def plan_placement(config: RunConfig) -> Placement:
     where = "node {}" if nnodes == 1 else "node {} or a further one"
     further = tuple(Node(str(n), where.format(n), numbered[per_node:]) for n in range(apart.nnodes))
     return place_all(ClusterNodes(learner, further), config.worker.rollout)
+
+
+def fit_nodes(
+    offers: Sequence[tuple[str, int]], trainer: TrainerConfig, apart: EnginesConfig, kind: str
+) -> list[tuple[int, int]]:
+    """Return `allocate_devices` of as many nodes as there are: all, or with `trainer.min_nodes` at least so many.
+
+    Raises:
+        ConfigError: as for all nodes.
+    """
+    least, fewest = (trainer.min_nodes, min(1, apart.nnodes)) if trainer.min_nodes else (trainer.nnodes, apart.nnodes)
+    errors: list[ConfigError] = []
+    for nnodes in range(trainer.nnodes, least - 1, -1):
+        for engines in range(apart.nnodes, fewest - 1, -1):
+            try:
+                require_devices(offers, nnodes, trainer.n_gpus_per_node, kind)
+                fewer = apart.model_copy(update={"nnodes": engines})
+                return allocate_devices(offers, nnodes, trainer.n_gpus_per_node, fewer, kind)
+            except ConfigError as error:
+                errors.append(error)
+    raise errors[0]
 
 
 def _by_address(node: Node) -> tuple[int, int, str]:

@@ -7,6 +7,7 @@ import shutil
 import socket
 import sys
 import tempfile
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -24,7 +25,7 @@ from r1_cli.config import ConfigError, Problem
 from r1_cli.config.rollout import EnginesConfig
 from r1_cli.config.trainer import TrainerConfig
 from r1_cli.hardware import Hardware
-from r1_cli.placement import ClusterNodes, Node, allocate_devices, require_devices
+from r1_cli.placement import ClusterNodes, Node, allocate_devices, fit_nodes, require_devices
 from r1_rollout.private_folder import PrivateFolder
 
 LOOPBACK = "127.0.0.1"
@@ -32,6 +33,7 @@ COLOCATED = EnginesConfig()  # on the learner's devices
 CLEANUP_SECONDS = 5.0  # for the nodes to remove their temporary files
 CONNECT_SECONDS = 10.0  # for a cluster's address to answer
 JOIN_SECONDS = 120.0  # for the nodes of a cluster to be free and to describe themselves
+POLL_SECONDS = 2.0
 NO_CLUSTER = (
     "needs a Ray cluster, and none runs here: type on the first machine\n"
     "        ray start --head --port=6379\n"
@@ -144,8 +146,9 @@ def joined_cluster(
     trainer: TrainerConfig, apart: EnginesConfig, connection: RayConnection[Path]
 ) -> Iterator[ClusterNodes]:
     """Reserve nodes of the cluster of RAY_ADDRESS, or of the one that `ray start` has begun on this machine."""
+    patience = 0.0 if connection.kept is None else JOIN_SECONDS  # at a restart, for a lost node to come back
     connection.get(partial(join_running, trainer.nnodes))
-    with _reserve_nodes(_import_ray(), trainer, apart) as machines:
+    with _reserve_nodes(_import_ray(), trainer, apart, patience) as machines:
         yield machines
 
 
@@ -205,28 +208,20 @@ def connection_problem(address: str) -> str | None:
 
 
 @contextmanager
-def _reserve_nodes(ray: ModuleType, trainer: TrainerConfig, apart: EnginesConfig) -> Iterator[ClusterNodes]:
+def _reserve_nodes(
+    ray: ModuleType, trainer: TrainerConfig, apart: EnginesConfig, patience: float = 0.0
+) -> Iterator[ClusterNodes]:
     """Reserve nodes with enough free devices until the block ends, by an actor on each that holds all devices.
+
+    With `trainer.min_nodes`, fewer than `nnodes` may be reserved. For too few it waits `patience` seconds.
 
     A Ray placement group is not enough: the run assigns GPUs to actors itself, so that ranks and engines can share one,
     and needs each node's GPU ids, free shared memory, scratch folder and versions before it starts an actor.
     """
-    alive = [node for node in ray.nodes() if node["Alive"]]
-    resource = "GPU" if any(node["Resources"].get("GPU") for node in alive) else "CPU"
-    offers = [(node["NodeManagerAddress"], int(node["Resources"].get(resource, 0))) for node in alive]
-    wanted = trainer.nnodes, trainer.n_gpus_per_node
-    require_devices(offers, *wanted, f"{resource}s")
-    shares = allocate_devices(offers, *wanted, apart, f"{resource}s")
-    group = ray.util.placement_group([{resource: sum(share)} for share in shares], strategy="STRICT_SPREAD")
+    group, resource, shares = _open_group(ray, trainer, apart, patience)
     actor = ray.remote(max_restarts=0)(type("machine", (NodeReservation,), {}))
     reservations: list[Any] = []
     try:
-        if not group.wait(JOIN_SECONDS):
-            raise ClusterError(
-                f"{len(shares)} nodes with {', '.join(str(sum(share)) for share in shares)} free {resource}s were not "
-                f"there within {JOIN_SECONDS:.0f} s: the cluster has {offers} in all, and others use them "
-                "(`ray status` shows it)"
-            )
         reservations += [
             actor.options(
                 num_cpus=sum(share) if resource == "CPU" else 0,
@@ -242,12 +237,56 @@ def _reserve_nodes(ray: ModuleType, trainer: TrainerConfig, apart: EnginesConfig
                 f"a machine of the cluster cannot take part, which needs the same r1: {error}"
             ) from error
         require_same_versions(found)
-        stores = [store_bytes(alive, one["id"], one["shared"]) for one in found]
+        stores = [store_bytes(ray.nodes(), one["id"], one["shared"]) for one in found]
         yield _assign_devices(found, stores, shares)
     finally:
         if cleanups := [one.remove_scratch.remote() for one in reservations]:
             ray.wait(cleanups, num_returns=len(cleanups), timeout=CLEANUP_SECONDS)
         ray.util.remove_placement_group(group)
+
+
+def _open_group(
+    ray: ModuleType, trainer: TrainerConfig, apart: EnginesConfig, patience: float
+) -> tuple[Any, str, list[tuple[int, int]]]:
+    """Return a placement group of free nodes, its resource ("GPU" or "CPU"), and the device counts of its nodes.
+
+    Raises:
+        ConfigError: there are too few nodes or devices.
+        ClusterError: others use them.
+    """
+    begun = time.monotonic()
+    while True:
+        try:
+            resource, offers, shares = _find_nodes(ray, trainer, apart)
+        except ConfigError:
+            if time.monotonic() - begun >= patience:
+                raise
+            time.sleep(POLL_SECONDS)
+            continue
+        group = ray.util.placement_group([{resource: sum(share)} for share in shares], strategy="STRICT_SPREAD")
+        while not group.wait(POLL_SECONDS):
+            if time.monotonic() - begun >= JOIN_SECONDS:
+                ray.util.remove_placement_group(group)
+                raise ClusterError(
+                    f"{len(shares)} nodes with {', '.join(str(sum(share)) for share in shares)} free {resource}s were "
+                    f"not there within {JOIN_SECONDS:.0f} s: the cluster has {offers} in all, and others use them "
+                    "(`ray status` shows it)"
+                )
+            if len([node for node in ray.nodes() if node["Alive"]]) < len(offers):  # one has just been lost
+                break
+        else:
+            return group, resource, shares
+        ray.util.remove_placement_group(group)
+
+
+def _find_nodes(
+    ray: ModuleType, trainer: TrainerConfig, apart: EnginesConfig
+) -> tuple[str, list[tuple[str, int]], list[tuple[int, int]]]:
+    """Return the resource, each living node's address and count of it, and the device counts to reserve."""
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    resource = "GPU" if any(node["Resources"].get("GPU") for node in alive) else "CPU"
+    offers = [(node["NodeManagerAddress"], int(node["Resources"].get(resource, 0))) for node in alive]
+    return resource, offers, fit_nodes(offers, trainer, apart, f"{resource}s")
 
 
 def _assign_devices(

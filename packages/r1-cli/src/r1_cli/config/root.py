@@ -13,7 +13,7 @@ from r1_cli.config.options import ESTIMATOR_OPTIONS, LOSS_OPTIONS, needs_of, own
 from r1_cli.config.problems import MASK, SECRET, ConfigError, KeyRemark, Problem, hide_url_passwords
 from r1_cli.config.reward import RewardConfig
 from r1_cli.config.rollout import RolloutConfig, engine_module
-from r1_cli.config.section import Section, Tree, lookup
+from r1_cli.config.section import Section, Tree, lookup, with_value
 from r1_cli.config.sft import LEARNED, SftConfig
 from r1_cli.config.trainer import OWN_DEVICES, STALENESS, TrainerConfig
 from r1_core import registry
@@ -45,7 +45,14 @@ class RunConfig(Section):
 
     @property
     def on_cluster(self) -> bool:
-        return self.trainer.devices > 1 or self.worker.rollout.engines.nnodes > 0
+        # With min_nodes, one device may be left of several.
+        several = self.trainer.devices > 1 or self.trainer.min_nodes is not None
+        return several or self.worker.rollout.engines.nnodes > 0
+
+    def with_nodes(self, learner: int, apart: int | None = None) -> "RunConfig":
+        """Return the configuration for so many nodes of the learner, and of engines apart."""
+        config = with_value(self, "trainer.nnodes", learner)
+        return config if apart is None else with_value(config, "worker.rollout.engines.nnodes", apart)
 
     @property
     def has_critic(self) -> bool:

@@ -104,6 +104,11 @@ def _training_problems(config: RunConfig, provenance: Provenance) -> Iterator[Ke
         if owner == "actor" or config.has_critic:
             yield from section.sequence_problems(f"worker.{owner}", trainer.n_gpus_per_node)
     yield from actor.fsdp.problems("worker.actor.fsdp", trainer.devices)
+    for nodes in range(trainer.min_nodes or trainer.nnodes, trainer.nnodes):
+        fewer = config.with_nodes(nodes)
+        unfit = [*actor.batch_problems("worker.actor", prompts, n, fewer.data_ranks())]
+        unfit += actor.fsdp.problems("worker.actor.fsdp", fewer.trainer.devices)
+        yield from (("trainer.min_nodes", f"does not fit: with {nodes} nodes, {key} {told}") for key, told in unfit)
     yield from rollout.device_problems(trainer.n_gpus_per_node, provenance, on_cluster=config.on_cluster)
     yield from rollout.length_problems(data.max_prompt_length + data.max_response_length)
     yield from algorithm.clip_problems()

@@ -40,6 +40,7 @@ class TrainerConfig(Section):
     experiment_name: str = "demo"  # likewise
     logger: Annotated[list[Logger], OneOrMore, Field(min_length=1)] = Field(default_factory=_file_and_wandb)
     nnodes: Count = 1  # machines
+    min_nodes: Count | None = None  # the fewest machines to go on with if one is lost; null: all of nnodes
     n_gpus_per_node: Count = 8  # devices of each; CPU processes without a GPU
     max_try_make_batch: int = 20  # sampling rounds to fill a batch; -1: no limit
     critic_warmup: Annotated[int, Field(ge=0)] = 0
@@ -102,6 +103,8 @@ class TrainerConfig(Section):
                 yield f"trainer.{key}", PASSWORD
         if self.memory_save_freq > 0 and self.nnodes > 1:
             yield "trainer.memory_save_freq", "each machine would hold a part only: set -1 with several machines"
+        if self.min_nodes is not None and self.min_nodes > self.nnodes:
+            yield "trainer.min_nodes", f"must be at most trainer.nnodes={self.nnodes}, or null"
         if self.max_try_make_batch == 0 or self.max_try_make_batch < -1:
             yield "trainer.max_try_make_batch", "must be at least 1, or -1 for no limit"
         if self.metrics_port is not None:

@@ -19,7 +19,7 @@ from r1_cli.config.root import require_shareable
 from r1_cli.faults.watchdog import Watchdog
 from r1_cli.hardware import Hardware, find_hardware
 from r1_cli.jobs.engines import start_engine_process, start_engines
-from r1_cli.jobs.learner import open_placement, rank_hardware, resolve_devices, start_ranks
+from r1_cli.jobs.learner import fit_placement, open_placement, rank_hardware, resolve_devices, start_ranks
 from r1_cli.models.files import ModelFiles, open_critic_config, open_model
 from r1_cli.placement import Placement
 from r1_cli.plan.start import fetch_start, find_newer_copy, find_start, rename_damaged, require_same_shape
@@ -169,6 +169,7 @@ def open_training(
         require_shareable(config, critic_config.get_text_config(), "critic")
     stack.enter_context(libraries.redirect_library_logs(folder.path / libraries.LOG_FILE))
     placement = stack.enter_context(open_placement(config, hardware, samples=samples, connection=folder.connection))
+    config = fit_placement(config, placement)
     hardware = rank_hardware(hardware, placement.ranks)
     ranks = start_ranks(config, hardware, placement.ranks, stack, folder.kept)
     engines = start_engines(config, hardware, placement.engines, stack, folder.kept)

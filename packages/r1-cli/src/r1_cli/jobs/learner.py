@@ -66,6 +66,21 @@ def open_placement(
         yield placement if samples else replace(placement, engines=())
 
 
+def fit_placement(config: RunConfig, placement: Placement) -> RunConfig:
+    """Return the configuration with the numbers of nodes that are there, by `trainer.min_nodes` fewer than it names."""
+    if not placement.ranks or config.trainer.min_nodes is None:
+        return config
+    nodes = len({rank.node.id for rank in placement.ranks})
+    apart = len({engine.node.id for engine in placement.engines}) if config.worker.rollout.engines.nnodes else 0
+    if nodes < config.trainer.nnodes:
+        log.warning(
+            "%d of trainer.nnodes=%d machines are there: it goes on with the same batches (trainer.min_nodes=%d). "
+            "A later restart takes the others, too, if they are back",
+            nodes, config.trainer.nnodes, config.trainer.min_nodes,
+        )  # fmt: skip
+    return config.with_nodes(nodes, apart or None)
+
+
 def rank_hardware(hardware: Hardware, placements: Sequence[RankPlacement]) -> Hardware:
     """Return the hardware of the ranks, which this process need not see. Several GPUs have NEVER RUN."""
     if not placements:
