@@ -30,6 +30,7 @@ RUN = [
     "trainer.restart_window=1",  # no restart waits
     "worker.actor.micro_batch_size_per_device_for_experience=64", "worker.actor.optim.lr_scheduler_type=constant",
 ]  # fmt: skip
+ENDING_SECONDS = 10.0  # for what the run has started, after its own end
 TARGETS = {
     "rank": r"ray::learner-", "engine": r"ray::engine-", "media": r"ray::media-", "reward": r"r1_rewards|r1-reward",
     "driver": r"bin/r1 train ",
@@ -116,7 +117,8 @@ def main() -> int:
     if not wanted.steps and process.poll() is None:
         process.terminate()
     code = process.wait()
-    left = [one for _, one in started if one.is_running() and one.status() != psutil.STATUS_ZOMBIE]
+    own = {one for _, one in started}
+    left = psutil.wait_procs(own, timeout=ENDING_SECONDS)[1]
     taken = read_steps(hurt)
     start(calm, max(taken)).wait()
     quiet = read_steps(calm)
@@ -126,9 +128,7 @@ def main() -> int:
     print(f"{faults.total()} faults ({dict(faults)}) in {time.monotonic() - began:.0f} s; exit code {code}")
     print(f"{len(taken)} steps, {len(differing)} with other numbers: {differing[:10]}; {len(left)} processes left")
     print(f"seconds of {len(seconds := restarts_of(hurt))} restarts: {seconds}; load {os.getloadavg()[0]:.1f}")
-    print(
-        f"{', '.join(ROUNDED)}: {sum(map(bool, gaps))} of {len(gaps)} differ, by at most {max(gaps, default=0.0):.2g}"
-    )
+    print(f"rounded numbers: {sum(map(bool, gaps))} of {len(gaps)} differ, by at most {max(gaps, default=0.0):.2g}")
     print(f"the runs are in {folder}")
     return int(bool(differing or left) or code not in (0, 143))
 

@@ -127,7 +127,7 @@ def test_two_ranks_survive_faults_one_after_the_other_with_one_process_numbers(t
             before, began = steps_of(two), time.time()
             strike()
             wait_for(lambda number=number: len(restarts_of(two)) == number, process)
-            wait_for(lambda before=before: steps_of(two) > before + 2, process)
+            wait_for(lambda before=before: steps_of(two) > before, process)
             note_fault(fault, restarts_of(two)[-1], began)
         left = psutil.Process(process.pid).children(recursive=True)
         process.terminate()
@@ -148,7 +148,8 @@ def test_two_ranks_survive_faults_one_after_the_other_with_one_process_numbers(t
     assert "state T: ray::learner-0" in "".join(path.read_text() for path in two.glob("faults/*/processes.txt"))
     assert "Loading weights" not in (two / "logs/learner-0.log").read_text()
     taken = steps_of(two)
-    r1(*RUN, f"trainer.save_checkpoint_path={one}", f"trainer.max_steps={taken}")
+    assert taken >= 6
+    r1(*RUN, f"trainer.save_checkpoint_path={one}", "trainer.max_steps=6")
     assert [record["step"] for record in read_log(two)] == [*range(1, taken + 1)]
     assert_same_numbers(one, two)
 
