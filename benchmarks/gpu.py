@@ -28,13 +28,15 @@ from gpu_stages.bench import Bench, Skipped
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """A module of `gpu_stages` with a function `measure(bench)` that returns rows of one table."""
+    """A module of `gpu_stages` with a function `measure(bench)` that returns or yields rows of one table."""
 
     title: str
     minutes: float  # until it is killed
 
 
 STAGES = {
+    "smoke": Stage("What a run computes", 10),
+    "runs": Stage("The quickstart, end to end", 30),
     "machine": Stage("Devices and links", 2),
     "collectives": Stage("Collectives", 10),
     "attention": Stage("Attention over packed rows", 10),
@@ -45,7 +47,6 @@ STAGES = {
     "sync": Stage("New weights on their way to the engines", 90),
     "checkpoint": Stage("Saving and loading", 30),
     "kill": Stage("A rank killed inside a collective", 5),
-    "runs": Stage("The quickstart, end to end", 30),
     "shapes": Stage("A 7B shape, end to end", 90),
 }
 
@@ -85,13 +86,18 @@ def run(name: str, out: Path, cpu: bool) -> None:
         try:
             code = process.wait(STAGES[name].minutes * 60)
         except subprocess.TimeoutExpired:
-            write(out, name, {"status": "failed", "why": f"not done within {STAGES[name].minutes:g} minutes"})
+            fail(out, name, f"not done within {STAGES[name].minutes:g} minutes")
         else:
             if code:
                 last = (out / f"{name}.log").read_text().strip().splitlines()[-1:]
-                write(out, name, {"status": "failed", "why": f"exit {code}: {' '.join(last)}"})
+                fail(out, name, f"exit {code}: {' '.join(last)}")
         finally:
             kill(process)
+
+
+def fail(out: Path, name: str, why: str) -> None:
+    """Record why a stage has ended; the rows that it has measured stay."""
+    write(out, name, read(out, name) | {"status": "failed", "why": why})
 
 
 def kill(process: subprocess.Popen[bytes]) -> None:
@@ -105,8 +111,11 @@ def kill(process: subprocess.Popen[bytes]) -> None:
 def measure(name: str, out: Path, cpu: bool) -> None:
     bench, start = Bench.on_this_machine(cpu), time.perf_counter()
     try:
-        rows = importlib.import_module(f"gpu_stages.{name}").measure(bench)
-        found = {"status": "done", "rows": rows}
+        rows: list[Any] = []
+        for row in importlib.import_module(f"gpu_stages.{name}").measure(bench):
+            rows.append(row)  # kept if a later one fails or the time is over
+            write(out, name, {"status": "failed", "why": f"it ended after {len(rows)} rows", "rows": rows})
+        found: dict[str, Any] = {"status": "done", "rows": rows}
     except Skipped as reason:
         found = {"status": "skipped", "why": str(reason)}
     write(out, name, found | {"seconds": time.perf_counter() - start, "conditions": conditions(bench)})
@@ -133,15 +142,13 @@ def table(name: str, found: dict[str, Any]) -> str:
     """Return a stage as Markdown; rows may differ in what they have."""
     lines = [f"## {STAGES[name].title}", ""]
     if found["status"] != "done":
-        return "\n".join([*lines, f"{found['status']}: {found.get('why', '')}".removesuffix(": "), ""])
-    rows: list[dict[str, Any]] = found["rows"]
+        lines += [f"{found['status']}: {found.get('why', '')}".removesuffix(": "), ""]
+    rows: list[dict[str, Any]] = found.get("rows", [])
+    if not rows:
+        return "\n".join(lines)
     columns = list(dict.fromkeys(column for row in rows for column in row))
-    lines += [
-        f"{found['conditions']}; {found['seconds']:.0f} s",
-        "",
-        f"| {' | '.join(columns)} |",
-        "|---" * len(columns) + "|",
-    ]
+    lines += [f"{found['conditions']}; {found['seconds']:.0f} s", ""] if found["status"] == "done" else []
+    lines += [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     lines += [f"| {' | '.join(cell(row.get(column)) for column in columns)} |" for row in rows]
     return "\n".join([*lines, ""])
 

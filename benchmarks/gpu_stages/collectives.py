@@ -1,5 +1,7 @@
 """How long ranks take to gather, scatter and add up what a layer of a model has."""
 
+from collections.abc import Iterator
+
 import torch
 import torch.distributed as dist
 
@@ -7,10 +9,10 @@ from gpu_stages.bench import Bench, Row, run_ranks, seconds
 from r1_core.learner.parallel import Parallel
 
 
-def measure(bench: Bench) -> list[Row]:
+def measure(bench: Bench) -> Iterator[Row]:
     bench.require(2)
     sizes = [2**12] if bench.tiny else [2**20, 2**24, 2**28]  # numbers in a whole tensor
-    return [run_ranks(bench, world, _job, size)[0] for world in bench.worlds(2, 4, 8) for size in sizes]
+    yield from (run_ranks(bench, world, _job, size)[0] for world in bench.worlds(2, 4, 8) for size in sizes)
 
 
 def _job(parallel: Parallel, bench: Bench, size: int) -> Row:

@@ -5,7 +5,7 @@ processors have nothing to capture and leave out what is of graphs.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -59,9 +59,9 @@ def captured(action: Callable[[], Tensor]) -> Callable[[], None]:
     return graph.replay
 
 
-def measure(bench: Bench) -> list[Row]:
+def measure(bench: Bench) -> Iterator[Row]:
     shapes = [("tiny", 2, 6)] if bench.tiny else [("1.5B", 4, 256), ("1.5B", 64, 1024), ("7B", 4, 256), ("7B", 64, 512)]
-    return [row for shape in shapes for row in _ways(bench, *shape)]
+    yield from (row for shape in shapes for row in _ways(bench, *shape))
 
 
 def _ways(bench: Bench, name: str, prompts: int, tokens: int) -> list[Row]:

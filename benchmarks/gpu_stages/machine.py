@@ -1,6 +1,7 @@
 """The devices, what links them, and how fast a matrix product and a copy are on each."""
 
 import subprocess
+from collections.abc import Iterator
 
 import torch
 
@@ -8,10 +9,10 @@ from gpu_stages.bench import Bench, Row, seconds
 from r1_cli.hardware import peak_flops
 
 
-def measure(bench: Bench) -> list[Row]:
+def measure(bench: Bench) -> Iterator[Row]:
     if bench.kind == "cuda":
         print(subprocess.run(["nvidia-smi", "topo", "-m"], capture_output=True, text=True, check=False).stdout)
-    return [_device(bench, index) for index in range(bench.devices)]
+    yield from (_device(bench, index) for index in range(bench.devices))
 
 
 def _device(bench: Bench, index: int) -> Row:

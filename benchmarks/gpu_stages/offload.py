@@ -1,7 +1,7 @@
 """What keeping weights and optimizer with the processor, always or while others compute, saves and what it costs."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 
@@ -13,10 +13,10 @@ from r1_core.learner.parallel import Parallel, Shard
 from r1_core.objective import Objective
 
 
-def measure(bench: Bench) -> list[Row]:
+def measure(bench: Bench) -> Iterator[Row]:
     name = "tiny" if bench.tiny else "1.5B"
     forms = "none", "always", "between phases"
-    return [run_ranks(bench, world, _job, name, form)[0] for world in bench.worlds(1, 2, 8) for form in forms]
+    yield from (run_ranks(bench, world, _job, name, form)[0] for world in bench.worlds(1, 2, 8) for form in forms)
 
 
 def _job(parallel: Parallel, bench: Bench, name: str, form: str) -> Row:

@@ -5,6 +5,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 from gpu_stages.bench import Bench, Row
@@ -12,8 +13,8 @@ from gpu_stages.bench import Bench, Row
 QUICKSTART = "examples/quickstart/config.yaml"
 
 
-def measure(bench: Bench) -> list[Row]:
-    return [_run(bench, devices) for devices in bench.worlds(1, 2, 4, 8)]
+def measure(bench: Bench) -> Iterator[Row]:
+    yield from (_run(bench, devices) for devices in bench.worlds(1, 2, 4, 8))
 
 
 def _run(bench: Bench, devices: int) -> Row:

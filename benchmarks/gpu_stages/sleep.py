@@ -2,6 +2,7 @@
 
 import tempfile
 import time
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,10 @@ from gpu_stages.bench import Bench, Row, Skipped, wait
 from gpu_stages.models import empty_model, model_config, random_tensor
 
 
-def measure(bench: Bench) -> list[Row]:
+def measure(bench: Bench) -> Iterator[Row]:
     if not find_spec("vllm"):
         raise Skipped("vLLM is not installed")
-    return [_sleep(bench, name) for name in (["tiny"] if bench.tiny else ["1.5B", "7B"])]
+    yield from (_sleep(bench, name) for name in (["tiny"] if bench.tiny else ["1.5B", "7B"]))
 
 
 def _sleep(bench: Bench, name: str) -> Row:

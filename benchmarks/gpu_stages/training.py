@@ -72,7 +72,7 @@ def write_model(bench: Bench, name: str, folder: Path) -> None:
     for key, parameter in empty_model(name).named_parameters():
         if tied and key == "lm_head.weight":
             continue
-        part[key] = random_tensor(key, parameter.shape, torch.device(bench.kind)).to("cpu", dtype)
+        part[key] = random_tensor(key, parameter.shape, torch.device("cpu")).to(dtype)  # the run needs the whole GPU
         if sum(tensor.nbytes for tensor in part.values()) > SHARD:
             number = _write(part, number, folder, places)
     _write(part, number, folder, places)

@@ -82,6 +82,13 @@ def find_hardware() -> Hardware:
     return Hardware("cuda", tuple(name.strip() for name in names))
 
 
+def device_name() -> str:
+    """Return what this process computes on, such as "NVIDIA H100 80GB HBM3"."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "this machine's CPU"
+
+
 def find_card() -> int | None:
     """Return the bytes of this machine's smallest GPU from nvidia-smi, so that torch need not load."""
     tool = shutil.which("nvidia-smi")

@@ -1,11 +1,16 @@
 """`r1 check`: find what is wrong before a run starts."""
 
 import json
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from r1_cli.commands.common import ANY_WORDS, share_processors, user_errors, visible
+
+if TYPE_CHECKING:
+    from r1_cli.plan.check.findings import Finding
 
 STYLES = {"error": "red", "warning": "yellow", "note": "dim"}
 
@@ -13,7 +18,8 @@ STYLES = {"error": "red", "warning": "yellow", "note": "dim"}
 @click.command(short_help="Check configuration, machine, model, data, reward before a run.", context_settings=ANY_WORDS)
 @click.argument("settings", nargs=-1, type=click.UNPROCESSED, metavar="[MODEL | CONFIG.yaml] [KEY=VALUE]...")
 @click.option("--json", "as_json", is_flag=True, help="Print the findings as JSON.")
-@click.option("--no-step", is_flag=True, help="Skip the tiny training step, which takes seconds.")
+@click.option("--no-step", is_flag=True, help="Skip the tiny training step, which takes seconds; of --device two runs.")
+@click.option("--device", is_flag=True, help="Check what this machine's GPU, or CPU, computes; needs no configuration.")
 @click.option(
     "--precision",
     type=click.Choice(["fp32", "bf16", "fp16"]),
@@ -21,10 +27,11 @@ STYLES = {"error": "red", "warning": "yellow", "note": "dim"}
     help="Precision of MODEL.",
     show_default=True,
 )
-def check(settings: tuple[str, ...], as_json: bool, no_step: bool, precision: str) -> None:
+def check(settings: tuple[str, ...], as_json: bool, no_step: bool, device: bool, precision: str) -> None:
     """Check a run before it starts: configuration, machine, model, some rows, reward, one tiny step.
 
-    Or check a MODEL, a folder or a name on the hub: whether r1 computes it correctly, and how.
+    Or check a MODEL, a folder or a name on the hub: whether r1 computes it correctly, and how. Or, with --device, what
+    a run computes on this machine's GPU, by tiny random models and against the CPU, without a network.
 
     Exit code 1 if there is an error. `r1 data check` checks all rows, `r1 reward test` a reward in detail.
 
@@ -32,6 +39,7 @@ def check(settings: tuple[str, ...], as_json: bool, no_step: bool, precision: st
       r1 check run.yaml
       r1 check run.yaml trainer.max_steps=100 --no-step --json
       r1 check my-model --precision bf16
+      r1 check --device
     """
     share_processors()
     if len(settings) == 1 and _is_model(settings[0]):
@@ -39,10 +47,10 @@ def check(settings: tuple[str, ...], as_json: bool, no_step: bool, precision: st
         return
     from rich.console import Console
 
-    from r1_cli.plan.check.checks import PARTS, run_checks
-
+    if device and settings:
+        raise click.UsageError("--device checks the machine: give no configuration with it")
     console, found = Console(), []
-    for one in run_checks(settings, [part for part in PARTS if part != "step" or not no_step]):
+    for one in _device_findings(no_step) if device else _findings(settings, no_step):
         found.append(one)
         if not as_json:
             console.print(one.level, style=STYLES[one.level], end="  ")
@@ -56,6 +64,23 @@ def check(settings: tuple[str, ...], as_json: bool, no_step: bool, precision: st
         click.echo(f"{errors} {'error' if errors == 1 else 'errors'}" if errors else "no errors")
     if errors:
         raise SystemExit(1)
+
+
+def _findings(settings: tuple[str, ...], no_step: bool) -> "Iterator[Finding]":
+    from r1_cli.plan.check.checks import PARTS, run_checks
+
+    return run_checks(settings, [part for part in PARTS if part != "step" or not no_step])
+
+
+def _device_findings(no_step: bool) -> "Iterator[Finding]":
+    from r1_cli.hardware import device_name
+    from r1_cli.plan.check.device import list_checks, run_device_checks
+
+    checks = list_checks(runs=not no_step)
+    click.echo(
+        f"{len(checks)} checks of {device_name()}, with tiny random models, against the CPU in float64", err=True
+    )
+    return run_device_checks(checks)
 
 
 def _is_model(word: str) -> bool:
