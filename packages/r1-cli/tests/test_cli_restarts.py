@@ -197,10 +197,12 @@ def test_a_phase_without_end_is_broken_off_with_its_stacks_and_rows(
     note_fault("a phase that does not end")
 
 
+@pytest.mark.parametrize(("title", "breaks"), [("ray::learner-0", True), ("a reward worker", False)])
 def test_a_process_that_stays_stopped_is_killed_and_one_that_goes_on_is_not(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    title: str, breaks: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(watchdog_module, "STOPPED_LOOKS", 2)
+    monkeypatch.setattr(watchdog_module, "title_of", lambda pid: title)
     monkeypatch.setattr("r1_cli.faults.stacks.ANSWER_SECONDS", 0.0)
     watchdog = Watchdog(tmp_path)
     with subprocess.Popen(["sleep", "600"]) as stopped:
@@ -216,7 +218,9 @@ def test_a_process_that_stays_stopped_is_killed_and_one_that_goes_on_is_not(
         assert stopped.poll() is None
         watchdog.kill_stopped()
         assert stopped.wait(60) == -signal.SIGKILL
-    assert f"sleep 600, process {stopped.pid}, was stopped" in (watchdog.take_cause() or "")
+    told = f"{title}, process {stopped.pid}, was stopped"
+    assert told in json.loads(next(tmp_path.glob("faults/*/phase.json")).read_text())["cause"]
+    assert (told in (watchdog.take_cause() or "")) == breaks, "the next fault would be told with this cause"
     assert watchdog.take_cause() is None
 
 

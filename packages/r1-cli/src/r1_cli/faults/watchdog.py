@@ -124,7 +124,10 @@ class Watchdog:
             phase = self._phases[-1][0] if self._phases else "no phase"
             seconds = int(STOPPED_LOOKS * LOOK_SECONDS)
             told = f"{title_of(pid)}, process {pid}, was stopped for {seconds} s in {phase} and is killed"
+            cause, needed = self.cause, _is_actor(pid)
             self._dump(phase, told)
+            if not needed:  # a worker of rewards or media: its pool starts another, and no phase is broken off
+                self.cause = cause
             kill_all([pid])
 
     def _break_off(self, phase: tuple[str, float], over: threading.Event) -> None:
