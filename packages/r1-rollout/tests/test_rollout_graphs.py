@@ -199,3 +199,29 @@ def test_too_little_memory_ends_the_call_as_elsewhere(model: Any, monkeypatch: p
 
 def test_processors_launch_their_steps(model: Any) -> None:
     assert not engine_for(copy.deepcopy(model))._graphs
+
+
+def test_graphs_outlive_samples_that_end_at_random(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a graph for each set of running samples two in five steps are replays."""
+    captured, steps, rows = [0], [0], [0]
+
+    class Counting(Replaying):
+        def step(self, tokens: Tensor, *rest: Any) -> Tensor:
+            steps[0] += 1
+            rows[0] += len(tokens)
+            return super().step(tokens, *rest)
+
+        def _capture_step(self, *args: Any) -> bool:
+            captured[0] += 1
+            return super()._capture_step(*args)
+
+    monkeypatch.setattr(decoding, "Graphs", Counting)
+    torch.manual_seed(0)
+    plain = AutoModelForCausalLM.from_config(Qwen2Config(**TEXT))  # ends a sample with one of its 64 tokens
+    found = answers(plain, prompts(32), SamplingParams(max_tokens=200, n=4), graphs=True, rows=64)
+    lengths = {len(tokens) for tokens, _ in found}
+    assert len(lengths) > 40, "samples of all lengths"
+    graphs = Counting.made[-1]
+    assert graphs.replayed > 0.8 * steps[0]
+    assert captured[0] < steps[0] / 12
+    assert sum(len(tokens) for tokens, _ in found) > 0.75 * rows[0], "ended samples keep others waiting"

@@ -34,6 +34,12 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+OVER = -1  # in place of the number of a sample that has ended and whose row is still there
+# Where steps are graphs of so many rows, fewer ended ones are removed later: a share of them while requests wait for
+# room, and when none does a larger share or a few.
+LINGERING, LAST_LINGERING, FEW = 0.25, 0.5, 8
+
+
 class Decoding:
     """Continuous batching: requests enter whole, in their order, when finished rows have made room."""
 
@@ -68,6 +74,7 @@ class Decoding:
         self._entered: dict[Hashable, SamplingRequest] = {}  # those that are unfinished, by their keys
         self.axes = 0  # of the first request's positions; 0 before it
         self._slots: list[SamplingRequest] = []  # the request in each slot of the cache
+        self._over: list[SamplingRequest] = []  # complete requests whose rows are still there
         self._finished: list[Finished] = []
         self._prefixes, self._routing = prefixes, routing
         self.prefilled = 0  # tokens of prompts that were computed
@@ -231,26 +238,47 @@ class Decoding:
             return self._forward(tokens[:, None], position_ids, cache, mask=cache.mask)[:, -1]
 
     def _retire(self, rows: DecodingRows, cache: GroupCache) -> bool:
-        stopped = self._strategy.stopped(rows)
-        finished = (stopped | (rows.ages >= rows.limits)).nonzero()[:, 0].tolist()
-        for row in finished:
-            request, sample = rows.owners[row]
-            tokens, logprobs = rows.decoded(row)
-            reason: Literal["stop", "length"] = "stop" if stopped[row] else "length"
-            routed = None if (experts := rows.routed(row)) is None else experts.numpy()
-            request.completions[sample] = Completion(tokens.numpy(), logprobs.numpy(), reason, self._version, routed)
-            if request.split:
-                self._finished.append((SampleKey(request.key, sample), [request.completions[sample]]))
-            if self._prefixes is not None:
-                self._keep(self._prefixes, rows, row, tokens.tolist(), cache)
-        self._remove_rows(finished, rows, cache)
+        """Complete the samples that have ended; return whether rows were removed."""
+        stopped, full = self._strategy.stopped(rows), rows.ages >= rows.limits
+        ended: tuple[list[int], list[int]] = ([], [])
+        for kind, row in torch.stack([stopped | full, full]).nonzero().tolist():
+            ended[kind].append(row)
+        for row in ended[0]:
+            if rows.owners[row][1] != OVER:
+                self._complete(row, "stop" if stopped[row] else "length", rows, cache)
         for request in [one for one in self._entered.values() if len(one.completions) == len(one.noise)]:
             del self._entered[request.key]
+            self._over.append(request)
             if not request.split:
                 completions = [request.completions[sample] for sample in range(len(request.noise))]
                 self._finished.append((request.key, completions))
+        over = [row for row, (_, sample) in enumerate(rows.owners) if sample == OVER]
+        if not over or self._linger(over, len(rows), ended[1]):
+            return False
+        self._remove_rows(over, rows, cache)
+        for request in self._over:
             self._vacate(self._slots.index(request), rows, cache)
-        return bool(finished)
+        self._over.clear()
+        return True
+
+    def _complete(self, row: int, reason: Literal["stop", "length"], rows: DecodingRows, cache: GroupCache) -> None:
+        request, sample = rows.owners[row]
+        tokens, logprobs = rows.decoded(row)
+        routed = None if (experts := rows.routed(row)) is None else experts.numpy()
+        request.completions[sample] = Completion(tokens.numpy(), logprobs.numpy(), reason, self._version, routed)
+        if request.split:
+            self._finished.append((SampleKey(request.key, sample), [request.completions[sample]]))
+        if self._prefixes is not None:
+            self._keep(self._prefixes, rows, row, tokens.tolist(), cache)
+        rows.owners[row] = (request, OVER)
+
+    def _linger(self, over: Sequence[int], count: int, full: Sequence[int]) -> bool:
+        """Whether rows of ended samples stay: a graph is of one number of rows, and idle rows cost a GPU nothing.
+
+        They decode on, as long as their samples may have more tokens.
+        """
+        most = count * LINGERING if self._waiting else max(count * LAST_LINGERING, FEW)
+        return isinstance(self._stack, Graphs) and len(over) < min(most, count) and not {*over} & {*full}
 
     def _keep(self, prefixes: PrefixCache, rows: DecodingRows, row: int, tokens: list[int], cache: GroupCache) -> None:
         """Keep a finished row's keys and values for a prompt that goes on from it."""
