@@ -89,6 +89,16 @@ def test_weights_go_past_the_driver_from_gpus_to_vllm(
     assert find_backend(config, hardware, 2) == way
 
 
+@pytest.mark.parametrize(("value", "warned"), [("expandable_segments:True", True), ("max_split_size_mb:64", False)])
+def test_an_allocator_that_shares_by_descriptors_is_warned_of(
+    value: str, warned: bool, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", value)
+    config, _ = load_config([*BASE, "worker.reward.reward_function=math", "worker.rollout.name=vllm"])
+    assert find_backend(config, GPUS, 2) == DirectBackend("ipc", 2)
+    assert ("many containers forbid" in caplog.text) == warned
+
+
 class Recorder:
     """The engines of an IPC transfer; the second update fails if it is to."""
 

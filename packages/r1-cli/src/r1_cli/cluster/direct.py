@@ -1,5 +1,7 @@
 """Direct weight transfer from the ranks to engines in other processes."""
 
+import logging
+import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
@@ -16,6 +18,9 @@ from r1_rollout.transports.groups import NcclGroup, ProcessGroup, TcpGroup
 from r1_rollout.weights import TransferCall
 
 JOINING = 600.0  # seconds for the workers to join a group
+ALLOCATOR = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF")  # variables that set torch's allocator
+
+log = logging.getLogger("r1")
 
 Ask: TypeAlias = Callable[..., Any]  # calls one process from another: `ask(method, *arguments)`; it pickles
 Sender: TypeAlias = GroupSender | IpcSender  # what a rank keeps open between two syncs
@@ -38,6 +43,12 @@ def find_backend(config: RunConfig, hardware: Hardware, workers: int) -> DirectB
     kind = vllm.weights_backend(config, hardware)
     if kind is None or engine_module(config.worker.rollout.engine) is not engine_module("vllm"):
         return None
+    for name in ALLOCATOR if kind == "ipc" else ():
+        if "expandable_segments:true" in os.environ.get(name, "").lower():
+            log.warning(
+                "%s=%s: torch shares such memory by descriptors of other processes, which many containers forbid. If "
+                "the first weight sync fails, leave it out", name, os.environ[name],
+            )  # fmt: skip
     return DirectBackend(kind, workers)
 
 
