@@ -172,3 +172,25 @@ def copies_of(layers: int) -> tuple[int, int]:
 
 def test_waits_for_entries_and_departures_do_not_grow_with_the_layers() -> None:
     assert copies_of(2) == copies_of(30) == (1, 2)
+
+
+def test_a_step_without_comings_and_goings_hands_a_device_one_mask_a_segment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The readers and places of rows are there already, and columns are counted on the device."""
+    monkeypatch.setattr(segments, "FIRST", 4)
+    cache, own, handed = GroupCache(8, 40, in_place=True), torch.randn(2, HEADS, 5, SIZE), [0]
+    cache.insert([KeysValues(own, own)] * 3, [5, 4], 0)
+    cache.arrange(torch.arange(6) % 2, [5, 4])
+    right = torch.from_numpy
+
+    def count(array: Any) -> Any:
+        handed[0] += 1
+        return right(array)
+
+    monkeypatch.setattr(torch, "from_numpy", count)
+    counts = []
+    for step in range(12):
+        handed[0] = 0
+        cache.aim(torch.full((6,), step))
+        counts.append(handed[0])
+    # A segment that begins needs its mask, three tensors of readers, and the places of the rows that write to it.
+    assert counts == [5, 1, 1, 1, 6, 2, 2, 2, 7, 3, 3, 3]

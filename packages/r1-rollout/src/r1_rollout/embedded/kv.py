@@ -45,6 +45,14 @@ class Target(NamedTuple):
         return Target(self.segment, rows, put(place.places, self.places), put(place.columns, self.columns))
 
 
+class _Aimed(NamedTuple):
+    """What a segment's readers and target depend on, but for the columns."""
+
+    changes: int  # of the segment's owners
+    rows: int
+    places: Numbers  # of the rows that write to it
+
+
 class KeysValues(NamedTuple):
     """One layer's keys and values [prompts, heads, columns, size]."""
 
@@ -78,6 +86,7 @@ class GroupCache(StateHolder):
         self._prompt_readers: list[tuple[Segment, Readers]] = []
         self._answer_readers: list[tuple[Segment, Readers]] = []
         self._targets: list[Target] = []
+        self._aimed: dict[int, _Aimed] = {}  # of each segment of answers, at the last step
         self._length = 0  # of the longest answer before the next token
         self._columns = np.empty(0, np.int64)  # of each row's next token in its answer
         self.layer = 0  # the one whose keys are attended to
@@ -168,18 +177,23 @@ class GroupCache(StateHolder):
                 break
             segment.enter(np.flatnonzero(columns == segment.first), self._kinds)
             segment.see(columns + 1, device, self._grain)
-            readers = Readers.of(segment, np.arange(len(columns)), device)
-            if self._grain > 1:
+            before, places = self._aimed.get(id(segment)), np.flatnonzero(columns[segment.owners] < segment.last)
+            self._aimed[id(segment)] = now = _Aimed(segment.changes, len(columns), places)
+            stays = before is not None and before[:2] == now[:2]
+            readers = readers_before[id(segment)] if stays else Readers.of(segment, np.arange(len(columns)), device)
+            if self._grain > 1 and not stays:
                 readers = readers.put_in(readers_before.get(id(segment)))
             self._answer_readers.append((segment, readers))
-            places = np.flatnonzero(columns[segment.owners] < segment.last)
             if len(places):
-                rows = segment.owners[places]
-                written = (torch.from_numpy(one).to(device) for one in (rows, places, columns[rows] - segment.first))
-                target = Target(segment, *written)
+                known = targets_before.get(id(segment))
                 whole = readers.straight and len(places) == len(columns)
-                target = target._replace(rows=slice(None)) if whole else target
-                self._targets.append(target.put_in(targets_before.get(id(segment))) if self._grain > 1 else target)
+                if known is not None and before is not None and stays and np.array_equal(before.places, places):
+                    rows, at = known.rows, known.places  # only the columns are others
+                else:
+                    rows = slice(None) if whole else torch.from_numpy(segment.owners[places]).to(device)
+                    at = torch.from_numpy(places).to(device)
+                target = Target(segment, rows, at, ages[rows] - segment.first)
+                self._targets.append(target.put_in(known) if self._grain > 1 else target)
         for window in self._windows:
             self._aim_within(window, columns, device)
 

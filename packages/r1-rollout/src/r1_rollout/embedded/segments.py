@@ -46,6 +46,7 @@ class Segment:
     def __init__(self, first: int, last: int, places: int) -> None:
         self.first, self.last = first, last
         self.owners: Numbers = np.empty(0, np.int64)  # the sequence at each place
+        self.changes = 0  # of owners
         self.width = 0  # columns in use
         self.sights: dict[AttentionWindow | None, Sight | None] = {}  # by the layers' window; None: they see no column
         self.layers: list[Layer] = []
@@ -54,6 +55,7 @@ class Segment:
     def enter(self, owners: Sequence[int] | Numbers, kinds: Sequence[Layer]) -> slice:
         """Assign sequences the next places. `kinds` are empty tensors of each layer, without columns."""
         taken = len(self.owners)
+        self.changes += len(owners) > 0
         self.owners = np.concatenate([self.owners, np.asarray(owners, np.int64)])
         room = len(self.layers[0].keys) if self.layers else 0
         if len(self.owners) > room:
@@ -75,10 +77,12 @@ class Segment:
             for keys, values in self.layers:
                 keys[target, ..., : self.width] = keys[source, ..., : self.width]
                 values[target, :, : self.width] = values[source, :, : self.width]
+        self.changes += len(leaving) > 0
         self.owners[targets] = self.owners[sources]
         self.owners = self.owners[: len(self.owners) - len(leaving)]
 
     def rename(self, sources: Sequence[int], targets: Sequence[int]) -> None:
+        self.changes += len(sources) > 0
         for source, target in zip(sources, targets, strict=True):
             self.owners[self.owners == source] = target
 
