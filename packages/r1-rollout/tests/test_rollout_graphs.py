@@ -12,6 +12,7 @@ import torch
 from embedded_cases import HandPrompt, engine_for, text_prompt
 from rollout_models import TEXT, sharpen
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from r1_rollout.embedded import decoding, kv
@@ -225,3 +226,35 @@ def test_graphs_outlive_samples_that_end_at_random(model: Any, monkeypatch: pyte
     assert graphs.replayed > 0.8 * steps[0]
     assert captured[0] < steps[0] / 12
     assert sum(len(tokens) for tokens, _ in found) > 0.75 * rows[0], "ended samples keep others waiting"
+
+
+class Waits(TorchDispatchMode):
+    """Counts the operations whose result a CPU waits for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func.overloadpacket in (
+            torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.equal, torch.ops.aten.is_nonzero
+        )  # fmt: skip
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_decoding_step_waits_once_for_the_device(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever the rows: the host knows their ages, and asks which have ended."""
+    counts: list[int] = []
+    right = decoding.Decoding._advance
+
+    def count(self: Any, rows: Any, cache: Any) -> None:
+        running, completed = len(rows), sum(len(one.completions) for one in self._entered.values())
+        with Waits() as waits:
+            right(self, rows, cache)
+        if running and completed == sum(len(one.completions) for one in self._entered.values()):
+            counts.append(waits.count)
+
+    monkeypatch.setattr(decoding.Decoding, "_advance", count)
+    answers(model, prompts(3), SamplingParams(max_tokens=40, n=3), graphs=False, rows=64)
+    assert len(counts) > 10
+    assert set(counts) == {1}

@@ -3,6 +3,7 @@
 from itertools import chain
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from embedded_cases import END, assert_exact, engine_for, mixed_prompts, sample, text_prompt
@@ -82,7 +83,7 @@ def test_attention_over_segments_is_that_over_whole_rows_to_1e_12_in_float64():
     for step in range(36):
         key, value = torch.randn(2, len(rows), HEADS, 1, SIZE, dtype=torch.float64)
         query = torch.randn(len(rows), HEADS, 3, SIZE, dtype=torch.float64)
-        cache.aim(ages)
+        cache.aim(ages, ages.numpy())
         cache.write(key[:, :, 0], value[:, :, 0], 0)
         found = cache.attend(LOG2_E * query)
         for index, row in enumerate(rows):
@@ -123,8 +124,8 @@ def test_one_long_prompt_among_short_ones_costs_its_own_length(text_model, monke
     found: list[tuple[int, int]] = []
     aim = GroupCache.aim
 
-    def watched(cache: GroupCache, ages: Any) -> None:
-        aim(cache, ages)
+    def watched(cache: GroupCache, ages: Any, columns: Any) -> None:
+        aim(cache, ages, columns)
         found.append((held(cache), read(cache)))
 
     monkeypatch.setattr(GroupCache, "aim", watched)
@@ -164,7 +165,7 @@ def copies_of(layers: int) -> tuple[int, int]:
     with Copies() as entering:
         cache.insert([KeysValues(own, own)] * layers, [5, 3, 4], 0)
     cache.arrange(torch.arange(8) % 3, [5, 3, 4])
-    cache.aim(torch.zeros(8, dtype=torch.int64))
+    cache.aim(torch.zeros(8, dtype=torch.int64), np.zeros(8, np.int64))
     with Copies() as leaving:
         cache.remove_rows([0, 2], [6, 7], [0, 2])
     return entering.count, leaving.count
@@ -190,7 +191,7 @@ def test_a_step_without_comings_and_goings_hands_a_device_one_mask_a_segment(mon
     counts = []
     for step in range(12):
         handed[0] = 0
-        cache.aim(torch.full((6,), step))
+        cache.aim(torch.full((6,), step), np.full(6, step))
         counts.append(handed[0])
     # A segment that begins needs its mask, three tensors of readers, and the places of the rows that write to it.
     assert counts == [5, 1, 1, 1, 6, 2, 2, 2, 7, 3, 3, 3]

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Literal, cast
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -138,7 +139,7 @@ class Decoding:
             return []
         rows, _ = self._running
         found = (row for row, (request, sample) in enumerate(rows.owners) if request.key == key and sample == 0)
-        return [token for row in found for token in rows.tail(row, int(rows.ages[row]))]
+        return [token for row in found for token in rows.tail(row, int(rows.counts[row]))]
 
     def drain(self) -> None:
         """Begin no further request."""
@@ -155,15 +156,29 @@ class Decoding:
         first = len(rows) if entering else 0
         logits = self._admit(rows, cache) if entering else self._decode(rows, cache)
         tokens, logprobs = self._strategy.choose(logits, rows.keys[first:], rows.ages[first:])
-        if not logprobs.isfinite().all():
-            row = first + int(logprobs.isfinite().logical_not().nonzero()[0])
+        rows.extend(first, tokens, logprobs)
+        if self._retire(self._find_stopped(rows, logprobs), rows, cache) or entering:
+            self._arrange(rows, cache)
+
+    def _find_stopped(self, rows: DecodingRows, logprobs: Tensor) -> set[int]:
+        """Return the rows that their last token has ended: a step's one wait for the device.
+
+        Args:
+            logprobs: of the last tokens, of the last rows.
+
+        Raises NonFiniteLogits if one is not finite.
+        """
+        first = len(rows) - len(logprobs)
+        broken = torch.zeros(len(rows), dtype=torch.bool, device=logprobs.device)
+        broken[first:] = logprobs.isfinite().logical_not_()
+        found = torch.stack([broken, self._strategy.stopped(rows)]).nonzero().tolist()
+        if found and not found[0][0]:
+            row = found[0][1]
             raise NonFiniteLogits(
-                f"prompt {rows.owners[row][0].prompt.id}, answer token {int(rows.ages[row])}: the model's logits are "
+                f"prompt {rows.owners[row][0].prompt.id}, answer token {rows.counts[row] - 1}: the model's logits are "
                 f"not finite at weight version {self._version}; the weights or the prompt's inputs hold NaN or inf"
             )
-        rows.extend(first, tokens, logprobs)
-        if self._retire(rows, cache) or entering:
-            self._arrange(rows, cache)
+        return {row for _, row in found}
 
     def _admit(self, rows: DecodingRows, cache: GroupCache) -> Tensor:
         entering, room = [], self.capacity - len(rows)
@@ -222,7 +237,7 @@ class Decoding:
     def _decode(self, rows: DecodingRows, cache: GroupCache) -> Tensor:
         axes = len(rotary_axes(rows.owners[0][0].prompt.position_ids))
         before = rows.ages - 1  # tokens in the cache
-        cache.aim(before)
+        cache.aim(before, rows.counts - 1)
         position_ids = without_lone_axis((rows.positions + before)[None, :, None].expand(axes, -1, -1))
         if self._routing is None:
             return self._decode_tokens(rows.last, position_ids, cache)
@@ -237,15 +252,12 @@ class Decoding:
         with cache.decoding():
             return self._forward(tokens[:, None], position_ids, cache, mask=cache.mask)[:, -1]
 
-    def _retire(self, rows: DecodingRows, cache: GroupCache) -> bool:
+    def _retire(self, stopped: set[int], rows: DecodingRows, cache: GroupCache) -> bool:
         """Complete the samples that have ended; return whether rows were removed."""
-        stopped, full = self._strategy.stopped(rows), rows.ages >= rows.limits
-        ended: tuple[list[int], list[int]] = ([], [])
-        for kind, row in torch.stack([stopped | full, full]).nonzero().tolist():
-            ended[kind].append(row)
-        for row in ended[0]:
+        full = {*np.flatnonzero(rows.counts >= rows.limits).tolist()}
+        for row in sorted(stopped | full):
             if rows.owners[row][1] != OVER:
-                self._complete(row, "stop" if stopped[row] else "length", rows, cache)
+                self._complete(row, "stop" if row in stopped else "length", rows, cache)
         for request in [one for one in self._entered.values() if len(one.completions) == len(one.noise)]:
             del self._entered[request.key]
             self._over.append(request)
@@ -253,7 +265,7 @@ class Decoding:
                 completions = [request.completions[sample] for sample in range(len(request.noise))]
                 self._finished.append((request.key, completions))
         over = [row for row, (_, sample) in enumerate(rows.owners) if sample == OVER]
-        if not over or self._linger(over, len(rows), ended[1]):
+        if not over or self._linger(over, len(rows), full):
             return False
         self._remove_rows(over, rows, cache)
         for request in self._over:
@@ -272,13 +284,13 @@ class Decoding:
             self._keep(self._prefixes, rows, row, tokens.tolist(), cache)
         rows.owners[row] = (request, OVER)
 
-    def _linger(self, over: Sequence[int], count: int, full: Sequence[int]) -> bool:
+    def _linger(self, over: Sequence[int], count: int, full: set[int]) -> bool:
         """Whether rows of ended samples stay: a graph is of one number of rows, and idle rows cost a GPU nothing.
 
         They decode on, as long as their samples may have more tokens.
         """
         most = count * LINGERING if self._waiting else max(count * LAST_LINGERING, FEW)
-        return isinstance(self._stack, Graphs) and len(over) < min(most, count) and not {*over} & {*full}
+        return isinstance(self._stack, Graphs) and len(over) < min(most, count) and not full.intersection(over)
 
     def _keep(self, prefixes: PrefixCache, rows: DecodingRows, row: int, tokens: list[int], cache: GroupCache) -> None:
         """Keep a finished row's keys and values for a prompt that goes on from it."""

@@ -164,9 +164,13 @@ class GroupCache(StateHolder):
             segment.see(self._lengths, device)  # not changed until the next time
             self._prompt_readers.append((segment, Readers.of(segment, self._slot_of, device)))
 
-    def aim(self, ages: Tensor) -> None:
-        """Set where the next forward writes: row i at column `ages[i]` of its answer, int64 [rows]."""
-        columns, device = ages.cpu().numpy(), ages.device
+    def aim(self, ages: Tensor, columns: Numbers) -> None:
+        """Set where the next forward writes: row i at column `ages[i]` of its answer, int64 [rows].
+
+        Args:
+            columns: the same numbers on the host.
+        """
+        device = ages.device
         self._columns = columns
         self.mask = torch.zeros(len(columns), 1, 1, 1, device=device)  # for the model: it hides nothing
         readers_before = {id(segment): readers for segment, readers in self._answer_readers}

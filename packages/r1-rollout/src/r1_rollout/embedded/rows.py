@@ -4,6 +4,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -36,15 +37,16 @@ class SamplingRequest:
 class DecodingRows:
     """A row per sample. Rows stay dense: when one leaves, the last takes its place.
 
-    Views are int64 [rows]: `ages` tokens decoded, `limits` their maxima, `positions` the rotary position of the
-    first decoded token, `slots` the prompt's slot in the cache, `last` the last token.
+    Views are int64 [rows]: `ages` tokens decoded, `positions` the rotary position of the first decoded token, `slots`
+    the prompt's slot in the cache, `last` the last token. `counts` are the ages on the host, `limits` their maxima.
     """
 
     def __init__(self, capacity: int, columns: int, device: torch.device) -> None:
         self.owners: list[tuple[SamplingRequest, int]] = []  # (request, number of the sample) of each row
         self._tokens = torch.zeros(capacity, columns, dtype=torch.int64, device=device)
         self._logprobs = torch.zeros(capacity, columns, device=device)
-        self._state = torch.zeros(capacity, 5, dtype=torch.int64, device=device)
+        self._state = torch.zeros(capacity, 4, dtype=torch.int64, device=device)
+        self.counts, self.limits = np.zeros(0, np.int64), np.zeros(0, np.int64)
         self._routed: Tensor | None = None  # experts of the tokens [capacity, columns, routers, k], if recorded
         self._see()
 
@@ -52,7 +54,7 @@ class DecodingRows:
         return len(self.owners)
 
     def _see(self) -> None:
-        self.keys, self.ages, self.limits, self.positions, self.slots = self._state[: len(self)].unbind(1)
+        self.keys, self.ages, self.positions, self.slots = self._state[: len(self)].unbind(1)
 
     @property
     def last(self) -> Tensor:
@@ -61,7 +63,9 @@ class DecodingRows:
     def add(self, request: SamplingRequest, position: int, slot: int) -> None:
         rows = slice(len(self), len(self) + len(request.noise))
         self.owners += [(request, sample) for sample in range(len(request.noise))]
-        self._state[rows] = torch.tensor([[key, 0, request.limit, position, slot] for key in request.noise])
+        self._state[rows] = torch.tensor([[key, 0, position, slot] for key in request.noise])
+        self.counts = np.append(self.counts, np.zeros(len(request.noise), np.int64))
+        self.limits = np.append(self.limits, np.full(len(request.noise), request.limit, np.int64))
         self._see()
 
     def extend(self, first: int, tokens: Tensor, logprobs: Tensor) -> None:
@@ -69,6 +73,7 @@ class DecodingRows:
         self._tokens[rows, ages] = tokens
         self._logprobs[rows, ages] = logprobs
         ages += 1
+        self.counts[first:] += 1
 
     def route(self, experts: Tensor) -> None:
         """Store the experts of every row's last token, [rows, routers, k]."""
@@ -78,7 +83,7 @@ class DecodingRows:
 
     def routed(self, row: int) -> Tensor | None:
         """Return the experts of a row's prompt and answer, [prompt_length + age, routers, k]; None if not recorded."""
-        request, age = self.owners[row][0], int(self.ages[row])
+        request, age = self.owners[row][0], self.counts[row]
         if request.routed is None:
             return None
         answer = request.routed.new_full((age, *request.routed.shape[1:]), unrouted(request.routed.dtype))
@@ -88,12 +93,12 @@ class DecodingRows:
 
     def decoded(self, row: int) -> tuple[Tensor, Tensor]:
         """Return a row's int32 tokens and float32 log-probs, [age] each, copied to main memory."""
-        age = int(self.ages[row])
+        age = self.counts[row]
         tokens, logprobs = self._tokens[row, :age], self._logprobs[row, :age]
         return tokens.to("cpu", torch.int32), logprobs.to("cpu", copy=True)
 
     def tail(self, row: int, count: int) -> list[int]:
-        age = int(self.ages[row])
+        age = self.counts[row]
         tokens: list[int] = self._tokens[row, max(age - count, 0) : age].tolist()
         return tokens
 
@@ -103,9 +108,12 @@ class DecodingRows:
         for tensor in (self._tokens, self._logprobs, self._state, self._routed):
             if tensor is not None:
                 tensor[targets] = tensor[sources]
+        for numbers in (self.counts, self.limits):
+            numbers[targets] = numbers[sources]
         for source, target in zip(sources, targets, strict=True):
             self.owners[target] = self.owners[source]
         del self.owners[len(self) - len(finished) :]
+        self.counts, self.limits = self.counts[: len(self)], self.limits[: len(self)]
         self._see()
         return sources, targets
 
