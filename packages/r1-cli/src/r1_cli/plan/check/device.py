@@ -21,7 +21,11 @@ BOUNDS = {torch.float32: 1e-3, torch.float16: 2e-2, torch.bfloat16: 5e-2}
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
 PADDED, UNSHARED = "worker.actor.padding_free=false", "worker.actor.share_prompts=false"
 STRATEGY, EAGER = "worker.actor.optim.strategy", "worker.rollout.enforce_eager=true"
-OTHER = {"embedded": "worker.rollout.name=vllm", "vllm": "worker.rollout.name=embedded"}
+OTHER = {
+    "embedded": "worker.rollout.name=vllm",
+    # On GPUs vLLM takes its second model runner, which no test on a CPU can run.
+    "vllm": "worker.rollout.name=embedded, or try VLLM_USE_V2_MODEL_RUNNER=0 in the environment",
+}
 NO_OFFLOAD = "worker.actor.offload.offload_params=false and worker.actor.offload.offload_optimizer=false"
 
 
