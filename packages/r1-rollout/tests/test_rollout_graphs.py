@@ -258,3 +258,51 @@ def test_a_decoding_step_waits_once_for_the_device(model: Any, monkeypatch: pyte
     answers(model, prompts(3), SamplingParams(max_tokens=40, n=3), graphs=False, rows=64)
     assert len(counts) > 10
     assert set(counts) == {1}
+
+
+class Kernels(TorchDispatchMode):
+    """Counts the operations that compute: views and casts to the same precision launch nothing."""
+
+    free = frozenset({
+        "alias", "as_strided", "detach", "expand", "flatten", "movedim", "promote_types", "reshape", "select", "slice",
+        "split", "split_with_sizes", "squeeze", "to", "transpose", "unbind", "unflatten", "unsqueeze", "view",
+    })  # fmt: skip
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += func.overloadpacket.__name__ not in self.free
+        return func(*args, **(kwargs or {}))
+
+
+def kernels_of(layers: int, monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
+    """By the tokens of all answers, of one decoding step: in segments of 16, 16 and 32 columns beside the prompt's."""
+    counts: dict[int, int] = {}
+    right = decoding.Decoding._decode
+
+    def count(self: Any, rows: Any, cache: Any) -> Any:
+        with Kernels() as kernels:
+            logits = right(self, rows, cache)
+        counts[int(rows.counts.max())] = kernels.count
+        return logits
+
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(Qwen2Config(**{**TEXT, "num_hidden_layers": layers}))
+    with monkeypatch.context() as patch:
+        patch.setattr(decoding.Decoding, "_decode", count)
+        patch.setattr("r1_rollout.embedded.segments.FIRST", 16)
+        answers(model, prompts(2), SamplingParams(max_tokens=40, n=2, ignore_eos=True), graphs=False, rows=8)
+    return counts
+
+
+def test_a_layers_kernels_grow_with_the_segments_of_answers_and_with_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    few, many = kernels_of(2, monkeypatch), kernels_of(6, monkeypatch)
+    of_a_layer = {tokens: (many[tokens] - few[tokens]) / 4 for tokens in few}
+    assert {of_a_layer[tokens] for tokens in range(3, 15)} == {of_a_layer[3]}
+    assert of_a_layer[3] < 52  # projections 7, norms 2, rotations 6, MLP 3, keys and values 2, attention the rest
+    assert of_a_layer[24] - of_a_layer[3] < 22
+    assert of_a_layer[38] - of_a_layer[24] < 22
