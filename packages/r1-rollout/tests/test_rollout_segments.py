@@ -173,6 +173,7 @@ def copies_of(layers: int) -> tuple[int, int]:
 
 def test_waits_for_entries_and_departures_do_not_grow_with_the_layers() -> None:
     assert copies_of(2) == copies_of(30) == (1, 2)
+    assert copies_of(0) == (1, 0), "of recurrent models, whose layers have no keys"
 
 
 def test_a_step_without_comings_and_goings_hands_a_device_one_mask_a_segment(monkeypatch: pytest.MonkeyPatch) -> None:

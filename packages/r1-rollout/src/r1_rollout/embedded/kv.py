@@ -95,7 +95,12 @@ class GroupCache(StateHolder):
         self._stored: dict[int, tuple[Tensor, Tensor]] = {}
 
     def insert(self, prefilled: Sequence[KeysValues], lengths: Sequence[int], first_slot: int) -> None:
-        """Copy the layers of prefilled prompts, padded on the right, to consecutive slots."""
+        """Copy the layers of prefilled prompts, padded on the right, to consecutive slots.
+
+        Args:
+            prefilled: of the layers with keys; recurrent models have none.
+        """
+        device = prefilled[0].keys.device if prefilled else "cpu"
         self._kinds = self._kinds or [
             Layer(_without_columns(layer.keys).transpose(2, 3), _without_columns(layer.values)) for layer in prefilled
         ]
@@ -107,7 +112,7 @@ class GroupCache(StateHolder):
             columns = slice(segment.first, min(segment.last, max(lengths)))
             width = columns.stop - columns.start
             segment.width = max(segment.width, width)
-            read = torch.tensor(reaching, device=prefilled[0].keys.device)
+            read = torch.tensor(reaching, device=device)
             for own, layer in zip(segment.layers, prefilled, strict=True):
                 own.keys[places, ..., :width] = layer.keys[read, :, columns].transpose(2, 3)
                 own.values[places, :, :width] = layer.values[read, :, columns]

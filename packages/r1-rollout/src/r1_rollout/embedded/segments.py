@@ -72,7 +72,7 @@ class Segment:
     def leave(self, owners: Collection[int]) -> None:
         leaving = np.flatnonzero(np.isin(self.owners, [*owners])).tolist()
         sources, targets = close_gaps(len(self.owners), leaving)
-        if sources:  # a GPU waits for each list that becomes a tensor, so all layers share two
+        if sources and self.layers:  # a GPU waits for each list that becomes a tensor, so all layers share two
             source, target = (torch.tensor(one, device=self.layers[0].keys.device) for one in (sources, targets))
             for keys, values in self.layers:
                 keys[target, ..., : self.width] = keys[source, ..., : self.width]
