@@ -9,6 +9,7 @@ import textwrap
 
 import pytest
 from faults_table import note_fault
+from module_reward import module_level_reward
 
 from r1_rewards import RewardFailure, RewardInput, RewardSpecError, load
 from r1_rewards.workers import batch, pool
@@ -327,10 +328,6 @@ def test_completions_of_a_script_are_told_how_they_come(tmp_path):
     )
     ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, env={**os.environ})
     assert ran.stdout == "1.0\n", ran.stderr
-
-
-def module_level_reward(reward_inputs):
-    return [float(len(r["response"])) for r in reward_inputs]
 
 
 def test_a_function_of_a_module_is_loaded_from_its_file():
