@@ -14,6 +14,8 @@ r1 train examples/quickstart/config.yaml trainer.n_gpus_per_node=2 &
 run=$!
 trap 'kill -USR1 $run' USR1
 trap 'kill -TERM $run' TERM
-while kill -0 $run 2> /dev/null; do wait $run; code=$?; done
+wait $run
+code=$?
+while kill -0 $run 2> /dev/null; do wait $run; code=$?; done # a signal ends a wait
 [ "$code" = 138 ] && scontrol requeue "$SLURM_JOB_ID" # 128 + SIGUSR1: its time was over, and it has saved
 exit "$code"
