@@ -100,10 +100,10 @@ class GroupCache(StateHolder):
         Args:
             prefilled: of the layers with keys; recurrent models have none.
         """
-        device = prefilled[0].keys.device if prefilled else "cpu"
         self._kinds = self._kinds or [
             Layer(_without_columns(layer.keys).transpose(2, 3), _without_columns(layer.values)) for layer in prefilled
         ]
+        device = self._kinds[0].keys.device if self._kinds else "cpu"
         for segment in self._prompts:
             reaching = [index for index, length in enumerate(lengths) if length > segment.first]
             if not reaching:
