@@ -76,7 +76,7 @@ class PlainLogprobs(FirstRunnerProcessor, SecondRunnerProcessor):
         if not self._first:
             self._state = runner[0]
             self._staged = torch.ones(self._state.max_num_reqs)
-            self._temperature = self._staged.to(self._device)
+            self._temperature = self._staged.to(self._device, copy=True)
             self._changed = False  # whether a request has been staged since
 
     def is_argmax_invariant(self) -> bool:
