@@ -6,8 +6,6 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import Any
 
-import ray
-
 from r1_cli.faults.processes import kill_all, title_of
 from r1_cli.placement import ActorPlacement
 
@@ -21,6 +19,8 @@ class RunningActor:
     pid: int | None  # None: it has not told yet
 
     def kill(self) -> None:
+        import ray
+
         ray.kill(self.handle)
         # A stopped process does not obey Ray.
         here = self.pid and self.place.node.id == ray.get_runtime_context().get_node_id()
