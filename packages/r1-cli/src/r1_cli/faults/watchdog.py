@@ -77,18 +77,8 @@ class Watchdog:
     @contextmanager
     def guarding(self) -> Iterator[None]:
         """Kill stopped processes inside the block, also while the run starts."""
-        over = threading.Event()
-        thread = threading.Thread(target=self._guard, args=(over,), daemon=True, name="r1-guard")
-        thread.start()
-        try:
+        with _repeating(lambda over: self.kill_stopped()):
             yield
-        finally:
-            over.set()
-            thread.join()
-
-    def _guard(self, over: threading.Event) -> None:
-        while not over.wait(LOOK_SECONDS):
-            self.kill_stopped()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -97,24 +87,20 @@ class Watchdog:
             yield
             return
         self._phases.clear()
-        over, before = threading.Event(), signal.signal(BREAK, self._raise)
-        thread = threading.Thread(target=self._watch, args=(over,), daemon=True, name="r1-watchdog")
-        thread.start()
+        before = signal.signal(BREAK, self._raise)
         try:
-            yield
+            with _repeating(self._look):
+                yield
         finally:
-            over.set()
-            thread.join()
             signal.signal(BREAK, before)
 
     def _raise(self, number: int, frame: FrameType | None) -> None:
         raise HungError(self.cause or "a phase has taken too long")
 
-    def _watch(self, over: threading.Event) -> None:
-        while not over.wait(LOOK_SECONDS):
-            phase = next(((name, since) for name, since in reversed(self._phases[:]) if name != WHOLE), None)
-            if phase is not None and time.monotonic() - phase[1] > self.deadline_of(phase[0]):
-                self._break_off(phase, over)
+    def _look(self, over: threading.Event) -> None:
+        phase = next(((name, since) for name, since in reversed(self._phases[:]) if name != WHOLE), None)
+        if phase is not None and time.monotonic() - phase[1] > self.deadline_of(phase[0]):
+            self._break_off(phase, over)
 
     def kill_stopped(self) -> None:
         """Kill processes that the driver has started and that are stopped, as by SIGSTOP: they would hang the rest."""
@@ -154,6 +140,24 @@ class Watchdog:
             self.cause = f"{cause}; stacks are in {write_dump(self.folder, phase.replace(' ', '-'), facts)}"
         except OSError as error:
             log.warning("no stacks could be written: %s", error)
+
+
+@contextmanager
+def _repeating(look: Callable[[threading.Event], None]) -> Iterator[None]:
+    """Call `look` every `LOOK_SECONDS` in a thread, with the event that ends it."""
+    over = threading.Event()
+
+    def repeat() -> None:
+        while not over.wait(LOOK_SECONDS):
+            look(over)
+
+    thread = threading.Thread(target=repeat, daemon=True, name="r1-watchdog")
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join()
 
 
 def _is_actor(pid: int) -> bool:

@@ -219,7 +219,7 @@ def abandon_pass(model: nn.Module) -> None:
 
 
 class SkippedCollectives(TorchDispatchMode):
-    """Skips the next collectives of this process: so many of each group, by its name. Their results are zeros."""
+    """Replaces collectives of this process by zeros: the first `counts[name]` of each process group."""
 
     def __init__(self, counts: Mapping[str, int]) -> None:
         super().__init__()
