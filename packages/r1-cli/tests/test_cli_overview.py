@@ -16,8 +16,7 @@ from r1_cli.runs.diff import differing
 from r1_cli.runs.processes import Process
 from r1_cli.runs.reader import RunReader
 from r1_cli.runs.view.app import METRICS
-from r1_cli.runs.view.overview import Overview, differences, gain, status
-from r1_cli.runs.view.process_table import process_table
+from r1_cli.runs.view.overview import Overview, differences, gain, process_table, status
 
 RUNS = Path(__file__).parent / "runs"
 ROOT = Path(__file__).resolve().parents[3]

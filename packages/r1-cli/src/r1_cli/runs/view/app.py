@@ -10,8 +10,7 @@ from typing import TypeVar, get_args
 from r1_cli.runs.reader import MEDIA_KINDS, Phase, RunReader
 from r1_cli.runs.view.curves import Curves
 from r1_cli.runs.view.guard import Guard
-from r1_cli.runs.view.overview import Overview, differences, status
-from r1_cli.runs.view.process_table import process_table
+from r1_cli.runs.view.overview import Overview, differences, process_table, status
 from r1_cli.runs.view.samples import FILTERS, SORTS, Samples, Wanted
 
 STATIC = Path(__file__).parent / "static"

@@ -12,15 +12,17 @@ import psutil
 from r1_cli.runs.diagnose.answers import diagnose_run
 from r1_cli.runs.diff import SECTIONS, differing
 from r1_cli.runs.history import History, JsonObject, NoHistoryError, WindowMean, find_logs
+from r1_cli.runs.processes import Process, newest_of, read_processes
 from r1_cli.runs.reader import MANIFEST_FILE, SAMPLES, RunReader
 from r1_cli.runs.report.chart import thin
-from r1_cli.runs.report.page import SETTINGS, SFT_SETTINGS
+from r1_cli.runs.report.page import SETTINGS, SFT_SETTINGS, describe_restart
 from r1_cli.runs.report.validation import Measured, measure
 from r1_cli.runs.track.view import RECENT, seconds_left, seconds_of
 
 QUIET = 600.0  # seconds without a write after which a run without an end may have been killed
 MOST_POINTS = 60  # of a small curve
 LEAST = 6  # values from which means are compared rather than single ones
+PHASES = 3  # of a process, the longest first
 PAUSE = 10  # times what a summary took, before it is made anew
 # The number that a run is about, and its validation: the first that is logged.
 TRAINED = (("reward/overall", "reward", "up"), ("sft/nll", "loss", "down"), ("reward_loss", "loss", "down"))
@@ -217,3 +219,28 @@ def shown(value: object) -> str:
     if value is None:
         return "–"
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+
+
+def process_table(run: RunReader) -> JsonObject:
+    """Return {"processes", "restarts"}; no processes if the run has ended."""
+    now = time.time()
+    return {
+        "processes": [_process_row(one, now) for one in newest_of(read_processes(run.path))],
+        "restarts": [describe_restart(one["restart"]) for one in run.starts() if "restart" in one],
+    }
+
+
+def _process_row(process: Process, now: float) -> JsonObject:
+    longest = sorted(process.seconds.items(), key=lambda one: -one[1])[:PHASES]
+    return {
+        "name": process.name,
+        "host": process.host,
+        "pid": process.pid,
+        "state": process.state(now),
+        "memory": process.memory,
+        "device_memory": process.device_memory,
+        "tokens": process.tokens,
+        "phases": [[name, seconds] for name, seconds in longest],
+        "heard": max(now - process.beat, 0.0),
+        "restarts": process.restarts,
+    }
