@@ -282,6 +282,21 @@ def test_the_model_learns_to_look(r1: R1, tmp_path: Path) -> None:
     assert json.loads(result.read_text())["accuracy"] == pytest.approx(CHANCE, abs=0.06)
 
 
+@pytest.mark.slow
+def test_a_step_of_the_quickstart_can_be_timed_beside_another_checkouts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    from end_to_end import Side
+
+    side = Side.start("r1", "quickstart", tmp_path, ROOT)
+    side.ready()
+    assert side.turn(1), side.log.read_text()
+    side.end()
+    assert side.median() > sum(side.steps[0]["phases"].values()) > 0
+    assert side.steps[0]["tokens"] > 1
+
+
 def test_the_committed_pictures_and_answers_are_what_the_readme_says() -> None:
     train, val = (pq.read_table(FOLDER / f"{name}.parquet").to_pylist() for name in ("train", "val"))
     assert len(val) >= 256

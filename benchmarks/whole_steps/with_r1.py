@@ -55,9 +55,11 @@ def serve(words: list[str]) -> None:
         gate.open()
         return take(*args)
 
-    def finish_step(run: Any, at: Any, record: dict[str, float], *others: Any) -> None:
+    def finish_step(run: Any, taken: Any, *others: Any) -> None:
+        # Earlier checkouts hand over the position and the record, later ones one object with both.
+        at, record = (taken, others[0]) if others else (taken.at, taken.metrics)
         validates, saves = run.schedule.validates(at.step), run.schedule.saves(at.step)
-        finish(run, at, record, *others)
+        finish(run, taken, *others)
         phases = {
             name: sum(record.get(f"timing_s/{stage}", 0.0) for stage in stages) for name, stages in PHASES.items()
         }
