@@ -183,6 +183,17 @@ def test_no_sample_is_lost_if_the_server_is_killed_again_while_it_loads_the_rewa
         assert causes(verifier(inputs(*range(12)))) == [None] * 12
 
 
+def test_a_reward_is_loaded_again_if_its_process_is_killed_while_it_loads(write):
+    with load(write(SEQUENTIAL + "    return float(text)\n" + KILL_ONCE + "kill(os.getpid())\n")) as verifier:
+        assert [score.value for score in verifier(inputs(1, 2))] == [1.0, 2.0]
+    note_fault("SIGKILL of a process that loads a reward or an environment", outcome="goes on")
+
+
+def test_a_reward_that_kills_its_process_whenever_it_is_loaded_is_refused(write):
+    with pytest.raises(RewardSpecError, match="killed by SIGKILL"):
+        load(write(SEQUENTIAL + "    return float(text)\nos.kill(os.getpid(), 9)\n"))
+
+
 def test_a_batch_call_is_made_again_as_a_whole_if_its_worker_is_killed_from_outside(write):
     source = "import os, time\ndef f(rs):\n    kill(os.getpid())\n    return [float(len(rs)) for r in rs]\n" + KILL_ONCE
     with load(write(source)) as verifier:

@@ -89,7 +89,19 @@ class ForkServer:
         self._living: set[Worker] = set()
 
     def load(self) -> Mapping[str, Any]:
-        """Return the worker's description of what it loaded. Raises RewardSpecError, WorkerCrash, WorkerClosed."""
+        """Return the worker's description of what it loaded. Raises RewardSpecError, WorkerCrash, WorkerClosed.
+
+        Tries again if the worker is killed from outside.
+        """
+        for tries_left in (2, 1, 0):
+            try:
+                return self._load()
+            except WorkerCrash as error:
+                if not (error.from_outside and tries_left):
+                    raise
+        raise AssertionError
+
+    def _load(self) -> Mapping[str, Any]:
         try:
             process, connection = self._launch()
         except OSError as error:
@@ -122,14 +134,9 @@ class ForkServer:
         with self._lock:
             if self._closed:
                 raise WorkerClosed
-        for tries_left in (2, 1, 0):
-            try:
-                if self._unforked is None and self._connection is None:
-                    self.load()
-            except WorkerCrash as error:
-                if error.from_outside and tries_left:
-                    continue
-                raise
+        for _ in range(3):
+            if self._unforked is None and self._connection is None:
+                self.load()
             if self._unforked is not None:
                 worker, self._unforked = self._unforked, None
                 return worker
