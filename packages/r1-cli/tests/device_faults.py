@@ -3,7 +3,10 @@
 import os
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
+
+from r1_cli.plan.check.device_collectives import check_collectives
 
 
 def die(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -20,3 +23,17 @@ def not_a_number(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tens
 
 def right(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     return torch.ones(1), torch.ones(1).double()
+
+
+def check_halved_sums(
+    device: torch.device, dtype: torch.dtype, rank: int, ranks: int, meeting: str
+) -> tuple[Tensor, Tensor]:
+    """As `check_collectives`, by ranks whose sums are half of what they are."""
+    right = dist.all_reduce
+
+    def wrong(tensor: Tensor) -> None:
+        right(tensor)
+        tensor /= 2
+
+    dist.all_reduce = wrong
+    return check_collectives(device, dtype, rank, ranks, meeting)

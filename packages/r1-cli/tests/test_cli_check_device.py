@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 import torch
 from click.testing import CliRunner
-from device_faults import die, fail, not_a_number, right
+from device_faults import check_halved_sums, die, fail, not_a_number, right
 
+from r1_cli.hardware import Hardware
 from r1_cli.main import main
 from r1_cli.plan.check import device, device_kernels, device_steps
 from r1_cli.plan.check.device import BOUNDS, DeviceCheck, list_checks, run_device_checks
@@ -18,12 +19,34 @@ CPU = torch.device("cpu")
 CHECKS = {f"{check.name}, {check.dtype}": check for check in list_checks(runs=False)}
 
 
-@pytest.mark.parametrize("name", CHECKS)
+@pytest.mark.parametrize("name", [name for name, check in CHECKS.items() if check.ranks == 1])
 def test_a_device_that_computes_rightly_passes(name: str) -> None:
     check = CHECKS[name]
     assert check.run() < BOUNDS[check.dtype] / 4
     key = check.avoid.partition("=")[0]
     assert not key or key.startswith("worker.")
+
+
+def test_ranks_that_sum_and_gather_rightly_pass_and_others_are_found() -> None:
+    check = next(check for check in CHECKS.values() if check.ranks == 2)
+    for compute, level in ((check.compute, "note"), (check_halved_sums, "error")):
+        (finding,) = run_device_checks([replace(check, compute=compute)])
+        assert finding.level == level, finding
+    assert finding.fix.startswith("set NCCL_P2P_DISABLE=1")
+    assert "collectives of 2 ranks, float32" in finding.message
+
+
+def test_several_gpus_are_checked_together_and_one_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    def named(*gpus: str) -> dict[str, int]:
+        monkeypatch.setattr(device, "find_hardware", lambda: Hardware("cuda", gpus))
+        return {check.name: check.ranks for check in list_checks()}
+
+    alone, four = named("0"), named("0", "1", "2", "3")
+    assert set(alone.values()) == {1}
+    assert [name for name in four if name not in alone] == [
+        "collectives of 4 ranks", "`r1 train`, two steps with embedded on 2 GPUs"
+    ]  # fmt: skip
+    assert four["collectives of 4 ranks"] == 4
 
 
 def worst(name: str) -> float:
@@ -89,8 +112,8 @@ def test_the_command_reports_every_check(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.slow
-def test_a_short_run_gives_equal_probabilities_by_engine_and_learner() -> None:
-    shares, ones = check_run(CPU, torch.bfloat16, "embedded")
+def test_a_short_run_of_two_ranks_gives_equal_probabilities_by_engines_and_learner() -> None:
+    shares, ones = check_run(CPU, torch.bfloat16, "embedded", 2)
     assert shares.tolist() == pytest.approx(ones.tolist(), abs=1e-4)
 
 

@@ -3,11 +3,14 @@
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import torch
 from torch import Tensor
 
 from r1_cli.hardware import find_hardware
+from r1_cli.plan.check.device_collectives import check_collectives
 from r1_cli.plan.check.device_kernels import check_attention, check_head, check_tower
 from r1_cli.plan.check.device_runs import check_run
 from r1_cli.plan.check.device_steps import check_engine, check_offload, check_optimizer, check_training
@@ -26,6 +29,8 @@ OTHER = {
     # On GPUs vLLM takes its second model runner, which no test on a CPU can run.
     "vllm": "worker.rollout.name=embedded, or try VLLM_USE_V2_MODEL_RUNNER=0 in the environment",
 }
+DIRECT = "NCCL_P2P_DISABLE=1 in the environment, so that no GPU reads another's memory, or trainer.n_gpus_per_node=1"
+RANKS = 8  # at most
 NO_OFFLOAD = "worker.actor.offload.offload_params=false and worker.actor.offload.offload_optimizer=false"
 
 
@@ -38,17 +43,31 @@ class DeviceCheck:
     dtype: torch.dtype
     avoid: str
     options: Sequence[object] = ()
+    ranks: int = 1  # processes, each with a device of its own on GPUs
 
-    def run(self) -> float:
-        """Return the largest difference as a share of the largest number."""
-        found, exact = (tensor.detach() for tensor in self.compute(find_hardware().device, self.dtype, *self.options))
+    def run(self, rank: int = 0, meeting: str = "") -> float:
+        """Return the largest difference as a share of the largest number.
+
+        Args:
+            rank: which of the `ranks` this process is.
+            meeting: the path of a file that does not exist, by which they find one another.
+        """
+        device, options = find_hardware().device, list(self.options)
+        if self.ranks > 1:
+            options += [rank, self.ranks, meeting]
+        found, exact = (tensor.detach() for tensor in self.compute(device, self.dtype, *options))
         if not found.isfinite().all():
             return float("inf")
         return float((found.double() - exact).abs().max() / exact.abs().max())
 
 
 def list_checks(*, runs: bool = True) -> list[DeviceCheck]:
-    """Return the checks of this machine; with `runs` also two short trainings, of vLLM if it is installed."""
+    """Return the checks of this machine; with `runs` also short trainings by each engine that is installed.
+
+    With several GPUs also their collectives, and the trainings on two of them.
+    """
+    gpus = len(find_hardware().gpus)
+    ranks = min(gpus or 2, RANKS)
     engines = [name for name in ("embedded", "vllm") if runs and (name != "vllm" or find_spec("vllm"))]
     causal = [(f"heads of {size}, causal", one, size, None) for one in (BF16, FP16, FP32) for size in (64, 128)]
     causal += [("heads of 80, causal", BF16, 80, None)]
@@ -70,19 +89,38 @@ def list_checks(*, runs: bool = True) -> list[DeviceCheck]:
         DeviceCheck("a training step, activations in host memory", check_training, FP32, no_activations, on_host),
         *(DeviceCheck("embedded engine", check_engine, one, OTHER["embedded"], (False,)) for one in (BF16, FP32)),
         DeviceCheck("embedded engine, steps as CUDA graphs", check_engine, FP32, EAGER, (True,)),
-        *(DeviceCheck(f"`r1 train`, two steps with {name}", check_run, BF16, OTHER[name], (name,)) for name in engines),
+        *_list_runs(engines, 1),
+        *(_list_together(ranks, engines if gpus > 1 else []) if ranks > 1 else []),
     ]
+
+
+def _list_runs(engines: Sequence[str], devices: int) -> list[DeviceCheck]:
+    on = "" if devices == 1 else f" on {devices} GPUs"
+    return [
+        DeviceCheck(f"`r1 train`, two steps with {name}{on}", check_run, BF16, OTHER[name] if devices == 1 else DIRECT,
+                    (name, devices))
+        for name in engines
+    ]  # fmt: skip
+
+
+def _list_together(ranks: int, engines: Sequence[str]) -> list[DeviceCheck]:
+    collectives = DeviceCheck(f"collectives of {ranks} ranks", check_collectives, FP32, DIRECT, ranks=ranks)
+    return [collectives, *_list_runs(engines, 2)]
 
 
 def run_device_checks(checks: Iterable[DeviceCheck]) -> Iterator[Finding]:
     """Yield one finding for each check."""
     for check in checks:
         name = f"{check.name}, {str(check.dtype).removeprefix('torch.')}"
-        with Workers(
-            check, 1, memory_bytes=MEMORY, seconds=SECONDS
-        ) as workers:  # a kernel that fails spoils its process
+        # A kernel that fails spoils its process.
+        with (
+            Workers(check, check.ranks, memory_bytes=MEMORY, seconds=SECONDS) as workers,
+            TemporaryDirectory() as folder,
+        ):
+            meeting = str(Path(folder, "meeting"))
+            running = [workers.submit("run", rank, meeting) for rank in range(check.ranks)]
             try:
-                worst = workers.submit("run").result()
+                worst = max(one.result() for one in running)
             except WorkerDied as error:
                 yield _fault(check, name, str(error))
             except Exception as error:  # whatever a kernel, a driver or a library raises

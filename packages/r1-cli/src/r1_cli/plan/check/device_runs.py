@@ -16,8 +16,8 @@ PRECISIONS = {torch.float32: "fp32", torch.bfloat16: "bf16"}
 STEPS = 2
 
 
-def check_run(device: torch.device, dtype: torch.dtype, engine: str) -> tuple[Tensor, Tensor]:
-    """Train for two steps; return the probabilities of answers by the engine as shares of those by the learner, and 1.
+def check_run(device: torch.device, dtype: torch.dtype, engine: str, devices: int = 1) -> tuple[Tensor, Tensor]:
+    """Train for two steps; return the probabilities of answers by engines as shares of those by the learner, and 1.
 
     Engine and learner offload for one another between phases. `r1 train` compares the engine's weights after each sync.
 
@@ -38,8 +38,9 @@ def check_run(device: torch.device, dtype: torch.dtype, engine: str) -> tuple[Te
             f"worker.rollout.name={engine}", f"worker.rollout.dtype={precision}",
             "worker.rollout.tensor_parallel_size=1", "worker.rollout.gpu_memory_utilization=0.3",
             f"worker.actor.fsdp.mp_param_dtype={precision}", "algorithm.disable_kl=false",
-            "trainer.n_gpus_per_node=1", f"trainer.max_steps={STEPS}", "trainer.save_freq=-1", "trainer.val_freq=-1",
-            "trainer.max_idle_steps=0", "trainer.logger=[file]", f"trainer.save_checkpoint_path={run}",
+            f"trainer.n_gpus_per_node={devices}", f"trainer.max_steps={STEPS}", "trainer.save_freq=-1",
+            "trainer.val_freq=-1", "trainer.max_idle_steps=0", "trainer.logger=[file]",
+            f"trainer.save_checkpoint_path={run}",
         ]  # fmt: skip
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         log = run / "experiment_log.jsonl"
