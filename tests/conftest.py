@@ -38,7 +38,6 @@ def quickstart(tmp_path_factory: pytest.TempPathFactory, r1: R1) -> Path:
     process = r1(
         "train", QUICKSTART, *SMALL, "trainer.max_steps=3", "trainer.val_freq=2", "trainer.save_freq=2",
         "algorithm.disable_kl=false", "trainer.timeline=2", f"trainer.save_checkpoint_path={folder}",
-        f"data.cache_dir={tmp_path_factory.mktemp('cache')}",
         "worker.actor.micro_batch_size_per_device_for_update=auto",
         "worker.actor.micro_batch_size_per_device_for_experience=auto",
     )  # fmt: skip

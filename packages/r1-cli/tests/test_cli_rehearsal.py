@@ -2,13 +2,11 @@
 
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from r1_cli.build.longest_sample import LongestSample
-from r1_cli.build.micro_batch_sizes import KnownSizes
 from r1_cli.build.profiling import SizeChooser, with_sizes
 from r1_cli.config import ConfigError, load_config, printable
 from r1_cli.jobs.resume import find_previous_sizes
@@ -31,7 +29,8 @@ AUTO = (f"{UPDATE}=auto", f"{EXPERIENCE}=auto")
 def stage(
     profile_pass: Callable[[list[Sample], MicroLimit, bool], PassProfile], *words: str, on_gpu: bool = True
 ) -> SizeChooser:
-    return SizeChooser(load_config([*BASE, *words])[0], "actor", on_gpu, True, LONGEST, profile_pass)
+    config = load_config([*BASE, *words])[0]
+    return SizeChooser(config, "actor", on_gpu, True, LONGEST, 10**6, profile_pass)
 
 
 def full(samples: list[Sample], limit: MicroLimit, gradient: bool) -> PassProfile:
@@ -45,9 +44,13 @@ def taken(peak: int, room: int) -> PassProfile:
     return PassProfile(0.1, peak, room)
 
 
-def message(profile_pass: Callable[..., PassProfile], *words: str, on_gpu: bool = True) -> str:
+def never(samples: list[Sample], limit: MicroLimit, gradient: bool) -> PassProfile:
+    raise AssertionError("profiled")
+
+
+def message(profile_pass: Callable[..., PassProfile], *words: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        stage(profile_pass, *words, on_gpu=on_gpu).choose({})
+        stage(profile_pass, *words).choose({})
     return str(caught.value)
 
 
@@ -58,26 +61,11 @@ def test_sizes_that_choose_themselves_are_what_fits(caplog: pytest.LogCaptureFix
     assert "peak 90.00 GB of 100 GB" in caplog.text
 
 
-def test_the_next_run_on_this_machine_takes_the_size_that_a_clock_chose_for_the_first(tmp_path: Path) -> None:
-    def chosen(fastest: int, known: KnownSizes, *words: str) -> dict[str, int]:
-        def timed(samples: list[Sample], limit: MicroLimit, gradient: bool) -> PassProfile:
-            return PassProfile(1e-4 * len(samples) * (1 if limit.samples == fastest else 2), GB)
-
-        return dict(replace(stage(timed, *AUTO, *words, on_gpu=False), known=known).choose({}))
-
-    known = KnownSizes(tmp_path / "kept", {"model": 1})
-    assert chosen(4, known) == {"update": 4, "experience": 4}
-    assert chosen(8, known) == {"update": 4, "experience": 4}
-    assert chosen(8, KnownSizes(tmp_path / "kept", {"model": 2})) == {"update": 8, "experience": 8}
-    assert chosen(8, known, "data.rollout_batch_size=32") == {"update": 4, "experience": 4}
-    assert chosen(8, known, "worker.actor.global_batch_size=8") == {"update": 8, "experience": 8}
-    assert chosen(8, KnownSizes(None)) == {"update": 8, "experience": 8}
-    assert known.keep(3, choice=1) == 3
-    assert known.keep(5, choice=1) == 3  # another run was first
-    assert [path.suffix for path in known.folder.iterdir() if path.suffix != ".json"] == []
-    for path in known.folder.iterdir():
-        path.write_text("{")
-    assert chosen(8, known) == {"update": 8, "experience": 8}
+@pytest.mark.parametrize("settings", [(), ("worker.actor.global_batch_size=1",)])
+def test_sizes_on_cpus_follow_from_tokens_without_a_profiling_pass(settings: tuple[str, ...]) -> None:
+    found = stage(never, *AUTO, *settings, on_gpu=False).choose({})
+    assert found == {"update": 4 if settings else 5, "experience": 5}  # of 600 tokens; 4 are all of an update
+    assert stage(never, *AUTO, on_gpu=False).choose({UPDATE: 9}) == {"update": 9, "experience": 5}
 
 
 def test_a_size_that_a_checkpoint_has_kept_is_rehearsed_and_stays() -> None:
@@ -92,18 +80,15 @@ def test_a_size_that_is_set_and_does_not_fit_is_named() -> None:
     assert "16 sequences of 600 tokens do not fit into the device's memory: set a smaller number, or auto" in said
 
 
-@pytest.mark.parametrize("on_gpu", [True, False])
-def test_a_sequence_that_does_not_fit_names_what_makes_it_so_long(on_gpu: bool) -> None:
-    def never(samples: list[Sample], limit: MicroLimit, gradient: bool) -> PassProfile:
+def test_a_sequence_that_does_not_fit_names_what_makes_it_so_long() -> None:
+    def too_long(samples: list[Sample], limit: MicroLimit, gradient: bool) -> PassProfile:
         if len(samples[0].token_ids) > 256:
             raise torch.OutOfMemoryError("out of memory")
         return PassProfile(1e-4, GB)
 
-    said = message(never, *AUTO, "worker.actor.model.enable_gradient_checkpointing=false", on_gpu=on_gpu)
+    said = message(too_long, *AUTO, "worker.actor.model.enable_gradient_checkpointing=false")
     assert "data.max_response_length" in said
-    assert "a sequence of 600 tokens, which it allows with data.max_prompt_length, does not fit" in said or (
-        not on_gpu and "512 tokens" in said
-    )
+    assert "a sequence of 600 tokens, which it allows with data.max_prompt_length, does not fit" in said
     assert "enable_gradient_checkpointing=true" in said
 
 
@@ -113,7 +98,7 @@ def test_a_model_that_cannot_read_so_long_a_sequence_says_its_own_reason() -> No
             raise IndexError("index 300 is out of bounds for positions\nand more lines")
         return PassProfile(1e-4, GB)
 
-    said = message(short, *AUTO, on_gpu=False)
+    said = message(short, *AUTO)
     assert "cannot be computed (index 300 is out of bounds for positions): lower one" in said
     assert "more lines" not in said
 
@@ -122,9 +107,11 @@ def test_a_model_that_fails_at_any_length_is_named() -> None:
     def broken(samples: list[Sample], limit: MicroLimit, gradient: bool) -> PassProfile:
         raise RuntimeError("mat1 and mat2 shapes cannot be multiplied")
 
-    said = message(broken, *AUTO, on_gpu=False)
-    assert "worker.actor.model.model_path" in said
-    assert "fails in a profiling pass of 256 tokens: mat1 and mat2 shapes cannot be multiplied" in said
+    short = replace(LONGEST, prompt=56, response=200)
+    with pytest.raises(ConfigError) as caught:
+        replace(stage(broken, *AUTO), longest=short).choose({})
+    assert "worker.actor.model.model_path" in str(caught.value)
+    assert "fails in a profiling pass of 256 tokens: mat1 and mat2 shapes cannot be multiplied" in str(caught.value)
 
 
 def test_a_users_own_loss_that_fails_says_so_itself() -> None:

@@ -1,19 +1,18 @@
-"""Profile the longest micro-batches that the settings allow, and choose micro-batch sizes."""
+"""Choose micro-batch sizes; on a GPU, profile the longest micro-batches that the settings allow."""
 
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from time import perf_counter
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 
 from r1_cli.build.algorithm import build_objective
 from r1_cli.build.learner import build_batching, owner_settings
 from r1_cli.build.longest_sample import LongestSample, find_longest
-from r1_cli.build.micro_batch_sizes import SHORTEST, KnownSizes, SizeChoice, find_fastest_size, find_largest_size
+from r1_cli.build.micro_batch_sizes import SizeChoice, count_sequences, find_largest_size
 from r1_cli.config import ConfigError, Problem, RunConfig
 from r1_cli.config.actor import UpdateConfig
 from r1_cli.config.root import Owner
@@ -31,6 +30,7 @@ log = logging.getLogger("r1")
 
 Pass = Literal["update", "experience"]
 OF_MODELS = (RuntimeError, ValueError, TypeError, IndexError)  # raised by a model that cannot read its inputs
+SHORT = 256  # tokens that every model reads
 PASSES: tuple[Pass, ...] = ("update", "experience")
 LABELS = {"update": "updates", "experience": "log-probs"}
 # Computes samples in micro-batches of a limit, with a gradient or without, and forgets it.
@@ -68,12 +68,13 @@ def choose_micro_batches(
     for owner, trained, profile_pass in list_models(config, learner, critic):
         if not hardware.on_gpu and not any(is_auto(config, owner, kind) for kind in PASSES):
             continue
-        longest = longest or find_longest(config, model, renderer, pictures=pictures)
+        longest = longest or find_longest(config, model, renderer, pictures=pictures and hardware.on_gpu)
         if critic is not None:
             (learner if owner == "critic" else critic).offload()
-        share = learner.describe().share_prompts and owner_settings(config, owner).share_prompts
-        known = KnownSizes(known_folder(config), describe_choice(config, owner, model))
-        sizes = SizeChooser(config, owner, hardware.on_gpu, share, longest, profile_pass, known).choose(kept)
+        info = learner.describe()  # a critic is of the same family and size
+        share = info.share_prompts and owner_settings(config, owner).share_prompts
+        chooser = SizeChooser(config, owner, hardware.on_gpu, share, longest, info.parameters, profile_pass)
+        sizes = chooser.choose(kept)
         chosen |= {key_of(owner, kind): size for kind, size in sizes.items() if is_auto(config, owner, kind)}
         config = with_sizes(config, owner, sizes)
         batching = build_batching(config, owner_settings(config, owner))
@@ -107,8 +108,8 @@ class SizeChooser:
     on_gpu: bool
     share: bool  # a prompt is computed once for its answers in a micro-batch
     longest: LongestSample
+    parameters: int
     profile_pass: ProfilePass
-    known: KnownSizes = field(default_factory=partial(KnownSizes, None))  # on CPUs
 
     @property
     def section(self) -> UpdateConfig:
@@ -126,21 +127,11 @@ class SizeChooser:
                 choices[kind] = self.dividing(
                     find_largest_size(self.max_sequences(kind), partial(self.attempt, kind), least)
                 )
-            elif kind == "experience" and is_auto(self.config, self.owner, "update"):
-                choices[kind] = choices["update"]  # the caches are the same
             else:
-                choices[kind] = self.dividing(self.fastest(kind))
+                size = count_sequences(self.longest.tokens, self.max_sequences(kind), self.parameters)
+                choices[kind] = self.dividing(SizeChoice(size, None))
         self.log_sizes(choices, perf_counter() - begun)
         return {kind: choice.size for kind, choice in choices.items()}
-
-    def fastest(self, kind: Pass) -> SizeChoice:
-        """Return the size that a run on this machine chose for the same work, else the fastest."""
-        most = self.max_sequences(kind)
-        about = {"pass": kind, "tokens": self.longest.tokens, "most": most, "share": self.share}
-        if (size := self.known.find(**about)) is not None:
-            return SizeChoice(size, None)
-        found = find_fastest_size(self.longest.tokens, most, partial(self.time, kind))
-        return replace(found, size=self.known.keep(found.size, **about))
 
     def max_sequences(self, kind: Pass) -> int:
         """Return how many sequences of a step, or an optimizer step, each device has."""
@@ -154,18 +145,10 @@ class SizeChooser:
         whole = self.max_sequences("update")
         return SizeChoice(max(size for size in range(1, choice.size + 1) if whole % size == 0), choice.profile)
 
-    def limit(self, size: int, length: int) -> MicroLimit:
-        return MicroLimit(size, size * length if self.section.dynamic_batching else None)
-
-    def time(self, kind: Pass, length: int, size: int) -> tuple[PassProfile, float]:
-        """Profile one micro-batch on each rank; return the profile and the sequences per rank."""
-        ranks, limit = self.config.data_ranks(self.owner), self.limit(size, length)
-        samples = self.longest.samples(limit, ranks, share=self.share, length=length)
-        return self.profile(kind, size, length, samples, limit), len(samples) / ranks
-
     def attempt(self, kind: Pass, size: int) -> PassProfile:
         """Profile two micro-batches on each rank, as the second adds to the first's gradients. For GPUs."""
-        length, limit = self.longest.tokens, self.limit(size, self.longest.tokens)
+        length = self.longest.tokens
+        limit = MicroLimit(size, size * length if self.section.dynamic_batching else None)
         samples = self.longest.samples(limit, 2 * self.config.data_ranks(self.owner), share=self.share, length=length)
         return self.profile(kind, size, length, samples, limit)
 
@@ -185,7 +168,7 @@ class SizeChooser:
 
     def problem(self, kind: Pass, size: int, length: int, error: Exception, *, full: bool) -> Problem:
         first_line = (str(error).splitlines() or [type(error).__name__])[0]
-        if not full and length <= SHORTEST:
+        if not full and length <= SHORT:
             key = f"worker.{self.owner}.model.model_path"
             return Problem(
                 key, f"fails in a profiling pass of {length} tokens: {first_line}", self.section.model.model_path
@@ -209,20 +192,6 @@ class SizeChooser:
             found = f"; profiled in {seconds:.1f} s, peak {peak / 1e9:.2f} GB"
             found += f" of {room / 1e9:.0f} GB" if room else " of this process"
         log.info("sequences in a micro-batch of the %s: %s; %s%s", self.owner, sizes, tokens, found)
-
-
-def known_folder(config: RunConfig) -> Path | None:
-    folder = config.data.cache_dir
-    return Path(folder).expanduser() / "micro_batches" if folder else None
-
-
-def describe_choice(config: RunConfig, owner: Owner, model: ModelFiles) -> dict[str, Any]:
-    """Return what of a run the fastest size depends on."""
-    names = {key_of(owner, kind).rpartition(".")[2] for kind in PASSES}
-    settings = owner_settings(config, owner).model_dump(mode="json", exclude={"optim", "max_grad_norm", *names})
-    distillation = config.algorithm.distillation.model_dump(mode="json")
-    ranks = config.data_ranks(owner)
-    return {"model": model.config.to_dict(), owner: settings, "distillation": distillation, "ranks": ranks}
 
 
 def key_of(owner: Owner, kind: Pass) -> str:

@@ -97,7 +97,7 @@ class DataConfig(Section):
     filter_overlong_prompts: bool = True  # false: a prompt over max_prompt_length is an error
     filter_overlong_prompts_workers: Count = 16  # worker processes, at most one per CPU, also for rendering; 1: none
     bad_rows: Literal["refuse", "skip_media", "skip"] = "skip_media"  # left out: rows with unreadable media, or all
-    cache_dir: str | None = "~/.cache/r1"  # checks of 1,000 and more rows, sizes that are auto; null: none
+    cache_dir: str | None = "~/.cache/r1"  # checks of 1,000 and more rows; null: none
     media_memory_gb: NonNegative = 1.0  # per node, for decoded media of training rows; as much for validation
     media_cache_gb: NonNegative = 0.0  # on disk, for decoded and resized media
 
