@@ -3,11 +3,11 @@
 uv run python benchmarks/driver.py [--sequences 1536 …] [--tokens 4096] [--profile]
 
 A step of `r1_cli.train.loop`, GRPO with a KL term and four optimizer steps, around an engine that has its answers
-ready, rewards that are known, and eight ranks that answer at once: what remains is the driver's own work, from
-completions to samples, columns, advantages and metrics, with what it copies into the object store. Groups of 8 answers
-on prompts of 512 tokens, of `--tokens` in all. Memory is the peak of the process above what its imports take, and so
-holds the answers themselves. Processor seconds of one thread are shown beside wall time, because a machine has other
-work; the best of three steps counts.
+ready, rewards that are known, and stand-ins of eight ranks that answer at once: what remains is the driver's own work,
+from completions to samples, columns, advantages and metrics, with what it copies into the object store. Groups of 8
+answers on prompts of 512 tokens, of `--tokens` in all. Memory is the peak of the process above what its imports take,
+and so holds the answers themselves. Processor seconds of one thread are shown beside wall time, because a machine has
+other work; the best of three steps counts.
 
 Then 64 prompts with a picture each, rendered as on a machine of a cluster, 8 answers to each: the bytes that are put
 into the object store for model inputs, there and on the way to engines and ranks, to the bytes that these have in the
@@ -19,7 +19,6 @@ import cProfile
 import gc
 import json
 import os
-import pickle
 import pstats
 import resource
 import tempfile
@@ -33,6 +32,8 @@ import numpy as np
 import psutil
 import torch
 from PIL import Image
+from scale_parts.counted import Traffic
+from scale_parts.ranks import StandInRanks
 
 from r1_cli.build.rendering import build_renderer
 from r1_cli.checkpoint.folders import CheckpointStore
@@ -41,7 +42,6 @@ from r1_cli.checkpoint.stop import StopRequest
 from r1_cli.cluster.batch_transfer import pack_samples
 from r1_cli.cluster.engine import EngineInfo
 from r1_cli.cluster.engines import RemoteEnginePool
-from r1_cli.cluster.rank import NewFields
 from r1_cli.cluster.rank_client import RankClient, RankedPolicy
 from r1_cli.cluster.remote_rendering import RenderWorker
 from r1_cli.config import load_config
@@ -57,66 +57,24 @@ from r1_cli.train.types import Collected, Position, Schedule, Update
 from r1_core.advantages import GRPO
 from r1_core.filtering import KeepAll
 from r1_core.kl_control import FixedKL
-from r1_core.learner.trainable import LearnerInfo
 from r1_core.objective import Objective
 from r1_core.reward_shaping import RewardNormalizer
 from r1_data.types import Example, Prompt
 from r1_rewards.types import Score
 from r1_rollout.types import Completion
 
+RANKS = 8
 PROMPT, ANSWERS, UPDATES, ROUNDS = 512, 8, 4, 3
 STEP = 60 / 1536  # seconds of a step of others for each sequence
 PICTURES, SIDE = 64, 896  # pixels, of which Qwen2.5-VL makes 64 × 64 patches
 QUICKSTART = "examples/quickstart/config.yaml"
 
 
-class Store:
-    """An object store that counts what is copied into it, and keeps nothing."""
+class Taking:
+    """An engine's process that takes whatever comes."""
 
-    def __init__(self) -> None:
-        self.num_bytes = 0
-
-    def put(self, value: Any) -> "Store":
-        def copy(buffer: pickle.PickleBuffer) -> None:
-            self.num_bytes += len(bytes(buffer.raw()))
-
-        head = pickle.dumps(value, protocol=5, buffer_callback=copy)
-        self.num_bytes += len(head)
-        return self
-
-    def load(self) -> Any:
-        raise AssertionError("nothing is kept")
-
-    def __reduce__(self) -> tuple[type, tuple[()]]:
-        return Store, ()
-
-
-class WorkerGroup(Store):
-    """Ranks that answer at once; rank 0 has found -0.5 at every trained token."""
-
-    def __init__(self, sequences: int, response: int) -> None:
-        super().__init__()
-        self.response, self.found = response, np.full(sequences * response, -0.5, np.float32)
-
-    def call(self, verb: str, *args: Any, label: str = "") -> Any:
-        if label == "policy.add_logprobs":
-            _, _, (rows, _), arguments, *_ = args
-            return NewFields({name: self.found[: len(rows) * self.response] for name in arguments["needs"]})
-        metrics = {"policy.forward_backward": {"pg_loss": 0.0}, "policy.optim_step": {"grad_norm": 0.0, "lr": 0.0}}
-        return metrics.get(label)
-
-    @property
-    def remote_put(self) -> Any:
-        return self.put
-
-    def call_all(self, verb: str, *args: Any, label: str = "") -> list[Any]:
-        return [LearnerInfo(1, 6.0, "cpu", None, None)] * 8
-
-    def close(self) -> None: ...
-
-
-class Engines(Store):
-    """Engines that take whatever comes."""
+    def __init__(self, traffic: Traffic) -> None:
+        self.put = traffic.put
 
     def call(self, verb: str, *args: Any) -> EngineInfo:
         return EngineInfo(("float32",), True)
@@ -131,6 +89,9 @@ class Engine:
     @contextmanager
     def active(self, source: Any = None) -> Iterator[None]:
         yield
+
+    def rows_of(self, at: Position) -> list[int]:
+        return []
 
     def collect(self, at: Position, watch: Stopwatch) -> Collected:
         for stage in ("gen", "reward"):
@@ -158,7 +119,7 @@ def make_group(row: int, response: int) -> Group:
     return Group(prompt, responses)
 
 
-def make_run(engine: Engine, ranks: WorkerGroup, folder: Path) -> loop.Run:
+def make_run(engine: Engine, ranks: StandInRanks, folder: Path) -> loop.Run:
     prompts = len(engine.groups)
     schedule = Schedule(
         total_steps=1, rollout_batch_size=prompts, global_batch_size=prompts // UPDATES, ppo_epochs=1,
@@ -185,7 +146,7 @@ def make_run(engine: Engine, ranks: WorkerGroup, folder: Path) -> loop.Run:
 def measure_steps(sequences: int, tokens: int, profile: bool, before: int) -> dict[str, float]:
     """Take steps; return the best one's seconds, and the peak of memory above what it was `before`, in bytes."""
     response = tokens - PROMPT
-    ranks = WorkerGroup(sequences, response)
+    ranks = StandInRanks(RANKS, tokens=response)
     times = []
     with tempfile.TemporaryDirectory() as folder:
         run = make_run(Engine(sequences // ANSWERS, response), ranks, Path(folder))
@@ -193,13 +154,13 @@ def measure_steps(sequences: int, tokens: int, profile: bool, before: int) -> di
         profiler = cProfile.Profile(time.process_time)
         for _ in range(ROUNDS):
             gc.collect()
-            wall, processor, stored = time.perf_counter(), time.process_time(), ranks.num_bytes
+            wall, processor, stored = time.perf_counter(), time.process_time(), ranks.traffic.stored
             if profile:
                 profiler.enable()
             loop.take_step(run, at)
             profiler.disable()
             times.append((time.process_time() - processor, time.perf_counter() - wall))
-            stored = ranks.num_bytes - stored
+            stored = ranks.traffic.stored - stored
         if profile:
             pstats.Stats(profiler).sort_stats("cumulative").print_stats(45)
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
@@ -217,18 +178,18 @@ def measure_pictures() -> float:
     Rendered as on a machine of a cluster, sent to two engines, and trained on, `ANSWERS` samples a prompt.
     """
     config, _ = load_config([QUICKSTART])
-    renderer, store = build_renderer(config, open_model(config), own_sizes=True), Store()
+    renderer, store = build_renderer(config, open_model(config), own_sizes=True), Traffic()
     host = RenderWorker(renderer, lambda _: nullcontext(), 0, torch.bfloat16, store.put)
     content = [{"type": "image"}, {"type": "text", "text": "How many?"}]
     picture = Image.effect_noise((SIDE, SIDE), 50).convert("RGB")
     example = Example("rows:0", [{"role": "user", "content": content}], (picture,), "3")
     prompts = [host.render((0, 0, row), example) for row in range(PICTURES)]
-    engines = RemoteEnginePool([("engine", Engines())] * 2, max_sequences=8, dtype=None)
+    engines = RemoteEnginePool([("engine", Taking(store))] * 2, max_sequences=8, dtype=None)
     engines._put = store.put
     engines._prepare(prompts)
     pack_samples([to_sample(prompt, [1]) for prompt in prompts for _ in range(ANSWERS)], store.put, torch.bfloat16)
     whole = renderer.render(example).model_inputs.values()
-    return store.num_bytes / PICTURES / sum(2 * t.numel() if t.is_floating_point() else t.nbytes for t in whole)
+    return store.stored / PICTURES / sum(2 * t.numel() if t.is_floating_point() else t.nbytes for t in whole)
 
 
 def main() -> None:

@@ -85,6 +85,27 @@ def test_the_smallest_backlog_in_tokens_gets_the_next_group_and_is_empty_at_the_
     assert [(one.backlog.tokens, one.backlog.samples) for one in (first, second)] == [(0, 0), (0, 0)]
 
 
+def test_no_waiting_group_is_looked_at_while_all_members_are_full() -> None:
+    class Counted(dict[int, Any]):
+        looks = 0
+
+        def __getitem__(self, index: int) -> Any:
+            Counted.looks += 1
+            return super().__getitem__(index)
+
+    members = [Quiet("a"), Quiet("b")]
+    dispatch = Dispatch(Fleet(members), prompts(*[1] * 500), PARAMS, max_sequences=4)
+    dispatch._tasks = Counted(dispatch._tasks)
+    assert sum(map(len, dispatch._assign().values())) == 4
+    first = Counted.looks
+    assert first <= 4 * 4
+    assert dispatch._assign() == {}
+    assert Counted.looks == first
+    dispatch.finish(0, [])
+    assert [[task.index for task in tasks] for tasks in dispatch._assign().values()] == [[4]]
+    assert Counted.looks <= first + 6
+
+
 def test_a_failed_group_goes_to_another_member_though_the_first_is_idle() -> None:
     bad, busy = Quiet("bad"), Quiet("busy")
     dispatch = begin([bad, busy], [1, 50], Patient, max_attempts=3)

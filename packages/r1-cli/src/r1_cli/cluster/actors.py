@@ -9,13 +9,14 @@ import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import FIRST_COMPLETED, wait
 from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 from importlib import import_module
 from pathlib import Path
+from queue import Empty, SimpleQueue
 from threading import Event, Lock
 from typing import Any, ClassVar
 
@@ -287,25 +288,29 @@ class ActorGroup:
     def _collect(self, calls: list[Any], verb: str, timeout: float | None = None) -> list[Any]:
         """Wait for all results, or for the first error and a death soon after.
 
-        A signal handler's exception interrupts this wait for futures; Ray's own would swallow it.
+        A signal handler's exception interrupts this wait for a queue; Ray's own would swallow it. Each result enters
+        the queue once: to wait for the first of N futures, N times over, would touch N² of them.
         """
-        waiting = {call.future(): index for index, call in enumerate(calls)}
+        done: SimpleQueue[int] = SimpleQueue()
+        waiting = {index: call.future() for index, call in enumerate(calls)}
+        for index, future in waiting.items():
+            future.add_done_callback(partial(_enqueue, done, index))
         answers: dict[int, Any] = {}
         errors: dict[int, BaseException] = {}
-        while waiting and not any(isinstance(error, RayActorError) for error in errors.values()):
-            hung = self._patience if answers else timeout
-            done, _ = wait(waiting, DEATH_SECONDS if errors else hung, FIRST_COMPLETED)
-            if not done:
+        died = False
+        while waiting and not died:
+            try:
+                index = done.get(timeout=DEATH_SECONDS if errors else self._patience if answers else timeout)
+            except Empty:
                 break
-            for future in done:
-                index, error = waiting.pop(future), future.exception()
-                if error is None:
-                    answers[index] = future.result()
-                else:
-                    errors[index] = error
+            future = waiting.pop(index)
+            if (error := future.exception()) is None:
+                answers[index] = future.result()
+            else:
+                errors[index], died = error, isinstance(error, RayActorError)
         if len(answers) == len(calls):
             return [answers[index] for index in range(len(calls))]
-        error = self._explain(verb, errors, [self.places[index].name for index in waiting.values()])
+        error = self._explain(verb, errors, [self.places[index].name for index in waiting])
         if waiting or isinstance(error, ClusterError):
             self._end = error
             self.close()
@@ -340,6 +345,10 @@ class ActorGroup:
             f"{names} did not answer {verb} within {self._patience:g} seconds of the others: hung or stopped. Its log "
             f"is in {self.places[0].log.parent}; trainer.collective_timeout sets how long to wait"
         )
+
+
+def _enqueue(done: SimpleQueue[int], index: int, future: object) -> None:
+    done.put(index)
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -43,7 +43,7 @@ from r1_core.types import PER_TOKEN, Sample, tokens
 from r1_rollout.lora import Adapter
 from r1_rollout.weights import BucketWriter, Shapes, Weights, buckets
 
-Rows = NDArray[np.int32]  # which samples of the batch
+Rows: TypeAlias = range | NDArray[np.int32]  # which samples of the batch
 Packed = tuple[str, tuple[Array, str]]  # a tensor by name, as `batch_transfer.to_array` returns it
 Build = Callable[[Parallel], tuple[Learner, Objective]]  # each rank builds its own: a user's loss may not pickle
 Result = TypeVar("Result")
@@ -214,7 +214,8 @@ class Rank:
         if trains:
             self._loads.add(samples, self.learner.batching)
         if isinstance(result, LearnerInfo):
-            return replace(result, straggler=self._loads.straggler, tokens=tuple(self._loads.tokens))
+            loads = tuple(self._loads.tokens) if self._rank == 0 else ()  # the same on every rank, a number for each
+            return replace(result, straggler=self._loads.straggler, tokens=loads)
         return result if rows is None else self._pack(rows, samples, result)
 
     def _model(self, model: str) -> Learner | Critic:
@@ -274,12 +275,17 @@ class Rank:
     def weight_shapes(self) -> list[tuple[str, tuple[int, ...]]]:
         return [(name, tuple(tensor.shape)) for name, tensor in self.learner.synced_tensors()]
 
-    def send_weights(self, backend: DirectBackend, engines: Sequence[Ask], dtype: torch.dtype | None) -> None:
-        """Send the whole weights, cast to `dtype`, to the engines' processes, and offload."""
+    def send_weights(self, backend: DirectBackend, engines: Reference, dtype: torch.dtype | None) -> None:
+        """Send the whole weights, cast to `dtype`, to the engines' processes, and offload.
+
+        Args:
+            engines: of a sequence of `Ask`, which rank 0 alone loads.
+        """
         if self._sender is None:
             state = self.learner.synced_tensors()
             largest = max(tensor.numel() * (dtype or tensor.dtype).itemsize for _, tensor in state)
-            self._sender = open_sender(backend, engines, self._rank, partial(self.learner.weights, dtype), largest)
+            asks: Sequence[Ask] = engines.load() if self._rank == 0 else ()
+            self._sender = open_sender(backend, asks, self._rank, partial(self.learner.weights, dtype), largest)
         try:
             self._sender.send()
         except BaseException:

@@ -1,17 +1,18 @@
 """Driver-side client of the ranks, and the policy and the critic that it calls on them."""
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property, partial
 from inspect import signature
+from operator import eq
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from r1_cli.cluster.batch_transfer import Array, diff_fields, pack_samples, view_as_tensor
-from r1_cli.cluster.rank import KLCoef, NewFields
+from r1_cli.cluster.batch_transfer import diff_fields, pack_samples, view_as_tensor
+from r1_cli.cluster.rank import KLCoef, NewFields, Rows
 from r1_cli.cluster.snapshots import RankedSnapshot
 from r1_cli.cluster.weights import RankedWeights
 from r1_cli.cluster.worker_group import Reference, WorkerGroup
@@ -77,7 +78,7 @@ class RankClient:
             self._error = error
             raise
 
-    def _send(self, samples: Sequence[Sample]) -> tuple[Array, Reference | None]:
+    def _send(self, samples: Sequence[Sample]) -> tuple[Rows, Reference | None]:
         """Send samples that the ranks lack; return all rows in the batch, and the changed fields."""
         rows = self._find(samples)
         if rows is None:
@@ -87,7 +88,7 @@ class RankClient:
             rows = list(range(len(samples)))
         changes = diff_fields(self._batch, samples, rows)
         self._keep(rows, samples)
-        return np.array(rows, np.int32), self.ranks.put(changes) if changes else None
+        return pack_rows(rows), self.ranks.put(changes) if changes else None
 
     def _find(self, samples: Sequence[Sample]) -> list[int] | None:
         rows = [self._rows.get(id(sample.token_ids), -1) for sample in samples]
@@ -102,18 +103,24 @@ class RankClient:
             return None
         return rows
 
-    def _keep(self, rows: Sequence[int], samples: Sequence[Sample]) -> None:
+    def _keep(self, rows: Iterable[int], samples: Sequence[Sample]) -> None:
         for row, sample in zip(rows, samples, strict=True):
             self._batch[row] = sample
 
-    def _unpack(self, rows: Array, samples: Sequence[Sample], result: object) -> object:
+    def _unpack(self, rows: Rows, samples: Sequence[Sample], result: object) -> object:
         if isinstance(result, tuple):
             return tuple(self._unpack(rows, samples, part) for part in result)
         if not isinstance(result, NewFields):
             return result
         found = with_tokens(samples, **{name: view_as_tensor(values) for name, values in result.values.items()})
-        self._keep(rows.tolist(), found)
+        self._keep(rows, found)
         return found
+
+
+def pack_rows(rows: Sequence[int]) -> Rows:
+    """Return rows as a range if they follow one another, as those of whole groups do: each rank gets a copy."""
+    run = range(rows[0], rows[0] + len(rows)) if rows else range(0)
+    return run if all(map(eq, rows, run)) else np.array(rows, np.int32)
 
 
 class RankedModel:

@@ -237,7 +237,8 @@ def _reserve_nodes(
                 f"a machine of the cluster cannot take part, which needs the same r1: {error}"
             ) from error
         require_same_versions(found)
-        stores = [store_bytes(ray.nodes(), one["id"], one["shared"]) for one in found]
+        nodes = ray.nodes()
+        stores = [store_bytes(nodes, one["id"], one["shared"]) for one in found]
         yield _assign_devices(found, stores, shares)
     finally:
         if cleanups := [one.remove_scratch.remote() for one in reservations]:

@@ -25,7 +25,7 @@ class RankedWeights:
     """The `WeightSource` of one version on the ranks of a learner."""
 
     call: Callable[..., Any]  # calls a method of every rank, and returns rank 0's answer
-    remote_put: Put  # what stores a value from a rank
+    remote_put: Put  # what stores a value from the driver or a rank
     version: int
     form: Adapter | None = None  # of an adapter that is trained in their place, without its factors
 
@@ -64,7 +64,7 @@ class RankedWeights:
                 self.call("end_weights")
 
     def send(self, backend: DirectBackend, engines: Sequence[Ask], dtype: torch.dtype | None) -> None:
-        self.call("send_weights", backend, list(engines), dtype)
+        self.call("send_weights", backend, self.remote_put(list(engines)), dtype)
 
     def run_with_weights(self, task: Callable[[Weights], Result]) -> Result:
         result: Result = self.call("run_with_weights", task)

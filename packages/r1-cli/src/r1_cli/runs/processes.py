@@ -228,11 +228,12 @@ def find_runs() -> list[Path]:
     A driver holds the run's lock open, other processes their log.
     """
     found: set[Path] = set()
+    recorded = cache(read_processes)  # each process of a run names its folder
     for fds in Path("/proc").glob("[0-9]*/fd"):
         with suppress(OSError):
             for path in {Path(os.readlink(fd)) for fd in fds.iterdir()}:
                 run = path.parent if path.name == ".lock" else path.parents[1] if path.parent.name == "logs" else None
-                if run and any(one.runs and one.pid == int(fds.parent.name) for one in read_processes(run)):
+                if run and any(one.runs and one.pid == int(fds.parent.name) for one in recorded(run)):
                     found.add(run)
     return sorted(found)
 

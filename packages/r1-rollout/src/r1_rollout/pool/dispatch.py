@@ -2,7 +2,7 @@
 
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -119,6 +119,7 @@ class Dispatch:
         self.session = session
         self._tasks = {index: Task(index, prompt, params) for index, prompt in enumerate(prompts)}  # not yet delivered
         self._waiting = deque(self._tasks)
+        self._sizes = Counter([params.n] * len(prompts))  # waiting groups by their samples
         self._added = len(prompts)
         self._prefixes: PrefixIndex[Member] = PrefixIndex()
         self._holders: dict[int, Member] = {}  # of the beginning of a waiting group's prompt
@@ -182,6 +183,7 @@ class Dispatch:
             if (holder := self._prefixes.find(prompt.token_ids)) is not None:
                 self._holders[index] = holder
             self._waiting.append(index)
+            self._sizes[params.n] += 1
             self._left += results
             self._fleet.changed.notify_all()
         return index
@@ -214,9 +216,8 @@ class Dispatch:
             self._left -= self._untaken.pop(index)
             self._cancelled.add(index)
             if index in self._waiting:
-                self._waiting.remove(index)
+                self._take_out(index)
                 del self._tasks[index]
-                self._holders.pop(index, None)
                 return
             member = self._unfinished[index].member if index in self._unfinished else None
         if member is not None:
@@ -294,6 +295,7 @@ class Dispatch:
         failed.append(member)
         if len(failed) < self._max_attempts:
             self._waiting.appendleft(index)
+            self._sizes[self._tasks[index].params.n] += 1
         else:
             prompt = self._tasks[index].prompt.id
             self._give_up(type(error)(f"prompt {prompt} failed {self._max_attempts} times, at last: {error}"))
@@ -332,10 +334,13 @@ class Dispatch:
 
     def _assign(self) -> dict[Member, list[Task]]:
         given: dict[Member, list[Task]] = {}
-        while self._waiting and (choice := self._choose()) is not None:
+        ready, usable = self._fleet.ready(), set(self._fleet.usable())
+        free = {n: [one for one in ready if self._has_room(one, n)] for n in self._sizes}
+        # Once a group has finished, most members are full: then no waiting group is looked at.
+        while any(free.values()) and (choice := self._choose(free, ready, usable)) is not None:
             index, member = choice
-            self._waiting.remove(index)
-            task, _ = self._tasks[index], self._holders.pop(index, None)
+            self._take_out(index)
+            task = self._tasks[index]
             owed = len(task.prompt.token_ids) + task.params.n * task.params.max_tokens
             self._unfinished[index] = Assigned(member, owed, task.params.n)
             member.backlog.tokens += owed
@@ -343,25 +348,43 @@ class Dispatch:
             if self.session:
                 self._prefixes.add(task.prompt.token_ids, member)
             given.setdefault(member, []).append(task)
+            for n in [*free]:
+                if n not in self._sizes:
+                    del free[n]
+                elif member in free[n] and not self._has_room(member, n):
+                    free[n].remove(member)
         return given
 
-    def _choose(self) -> tuple[int, Member] | None:
+    def _take_out(self, index: int) -> None:
+        """Remove a group from those that wait."""
+        self._waiting.remove(index)
+        self._holders.pop(index, None)
+        n = self._tasks[index].params.n
+        self._sizes[n] -= 1
+        if not self._sizes[n]:
+            del self._sizes[n]
+
+    def _has_room(self, member: Member, n: int) -> bool:
+        """Whether a member takes a group of `n` samples."""
+        return member.backlog.samples <= self._max_sequences - n + member.reserve * n
+
+    def _choose(
+        self, free: dict[int, list[Member]], ready: Sequence[Member], usable: set[Member]
+    ) -> tuple[int, Member] | None:
         """Return the next group that a member has room for, and this member.
 
         A group returns to a member that failed on it only after all others: a server that answers nonsense is always
         idle and would attract every group. A group whose beginning a busy member holds goes to another one only if no
         other group could.
+
+        Args:
+            free: members with room for a group, by its samples.
         """
-        ready, usable = self._fleet.ready(), set(self._fleet.usable())
-        free: dict[int, list[Member]] = {}  # those with room for a group, by its samples
         second: tuple[int, Member] | None = None
         for index in self._waiting:
-            n = self._tasks[index].params.n
-            if n not in free:
-                room = self._max_sequences - n
-                free[n] = [one for one in ready if one.backlog.samples <= room + one.reserve * n]
-            failed = self._failed.get(index, [])
-            fresh = [one for one in free[n] if one not in failed] if usable.difference(failed) else free[n]
+            fresh, failed = free[self._tasks[index].params.n], self._failed.get(index, [])
+            if failed and usable.difference(failed):
+                fresh = [one for one in fresh if one not in failed]
             if not fresh:
                 continue
             holder = self._holders.get(index)
