@@ -4,6 +4,7 @@ What each way has reached stands in benchmarks/results/cluster.md.
 """
 
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -21,6 +22,7 @@ from test_many_ranks import (
     PATIENCE,
     RUN,
     assert_same_numbers,
+    exact_numbers,
     kill,
     restarts_of,
     running,
@@ -32,6 +34,7 @@ from test_many_ranks import (
 )
 from two_nodes import HERE, NODES, two_nodes
 
+from r1_cli.checkpoint.memory import POINTER
 from r1_cli.runs.reader import RunReader
 
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not find_spec("ray"), reason="ray is not installed")]
@@ -116,6 +119,40 @@ def test_two_nodes_with_engines_apart_that_sample_ahead_go_on_as_one_when_one_is
     r1(*RUN, f"trainer.max_steps={alone + 2}", f"trainer.save_checkpoint_path={one}", ahead)
     assert_same_numbers(one, two, steps=alone + 2)
     assert [record["staleness/mean"] for record in read_log(two)[:3]] == [0, 1, 1]
+
+
+def test_a_node_that_is_lost_with_its_memory_costs_the_step_under_way_and_changes_no_bit(tmp_path: Path) -> None:
+    calm, two = tmp_path / "calm", tmp_path / "two"
+    words = [*NODES, "trainer.max_steps=1000", "trainer.memory_save_freq=1", "trainer.max_restarts=3"]
+    with two_nodes() as (address, raylets, join):
+        with running(two, *words, steps=3, RAY_ADDRESS=address, **HERE) as process:
+            folders = [Path(line) for line in (two / POINTER).read_text().splitlines()]
+            wait_for(lambda: all((one / "neighbour/global_step_3").is_dir() for one in folders), process)
+            lost = [psutil.Process(raylets[1]), *psutil.Process(raylets[1]).children(recursive=True)]
+            (number,) = re.findall(r"ray::copies-(\d)", " ".join(map(words_of, lost)))
+            began = time.time()
+            for each in lost:
+                with suppress(psutil.NoSuchProcess):
+                    each.kill()
+            shutil.rmtree(folders[int(number)])
+            join()
+            wait_for(lambda: restarts_of(two), process)
+            before = steps_of(two)
+            wait_for(lambda: steps_of(two) > before + 1, process)
+            out = terminated(process)
+        restart = restarts_of(two)[-1]
+        note_fault("a lost node, with its copies in memory", restart, began)
+        assert restart["steps_again"] == 0, out
+        assert "was in memory, in parts on several nodes" in out
+        assert not any(one.exists() for one in folders)
+        assert not (two / POINTER).exists()
+        taken = steps_of(two)
+        same = [words[0], words[1], f"trainer.save_checkpoint_path={calm}", f"trainer.max_steps={taken}"]
+        with start(*RUN, *same, RAY_ADDRESS=address, **HERE) as process:
+            out, err = process.communicate(timeout=PATIENCE)
+        assert process.returncode == 0, out + err
+    assert [record["step"] for record in read_log(two)] == [*range(1, taken + 1)]
+    assert exact_numbers(two) == exact_numbers(calm)
 
 
 @pytest.mark.vllm

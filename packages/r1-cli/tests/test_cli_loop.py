@@ -463,7 +463,7 @@ def test_a_run_that_fails_leaves_its_last_step_in_memory_and_one_that_ends_leave
 
 def memory_saver(folder: Path, free: int = 10**9) -> memory.MemorySaver:
     folder.mkdir(exist_ok=True)
-    return memory.MemorySaver(folder, 1, lambda: free, lambda name, begin, end: None)
+    return memory.MemorySaver(memory.MachineCopies(folder, lambda: free), 1, lambda name, begin, end: None)
 
 
 def test_copies_that_cannot_be_written_are_off_with_one_line_and_the_run_goes_on(

@@ -101,6 +101,12 @@ class Placement:
     ranks: tuple[RankPlacement, ...] = ()
     engines: tuple[EnginePlacement, ...] = ()  # without servers, which the run does not place
 
+    @property
+    def nodes(self) -> list[Node]:
+        """The nodes of the ranks in their order, then those of engines alone."""
+        nodes = [*(rank.node for rank in self.ranks), *(engine.node for engine in self.engines)]
+        return [*{node.id: node for node in nodes}.values()]
+
 
 def place_all(machines: ClusterNodes, rollout: RolloutConfig) -> Placement:
     engines = () if rollout.servers.used else place_engines(machines, rollout.engine_size)

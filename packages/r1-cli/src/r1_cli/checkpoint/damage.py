@@ -6,12 +6,14 @@ import os
 import zlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 STATE_FILE = "trainer.json"
 TENSORS = ".safetensors"
 CHECKSUMS = "crc32"  # where `r1_core` writes the checksums of a file's tensors, in its header
+WHOLE = "whole"  # in the trainer's state, if this is a part of a checkpoint: the files of all parts
 THREADS = 8
 
 
@@ -46,10 +48,11 @@ def find_damage(checkpoint: Path, *, contents: bool = False) -> str | None:
 
 
 def _find_missing(checkpoint: Path) -> str | None:
+    part = _is_part(checkpoint)  # the index of the whole model names files that other nodes have
     for path in sorted(checkpoint.rglob("*.json")):
         try:
             content = json.loads(path.read_text(encoding="utf-8"))
-            named = set(content["weight_map"].values()) if path.name.endswith(".index.json") else ()
+            named = set(content["weight_map"].values()) if path.name.endswith(".index.json") and not part else ()
             named = content.get("files", ()) if path == checkpoint / STATE_FILE else named
             missing = [name for name in sorted(named) if not os.path.isfile(path.parent / name)]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
@@ -57,6 +60,12 @@ def _find_missing(checkpoint: Path) -> str | None:
         if missing:
             return f"{path.parent.relative_to(checkpoint) / missing[0]} is missing"
     return None
+
+
+def _is_part(checkpoint: Path) -> bool:
+    with suppress(OSError, ValueError, TypeError):
+        return WHOLE in json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
+    return False
 
 
 def _find_truncated(checkpoint: Path) -> str | None:

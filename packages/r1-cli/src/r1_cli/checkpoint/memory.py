@@ -1,11 +1,12 @@
-"""Copies of a run's state on the machine's RAM disk, which outlive the run's processes, though not the machine."""
+"""Copies of a run's state in memory, on the machine's RAM disk: they outlive the run's processes, not the machine."""
 
 import logging
 import os
 import shutil
 import stat
 import tempfile
-from collections.abc import Callable
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from r1_cli.checkpoint.saving import Ended, Saver
 
 RAM_DISK = Path("/dev/shm")
 PREFIX = "r1-copies-"
-POINTER = "memory_copies.txt"  # in the run's folder: where its copies are
+POINTER = "memory_copies.txt"  # in the run's folder: where its copies are, a folder on each line
 OWNER = "run.txt"  # among the copies: the run's folder
 KEPT = 2  # copies, beside the one that is being written
 SHARE = 3  # of free memory: a copy may take one part, its files another
@@ -23,12 +24,17 @@ log = logging.getLogger("r1")
 
 
 def find_copies(run: Path) -> Path | None:
-    """Return the folder with a run's copies, if this user made it for this run."""
+    """Return the folder with a run's copies on this machine, if this user made it for this run."""
+    return next(iter(all_copies(run)), None)
+
+
+def all_copies(run: Path) -> list[Path]:
+    """As `find_copies`, for several nodes on one machine."""
     try:
-        folder = Path((run / POINTER).read_text(encoding="utf-8").strip())
+        named = [Path(line) for line in (run / POINTER).read_text(encoding="utf-8").splitlines()]
     except OSError:
-        return None
-    return folder if _owner(folder) == run.resolve() else None
+        return []
+    return [folder for folder in named if _owner(folder) == run.resolve()]
 
 
 def _owner(folder: Path) -> Path | None:
@@ -41,20 +47,38 @@ def _owner(folder: Path) -> Path | None:
         return None
 
 
+def make_folder(name: str = "") -> Path:
+    """Make a private folder that `claim_folder` gives to a run, and remove those of no run. Raises OSError."""
+    for folder in RAM_DISK.glob(f"{PREFIX}*"):  # of runs whose folders are gone
+        if (owner := _owner(folder)) is not None and folder not in all_copies(owner):
+            shutil.rmtree(folder, ignore_errors=True)
+    return Path(tempfile.mkdtemp(prefix=f"{PREFIX}{name}", dir=RAM_DISK))
+
+
+def claim_folder(folder: Path, run: Path) -> None:
+    """Make `folder` one of the run's, which names it by now."""
+    (folder / OWNER).write_text(str(run.resolve()), encoding="utf-8")
+
+
+def name_folders(run: Path, folders: Sequence[Path]) -> None:
+    """Write into the run's folder where its copies are."""
+    (run / POINTER).write_text("".join(f"{folder}\n" for folder in folders), encoding="utf-8")
+
+
 def make_copies(run: Path) -> Path:
     """Make a private folder for a run's copies. Raises OSError."""
-    for folder in RAM_DISK.glob(f"{PREFIX}*"):  # of runs whose folders are gone
-        if (owner := _owner(folder)) is not None and find_copies(owner) != folder:
-            shutil.rmtree(folder, ignore_errors=True)
-    folder = Path(tempfile.mkdtemp(prefix=PREFIX, dir=RAM_DISK))
-    (folder / OWNER).write_text(str(run.resolve()), encoding="utf-8")
-    (run / POINTER).write_text(f"{folder}\n", encoding="utf-8")
+    folder = make_folder()
+    name_folders(run, [folder])
+    claim_folder(folder, run)
     return folder
 
 
 def remove_copies(run: Path) -> None:
-    if (folder := find_copies(run)) is not None:
+    for folder in all_copies(run):
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def forget_copies(run: Path) -> None:
     with suppress(OSError):
         (run / POINTER).unlink(missing_ok=True)
 
@@ -70,25 +94,69 @@ def newest_copy(run: Path) -> Path | None:
     return whole[-1] if whole else None
 
 
+class Copies(CheckpointStore):
+    """Where the copies of a run are: on one machine (`MachineCopies`), or on the nodes of a cluster."""
+
+    @abstractmethod
+    def open(self) -> None:
+        """Make folders for copies. Raises OSError or CheckpointError."""
+
+    @abstractmethod
+    def free_memory(self) -> int:
+        """Return the free bytes of the machine with the fewest."""
+
+    @abstractmethod
+    def folder_on_ranks(self, folder: Path) -> Path:
+        """Return where the processes that write a model's files have that folder of a copy."""
+
+    @abstractmethod
+    def remove(self) -> None:
+        """Remove all copies. Raises CheckpointError."""
+
+
+class MachineCopies(Copies):
+    def __init__(self, run: Path, free: Callable[[], int]) -> None:
+        super().__init__(find_copies(run) or run, limit=KEPT)
+        self._run, self._free = run, free
+
+    def open(self) -> None:
+        self.root = find_copies(self._run) or make_copies(self._run)
+
+    def latest(self) -> Path | None:
+        return super().latest() if find_copies(self._run) else None
+
+    def free_memory(self) -> int:
+        return self._free()
+
+    def folder_on_ranks(self, folder: Path) -> Path:
+        return folder
+
+    def remove(self) -> None:
+        remove_copies(self._run)
+        forget_copies(self._run)
+
+
 class MemorySaver(Saver):
     """Writes copies every `freq` steps; one that cannot be written ends the copies, not the run."""
 
-    def __init__(self, run: Path, freq: int, free_memory: Callable[[], int], ended: Ended) -> None:
-        """Open or make the folder of copies. Below 1, `freq` writes none, and `remove` removes earlier ones."""
-        self._run, self._freq, self._free_memory = run, freq, free_memory
-        folder = find_copies(run)
-        if folder is None and freq > 0:
+    def __init__(self, copies: Copies, freq: int, ended: Ended) -> None:
+        """Open the copies. Below 1, `freq` writes none, and `remove` removes earlier ones."""
+        self._copies, self._freq = copies, freq
+        if freq > 0:
             try:
-                folder = make_copies(run)
-            except OSError as error:
+                copies.open()
+            except (OSError, CheckpointError) as error:
+                self._freq = 0
                 log.warning("copies in memory are off: %s", error)
-        self._freq = freq if folder is not None else 0
-        super().__init__(CheckpointStore(folder or run, limit=KEPT), ended)
+        super().__init__(copies, ended)
 
     @property
     def max_bytes(self) -> int:
         """The most that a copy may take."""
-        return self._free_memory() // SHARE
+        return self._copies.free_memory() // SHARE
+
+    def folder_on_ranks(self, folder: Path) -> Path:
+        return self._copies.folder_on_ranks(folder)
 
     def saves(self, step: int) -> bool:
         return self._freq > 0 and step % self._freq == 0
@@ -106,10 +174,13 @@ class MemorySaver(Saver):
         """End the thread, and say which copies a run that failed leaves."""
         self.finish_or_warn()
         super().close()
-        if (copy := self._store.latest() if find_copies(self._run) else None) is not None:
+        if (copy := self._copies.latest()) is not None:
             log.warning("%s stays in memory: the same command resumes from it. Delete its folder if none will", copy)
 
     def remove(self) -> None:
         """Remove all copies, as the run's last state is on disk."""
         self.finish()
-        remove_copies(self._run)
+        try:
+            self._copies.remove()
+        except CheckpointError as error:
+            log.warning("copies stay in memory until the next run with copies removes them: %s", error)

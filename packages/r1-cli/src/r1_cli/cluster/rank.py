@@ -139,6 +139,7 @@ class Rank:
         self._weights: Iterator[list[tuple[str, Tensor]]] = iter(())
         self._sender: Sender | None = None  # sends weights directly to engines
         self._snapshots = SnapshotWriter()
+        self._copies_folder = Path()
 
     # --- start -------------------------------------------------------------------------------------------------------
 
@@ -246,8 +247,12 @@ class Rank:
         """Copy what this rank would save of a model; return whether that is within `max_bytes`."""
         return self._snapshots.add(model, self._model(model).snapshot(model_only=model_only, max_bytes=max_bytes))
 
+    def set_copies_folder(self, folders: Sequence[Path]) -> None:
+        """Let `write_snapshot` write relative folders into this rank's entry: its node's copies in memory."""
+        self._copies_folder = folders[self._rank]
+
     def write_snapshot(self, model: str, folder: Path) -> None:
-        self._snapshots.write(model, folder)
+        self._snapshots.write(model, self._copies_folder / folder)
 
     def snapshot_error(self, model: str) -> str | None:
         """Return why the copy could not be written; "" once it is written, None before."""

@@ -55,7 +55,7 @@ class TrainerConfig(Section):
     save_freq: AtLeastMinusOne = 5
     max_failed_saves: Count = 5  # checkpoints in a row that could not be written, after which a run ends
     save_limit: AtLeastMinusOne = 3  # newest checkpoints to keep; -1 or 0: all
-    memory_save_freq: AtLeastMinusOne = -1  # steps between copies in /dev/shm, which outlive the run's processes
+    memory_save_freq: AtLeastMinusOne = -1  # steps between copies in /dev/shm, which outlive processes and a lost node
     save_model_only: bool = False  # without the optimizer's states
     save_checkpoint_path: UserPath | None = None  # null: checkpoints/PROJECT/EXPERIMENT
     load_checkpoint_path: UserPath | None = None  # a global_step_N to resume from, or its URL
@@ -101,8 +101,6 @@ class TrainerConfig(Section):
         for key, url in (("upload_path", self.upload_path), ("load_checkpoint_path", self.load_checkpoint_path)):
             if url and has_password(url):
                 yield f"trainer.{key}", PASSWORD
-        if self.memory_save_freq > 0 and self.nnodes > 1:
-            yield "trainer.memory_save_freq", "each machine would hold a part only: set -1 with several machines"
         if self.min_nodes is not None and self.min_nodes > self.nnodes:
             yield "trainer.min_nodes", f"must be at most trainer.nnodes={self.nnodes}, or null"
         if self.max_try_make_batch == 0 or self.max_try_make_batch < -1:

@@ -2,7 +2,7 @@
 
 import logging
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,13 +13,21 @@ from transformers import PretrainedConfig
 from r1_cli.checkpoint.damage import STATE_FILE
 from r1_cli.checkpoint.folders import CheckpointStore
 from r1_cli.checkpoint.locks import lock_folder
+from r1_cli.cluster.copies import ClusterCopies
 from r1_cli.cluster.own_process import OwnProcess
 from r1_cli.config import Provenance, RunConfig
 from r1_cli.config.root import require_shareable
 from r1_cli.faults.watchdog import Watchdog
 from r1_cli.hardware import Hardware, find_hardware
 from r1_cli.jobs.engines import start_engine_process, start_engines
-from r1_cli.jobs.learner import fit_placement, open_placement, rank_hardware, resolve_devices, start_ranks
+from r1_cli.jobs.learner import (
+    fit_placement,
+    open_placement,
+    rank_hardware,
+    resolve_devices,
+    start_copies,
+    start_ranks,
+)
 from r1_cli.models.files import ModelFiles, open_critic_config, open_model
 from r1_cli.placement import Placement
 from r1_cli.plan.start import fetch_start, find_newer_copy, find_start, rename_damaged, require_same_shape
@@ -96,6 +104,7 @@ class TrainingContext(Context):
     engines: "ActorGroup | None"
     engine_process: OwnProcess | None  # samples while the learner computes, on the same machine
     threads: int  # of torch, before an engine process gets half of them
+    copies: ClusterCopies | None = None  # of the state in memory, on several nodes
 
     @property
     def devices(self) -> list[str]:
@@ -138,6 +147,21 @@ def find_restart(config: RunConfig, store: CheckpointStore, began: float) -> Pat
     return find_folder_start(config, store)
 
 
+def restore_copies(config: RunConfig, folder: RunFolder, copies: ClusterCopies) -> RunFolder:
+    """Write the newest copy that the nodes hold together to the run's folder, if it is newer; return where to start.
+
+    Raises CheckpointError if it cannot be written: the copies stay.
+    """
+    trainer = config.trainer
+    if trainer.load_checkpoint_path or not trainer.find_last_checkpoint:
+        return folder
+    if (step := copies.restore(folder.store)) is None:
+        return folder
+    log.warning("step %d was in memory, in parts on several nodes: it is in %s now", step, folder.store.path(step))
+    folder.end_phase("copies")
+    return replace(folder, start=find_folder_start(config, folder.store))
+
+
 def open_training(
     config: RunConfig,
     provenance: Provenance,
@@ -169,16 +193,20 @@ def open_training(
         require_shareable(config, critic_config.get_text_config(), "critic")
     stack.enter_context(libraries.redirect_library_logs(folder.path / libraries.LOG_FILE))
     placement = stack.enter_context(open_placement(config, hardware, samples=samples, connection=folder.connection))
-    config = fit_placement(config, placement)
+    asked, config = config, fit_placement(config, placement)
     hardware = rank_hardware(hardware, placement.ranks)
     ranks = start_ranks(config, hardware, placement.ranks, stack, folder.kept)
     engines = start_engines(config, hardware, placement.engines, stack, folder.kept)
     process = start_engine_process(config, stack)
+    copies = start_copies(asked, folder.path, placement, ranks, stack, folder.kept)
     reporter = stack.enter_context(ConsoleReporter(console, step_lines="console" in config.trainer.logger))
     timeline = Timeline(folder.path / TIMELINE_FILE, config.trainer.timeline)
     stack.callback(timeline.close)
     folder.end_phase("processes")
+    if copies is not None:
+        folder = restore_copies(config, folder, copies)
+        require_same_shape(config, folder.start, model.config.to_dict())
     return TrainingContext(
         config, model, hardware, reporter, timeline, stack, provenance, folder, critic_config, placement, ranks,
-        engines, process, threads,
+        engines, process, threads, copies,
     )  # fmt: skip

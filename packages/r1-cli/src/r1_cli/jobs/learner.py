@@ -14,7 +14,10 @@ import torch
 from r1_cli.build.critic import build_critic
 from r1_cli.build.learner import single_rank
 from r1_cli.build.reward_model import build_trained
+from r1_cli.checkpoint.memory import POINTER
+from r1_cli.checkpoint.node_copies import READERS, NodeCopies
 from r1_cli.checkpoint.shared_filesystem import Proof, shown_folders
+from r1_cli.cluster.copies import ClusterCopies
 from r1_cli.config import ConfigError, Problem, Provenance, RunConfig, lookup
 from r1_cli.hardware import Hardware
 from r1_cli.models.families import describe_router
@@ -132,6 +135,40 @@ def start_ranks(
     require_shared_folders(config, ranks, placements)
     ranks.preload("r1_cli.cluster.rank")
     return ranks
+
+
+def start_copies(
+    config: RunConfig,
+    run: Path,
+    placement: Placement,
+    ranks: "ActorGroup | None",
+    stack: ExitStack,
+    kept: "KeptActors | None",
+) -> ClusterCopies | None:
+    """Start a process on each node that holds copies of the state, or may hold some of an earlier start.
+
+    None without several nodes: the copies are on this machine then . `config` has the nodes that the
+    user asked for, of which some may be gone.
+    """
+    several = max(config.trainer.nnodes, config.worker.rollout.engines.nnodes) > 1
+    wanted = config.trainer.memory_save_freq > 0 or (run / POINTER).exists()
+    if not several or not wanted or ranks is None:
+        return None
+    from r1_cli.cluster.actors import ActorGroup
+
+    run = run.resolve()
+    nodes = placement.nodes
+    hosts = ActorGroup(
+        [ActorPlacement(f"copies-{n}", node, (), run / f"logs/copies-{n}.log") for n, node in enumerate(nodes)],
+        calls=2 * READERS,
+        kept=kept,
+    )
+    stack.callback(hosts.close)
+    callers = [one.remote_caller for one in hosts.split()]
+    sources = callers if len(nodes) > 1 else [None]
+    hosts.create(NodeCopies, [(run, node.id, n, sources[n - 1]) for n, node in enumerate(nodes)])
+    ids = [node.id for node in nodes]
+    return ClusterCopies(run, hosts, ranks, [ids.index(rank.node.id) for rank in placement.ranks])
 
 
 def prepare_learner(

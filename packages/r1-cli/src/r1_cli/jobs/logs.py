@@ -5,20 +5,23 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import cache, partial
+from pathlib import Path
 from shutil import disk_usage
 from typing import Any
 
 from r1_cli.checkpoint.folders import CheckpointError, CheckpointStore
-from r1_cli.checkpoint.memory import KEPT, RAM_DISK, MemorySaver, find_copies
+from r1_cli.checkpoint.memory import KEPT, RAM_DISK, MachineCopies, MemorySaver, find_copies
 from r1_cli.checkpoint.remote import Uploader
-from r1_cli.checkpoint.saving import Saver
+from r1_cli.checkpoint.saving import Ended, Saver
 from r1_cli.checkpoint.stop import StopRequest
-from r1_cli.config import ConfigError, Problem, printable
+from r1_cli.cluster.copies import ClusterCopies
+from r1_cli.config import ConfigError, Problem, RunConfig, printable
 from r1_cli.hardware import free_memory
 from r1_cli.jobs.context import TrainingContext
 from r1_cli.jobs.data import Data
 from r1_cli.jobs.resume import digest_code, record_rows, report_changes, report_code
 from r1_cli.models.files import read_assets
+from r1_cli.placement import Placement
 from r1_cli.plan.disk import checkpoint_bytes, size_text
 from r1_cli.runs.manifest import record_start
 from r1_cli.runs.processes import kill_with_descendants
@@ -85,7 +88,9 @@ def open_saving(context: TrainingContext) -> Saving:
     saver = Saver(store, context.timeline.record, trainer.max_failed_saves, published)
     context.stack.callback(saver.close)
     stop = StopRequest(trainer.stop_seconds, store.latest, kill_with_descendants)
-    return Saving(store, saver, stop, assets, open_copies(context))
+    folder, ended = context.folder.path, context.timeline.record
+    copies = open_copies(context.config, folder, context.placement, context.copies, ended, context.stack)
+    return Saving(store, saver, stop, assets, copies)
 
 
 def open_uploader(store: CheckpointStore, url: str, stack: ExitStack) -> Uploader:
@@ -98,19 +103,32 @@ def open_uploader(store: CheckpointStore, url: str, stack: ExitStack) -> Uploade
     return uploader
 
 
-def open_copies(context: TrainingContext) -> MemorySaver | None:
+def open_copies(
+    config: RunConfig, run: Path, placement: Placement, cluster: ClusterCopies | None, ended: Ended, stack: ExitStack
+) -> MemorySaver | None:
     """Return what copies the state to memory, if that is configured and fits, or if there are copies to remove."""
-    freq, root = context.config.trainer.memory_save_freq, context.folder.path
-    if freq <= 0 and find_copies(root) is None:
+    freq = config.trainer.memory_save_freq
+    if freq <= 0 and find_copies(run) is None and cluster is None:
         return None
-    size = checkpoint_bytes(context.config) or 0
-    free = min(free_memory(), disk_usage(RAM_DISK).free) if RAM_DISK.is_dir() else 0
-    if freq > 0 and (KEPT + 2) * size > free:
-        message = (
-            "no copies in memory (trainer.memory_save_freq=%d): %d of about %s each need more than the %s that are free"
-        )
-        log.warning(message, freq, KEPT + 2, size_text(size), size_text(free))
+    if freq > 0 and (short := find_short(config, placement, cluster)):
+        log.warning("no copies in memory (trainer.memory_save_freq=%d): %s", freq, short)
         freq = 0
-    copies = MemorySaver(root, freq, free_memory, context.timeline.record)
-    context.stack.callback(copies.close)
-    return copies
+    saver = MemorySaver(cluster or MachineCopies(run, free_memory), freq, ended)
+    stack.callback(saver.close)
+    return saver
+
+
+def find_short(config: RunConfig, placement: Placement, cluster: ClusterCopies | None) -> str | None:
+    """Return on which machine copies do not fit into memory, None if they fit."""
+    size, count = checkpoint_bytes(config) or 0, KEPT + 2  # one is being written, and one is in the ranks
+    if cluster is None:
+        free = {"this machine": min(free_memory(), disk_usage(RAM_DISK).free) if RAM_DISK.is_dir() else 0}
+    else:
+        nodes = placement.nodes
+        size //= len({rank.node.id for rank in placement.ranks})
+        count += KEPT + 1 if len(nodes) > 1 else 0  # of the node before
+        free = dict(zip((f"node {node.address}" for node in nodes), cluster.free_of_hosts(), strict=True))
+    for where, there in free.items():
+        if count * size > there:
+            return f"{count} of about {size_text(size)} each need more than the {size_text(there)} free on {where}"
+    return None

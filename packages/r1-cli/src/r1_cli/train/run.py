@@ -254,7 +254,11 @@ def copy_to_memory(run: TrainingRun, at: Position, saver: MemorySaver) -> bool:
     if len(whole) < len(copies):
         return False
     state = {**at.state(), "val_reward_score": None, "model_only": False}
-    saver.write(at.step, fill_checkpoint(run, at, lambda name, folder: whole[name].write(folder)), state, apart=True)
+
+    def write(name: str, folder: Path) -> None:
+        whole[name].write(saver.folder_on_ranks(folder))
+
+    saver.write(at.step, fill_checkpoint(run, at, write), state, apart=True)
     return True
 
 
@@ -279,6 +283,7 @@ def fill_checkpoint(run: TrainingRun, at: Position, write: Callable[[str, Path],
         for name in models_of(run):
             write(name, folder / name)
         for place, content in assets.items():
+            (folder / place).parent.mkdir(parents=True, exist_ok=True)  # ranks may have written it on other nodes
             (folder / place).write_bytes(content)
         save_stream(at.stream, folder)
         save_pending_steps([step.result() for step in pending], folder)
