@@ -27,7 +27,7 @@ RUN = [
     "data.train_files=examples/quickstart/train.parquet[:256]", "data.val_files=null", "trainer.val_freq=-1",
     "data.rollout_batch_size=4", "worker.actor.global_batch_size=2", "worker.rollout.n=4", "trainer.logger=[file]",
     "worker.actor.micro_batch_size_per_device_for_update=32", "trainer.save_freq=5", "trainer.max_restarts=1000",
-    "trainer.restart_window=1",  # no restart waits
+    "trainer.restart_window=1", "trainer.max_idle_steps=-1",  # no restart waits; soon all answers are right
     "worker.actor.micro_batch_size_per_device_for_experience=64", "worker.actor.optim.lr_scheduler_type=constant",
 ]  # fmt: skip
 ENDING_SECONDS = 10.0  # for what the run has started, after its own end
