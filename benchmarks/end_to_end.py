@@ -2,6 +2,7 @@
 
 uv run --isolated --group trl python benchmarks/end_to_end.py [--task fixed|tailed|pictures] [--rounds 4]
 uv run python benchmarks/end_to_end.py --against ../a-checkout-of-b6c1d26
+uv run python benchmarks/end_to_end.py --sizes [--task fixed|tailed|pictures] [--rounds 4]
 
 Against TRL: the same model, rows, reward, lengths, AdamW and learning rate, float32, one optimizer step a step, as many
 threads. `fixed` is text, 64 prompts × 8 answers of 64 tokens each; `tailed` the same with long-tailed lengths, 256 the
@@ -15,6 +16,9 @@ processor is not tried. whole_steps/with_trl.py has TRL's settings.
 
 Against another checkout: the whole quickstart in each, turns of ten steps, validations as its configuration says; steps
 that validate or save are left out of the times. `--steps N` ends after so many.
+
+With `--sizes`, r1 alone: each size of `--micro` and `auto`, all in turns; the ratio is of the step with `auto` to the
+step with the best of those sizes (`auto_ratio`).
 
 Ratios are of the medians of single steps, once by the clock and once by processor time, which other work on the machine
 disturbs less: that of a side's processes from one turn's end to the next's. The last line is one JSON object, whose
@@ -141,21 +145,56 @@ def show(sides: list[Side], samples: int) -> None:
         )
 
 
-def against_trl(options: argparse.Namespace) -> dict[str, Any]:
-    """Take the steps of a task on both sides; return the ratios."""
-    kind = options.task
-    prompts, tokens = options.prompts or PROMPTS[kind], options.tokens or LONGEST[kind]
+def make(options: argparse.Namespace, folder: Path) -> Task:
+    """Write the files of the task into `folder`."""
     from whole_steps.make import make_task
 
+    kind = options.task
+    prompts, tokens = options.prompts or PROMPTS[kind], options.tokens or LONGEST[kind]
+    return make_task(kind, options.model, prompts, tokens, folder)
+
+
+def start_sides(asked: list[tuple[str, str]], task: Task, folder: Path) -> list[Side]:
+    """Start a side for each trainer and size; wait until all could take a step."""
+    file = task.save(folder)
+    sides = [Side.start(trainer, size, folder, file=file) for trainer, size in asked]
+    for side in sides:
+        side.ready()
+    return sides
+
+
+def compare_sizes(options: argparse.Namespace) -> dict[str, Any]:
+    """Take the steps of a task with each size and with `auto`; return the ratios of `auto` to the best size."""
+    with tempfile.TemporaryDirectory() as place:
+        task = make(options, Path(place))
+        micro = options.micro or MICRO[task.kind]
+        sides = start_sides([("r1", size) for size in [*micro, "auto"]], task, Path(place))
+        for turn in range(options.rounds + 1):
+            for side in sides:
+                side.turn(TURN[task.kind])
+                if turn == 0:  # to warm up
+                    side.forget()
+        show(sides, task.samples)
+        for side in sides:
+            side.end()
+    *fixed, auto = sides
+    best = {key: min(side.median(key) for side in fixed) for key in ("seconds", "processor")}
+    return {
+        "task": task.kind, "prompts": task.prompts, "answers": ANSWERS, "tokens": task.tokens, "model": options.model,
+        "micro": micro, "steps": len(auto.steps), "auto_ratio": auto.median() / best["seconds"],
+        "auto_processor_ratio": auto.median("processor") / best["processor"],
+    }  # fmt: skip
+
+
+def against_trl(options: argparse.Namespace) -> dict[str, Any]:
+    """Take the steps of a task on both sides; return the ratios."""
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
-        task = make_task(kind, options.model, prompts, tokens, folder)
-        file, micro = task.save(folder), options.micro or MICRO[kind]
+        task = make(options, folder)
+        kind, micro = task.kind, options.micro or MICRO[task.kind]
         asked = [(trainer, size) for size in micro for trainer in ("r1", "trl")]
         asked += [("r1", "auto"), *([("trl-paged", "32")] if kind == "tailed" else [])]
-        sides = [Side.start(trainer, size, folder, file=file) for trainer, size in asked]
-        for side in sides:
-            side.ready()
+        sides = start_sides(asked, task, folder)
         for _ in range(2):  # a turn to warm up, and one to choose by
             for side in sides:
                 side.forget()
@@ -176,7 +215,7 @@ def against_trl(options: argparse.Namespace) -> dict[str, Any]:
         for side in (ours, theirs):
             side.end()
     return {
-        "task": kind, "prompts": prompts, "answers": ANSWERS, "tokens": tokens, "model": options.model,
+        "task": kind, "prompts": task.prompts, "answers": ANSWERS, "tokens": task.tokens, "model": options.model,
         "r1_micro": ours.micro, "trl_micro": theirs.micro, "trl": theirs.trainer,
         f"{kind}_ratio": theirs.median() / ours.median(),
         f"{kind}_processor_ratio": theirs.median("processor") / ours.median("processor"),
@@ -236,6 +275,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, help="the longest answer, of text")
     parser.add_argument("--micro", nargs="+", help="samples a micro-batch, tried on both sides")
     parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--sizes", action="store_true", help="r1 alone: fixed sizes and `auto` in turns")
     parser.add_argument("--against", help="a checkout whose quickstart is timed in turn with this one's")
     parser.add_argument("--steps", type=int, default=140, help="of the quickstart")
     parser.add_argument("--serve", choices=["r1", "trl", "trl-paged"], help="for the processes that this one starts")
@@ -244,7 +284,8 @@ def main() -> None:
     if options.serve:
         return serve(options)
     load = os.getloadavg()[0]
-    found = against_checkout(options) if options.against else against_trl(options)
+    compare = against_checkout if options.against else compare_sizes if options.sizes else against_trl
+    found = compare(options)
     threads = os.environ.get("OMP_NUM_THREADS", str(len(os.sched_getaffinity(0))))
     print(json.dumps({"benchmark": "end_to_end", "threads": threads, "load_before": round(load, 1), **found}))
 
