@@ -21,7 +21,8 @@ import argparse
 import json
 import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
 
 import torch
 
@@ -33,7 +34,9 @@ LEAST = 8  # ranks from which growth is fitted
 Measure = Callable[[int], Mapping[str, float]]
 
 
-def part(name: str, tokens: int) -> Measure:
+@contextmanager
+def open_part(name: str, tokens: int, most: int) -> Iterator[Measure]:
+    """Yield what measures a part for a number of ranks, at most `most`."""
     from scale_parts import files, processes, requests, steps, sync
 
     parts: dict[str, Measure] = {
@@ -41,10 +44,10 @@ def part(name: str, tokens: int) -> Measure:
         "same-step": lambda count: steps.measure(count, 8 * SEQUENCES, tokens),
         "sync": lambda count: {**sync.measure(count, direct=False), **sync.measure(count, direct=True)},
         "requests": requests.measure,
-        "processes": processes.measure,
         "files": files.measure,
     }
-    return parts[name]
+    with processes.open_actors(most) if name == "processes" else nullcontext(parts.get(name)) as measure:
+        yield measure
 
 
 def growth(counts: Sequence[int], values: Sequence[float]) -> float | None:
@@ -89,10 +92,11 @@ def main() -> None:
     torch.set_num_threads(1)
     found = {}
     for name in asked.parts:
-        measure, rows = part(name, asked.tokens), []
-        for count in asked.counts:
-            rows.append({key: float(value) for key, value in measure(count).items()})
-            print(f"{name} {count}:", *(f"{key} {value:.4g}" for key, value in rows[-1].items()), sep="  ", flush=True)
+        rows = []
+        with open_part(name, asked.tokens, max(asked.counts)) as measure:
+            for count in asked.counts:
+                rows.append({key: float(value) for key, value in measure(count).items()})
+                print(name, count, *(f"{key} {value:.4g}" for key, value in rows[-1].items()), sep="  ", flush=True)
         show(asked.counts, rows)
         found[name] = rows
     load = round(os.getloadavg()[0], 1)

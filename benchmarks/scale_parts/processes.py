@@ -4,7 +4,9 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -16,6 +18,7 @@ from r1_cli.cluster.ray_cluster import open_cluster
 from r1_cli.config.trainer import TrainerConfig
 from r1_cli.faults.watchdog import Watchdog
 from r1_cli.hardware import Hardware
+from r1_cli.placement import Node
 from r1_cli.runs.processes import BEAT_SECONDS, find_runs, read_processes, record_driver
 
 CALLS = 30
@@ -26,25 +29,29 @@ class Idle:
     def nothing(self) -> None: ...
 
 
-def measure(count: int) -> dict[str, float]:
+@contextmanager
+def open_actors(most: int) -> Iterator[Callable[[int], dict[str, float]]]:
+    """Open a cluster for `most` actors; yield what starts some and measures them."""
     os.environ["PYTHONPATH"] = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     begun = time.monotonic()
     with (
         tempfile.TemporaryDirectory(prefix="r1-") as folder,
         record_driver(Path(folder)),
-        open_cluster(TrainerConfig(n_gpus_per_node=count), Hardware("cpu")) as machines,
+        open_cluster(TrainerConfig(n_gpus_per_node=most), Hardware("cpu")) as machines,
     ):
-        run, node = Path(folder), machines.learner[0]
-        connected = time.monotonic()
-        names = [f"learner-{number}" for number in range(count)]
-        group = ActorGroup([ActorPlacement(name, node, (), run / "logs" / f"{name}.log", count) for name in names])
-        try:
-            group.create(Idle, [()] * count)
-            started = time.monotonic()
-            record = {"cluster s": connected - begun, "actors s": started - connected}
-            return record | _measure(group, run)
-        finally:
-            group.close()
+        print(f"cluster of {most}: {time.monotonic() - begun:.3g} s")
+        yield partial(_start, Path(folder), machines.learner[0])
+
+
+def _start(run: Path, node: Node, count: int) -> dict[str, float]:
+    begun = time.monotonic()
+    names = [f"learner-{number}" for number in range(count)]
+    group = ActorGroup([ActorPlacement(name, node, (), run / "logs" / f"{name}.log", count) for name in names])
+    try:
+        group.create(Idle, [()] * count)
+        return {"actors s": time.monotonic() - begun, **_measure(group, run)}
+    finally:
+        group.close()
 
 
 def _measure(group: ActorGroup, run: Path) -> dict[str, float]:
