@@ -1,7 +1,8 @@
 """A simulated GPU: tensors that report a GPU as their device and are computed on the CPU.
 
 Where a tensor of the one kind meets a tensor of the other, a GPU would raise an error, and so does this. Where the host
-must wait for a result (`.item()`, `.tolist()`, `nonzero`, an index of booleans, a copy back), it is counted.
+must wait for a result (`.item()`, `.tolist()`, `nonzero`, an index of booleans, a copy back), it is counted. So are the
+kernels and copies that the host launches.
 """
 
 import traceback
@@ -88,11 +89,24 @@ class Shadow(Tensor):
 
 
 class ShadowMode(TorchDispatchMode):
-    """Computes what is asked of the device; `waits` counts where the host waited for it."""
+    """Computes what is asked of the device.
+
+    `waits` counts where the host waited for it, `launches` what the host launched: operations that are no views.
+    """
 
     def __init__(self) -> None:
         super().__init__()
         self.waits: Counter[str] = Counter()
+        self.launches: Counter[str] = Counter()
+
+    @contextmanager
+    def one_launch(self, name: str) -> Iterator[None]:
+        """A graph, in whose block nothing may wait; it counts as one launch."""
+        waits, launches = self.waits.copy(), self.launches.copy()
+        yield
+        if self.waits != waits:
+            raise RuntimeError(f"{name} waits for the device: {dict(self.waits - waits)}")
+        self.launches = launches + Counter([name])
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = dict(kwargs or {})
@@ -117,9 +131,11 @@ class ShadowMode(TorchDispatchMode):
         plain_args, plain_kwargs = tree_map_only(Tensor, _inner, (args, kwargs))
         with _disable_current_modes():
             result = func(*plain_args, **plain_kwargs)
+        stays = on_device if asked is None else asked.type == DEVICE.type
+        if (on_device or stays) and not _is_view(func):
+            self.launches[func.name()] += 1
         if func is aten.copy_.default:
             return args[0]
-        stays = on_device if asked is None else asked.type == DEVICE.type
         own = {id(_inner(tensor)): tensor for tensor in tensors}  # operations in place return their argument
         return tree_map_only(Tensor, lambda t: own.get(id(t), Shadow(t) if stays else t), result)
 
@@ -138,6 +154,12 @@ class ShadowMode(TorchDispatchMode):
                 raise RuntimeError(f"{name}: a CPU tensor {[*tensor.shape]} meets the device's at {_where()}")
         if func in WAITS or (indexes and any(tensor.dtype == torch.bool for tensor in tensors[1:])):
             self.waits[f"{name} at {_where()}"] += 1
+
+
+def _is_view(func: Any) -> bool:
+    """Whether an operation returns what it is given in another shape."""
+    aliases = [one.alias_info for one in func._schema.returns]
+    return bool(aliases) and all(one is not None and not one.is_write for one in aliases)
 
 
 _ACTIVE: list[ShadowMode] = []

@@ -2,60 +2,32 @@
 
 import copy
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from embedded_cases import HandPrompt, engine_for, text_prompt
+from replays import Replaying, stand_in
 from rollout_models import TEXT, sharpen
-from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from r1_rollout.embedded import decoding, kv
+from r1_rollout.embedded import kv, step
 from r1_rollout.embedded.graphs import PATIENCE, Graphs, capture_cuda
+from r1_rollout.embedded.kv import GroupCache, KeysValues
+from r1_rollout.embedded.segments import Layer
 from r1_rollout.types import SamplingParams
 from r1_rollout.weights import LocalWeights
 
 
-def frozen(cache: Any) -> Any:
-    """A cache as a graph knows it: the tensors that it was captured with, whatever the cache has been told since."""
-    found = copy.copy(cache)
-    segments: dict[int, Any] = {}
-
-    def one(segment: Any) -> Any:
-        return segments.setdefault(id(segment), copy.copy(segment))
-
-    found._prompt_readers = [(one(segment), readers) for segment, readers in cache._prompt_readers]
-    found._answer_readers = [(one(segment), readers) for segment, readers in cache._answer_readers]
-    found._targets = [target._replace(segment=one(target.segment)) for target in cache._targets]
-    return found
-
-
-def capture(action: "partial[Tensor]") -> tuple[Callable[[], None], Tensor]:
-    tokens, positions, cache = action.args
-    result, seen = torch.empty_like(action()), frozen(cache)
-
-    def replay() -> None:
-        result.copy_(action.func(tokens, positions, seen))
-
-    return replay, result
-
-
-class Replaying(Graphs):
-    made: ClassVar[list["Replaying"]] = []
-
-    def __init__(self, stack: Any) -> None:
-        super().__init__(stack, capture)
-        self.made.append(self)
-
-
 @pytest.fixture
 def replaying(monkeypatch: pytest.MonkeyPatch) -> type[Replaying]:
-    monkeypatch.setattr(decoding, "Graphs", Replaying)
+    stand_in(monkeypatch, Replaying)
     monkeypatch.setattr(kv, "GRAIN", 4)
     monkeypatch.setattr("r1_rollout.embedded.segments.FIRST", 16)
     Replaying.made = []
@@ -120,14 +92,39 @@ def test_replayed_steps_say_what_launched_ones_do(
     assert graphs.replayed > (10 if ends else 20)
 
 
-def test_a_cache_that_moves_what_a_step_reads_is_captured_anew(
-    model: Any, replaying: type[Replaying], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What the test above rests on: with tensors of their own for each step, nothing is ever replayed."""
-    monkeypatch.setattr(kv, "put", lambda place, new: new)
-    answers(model, prompts(2), SamplingParams(max_tokens=20, n=2, ignore_eos=True), graphs=True, rows=8)
-    (graphs,) = replaying.made
-    assert graphs.replayed == 0
+def test_the_footprint_knows_every_tensor_that_a_step_reads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A graph is valid while they are where they were."""
+    monkeypatch.setattr("r1_rollout.embedded.segments.FIRST", 4)
+    cache, own = GroupCache(8, 40, replayed=True), torch.randn(2, 2, 5, 8)
+    cache.insert([KeysValues(own, own)], [5, 3], 0)
+    cache.arrange(np.arange(6) % 2, [5, 3], torch.device("cpu"))
+    rows = np.array([0, 0, 1, 1, 1, 1])  # four of them reach the second segment
+    for columns in (0 * rows, 3 + rows, 3 + 2 * rows):
+        cache.aim(columns)
+    footprint = cache.footprint()
+    cache.aim(3 + 3 * rows)
+    cache.place(torch.from_numpy(3 + 3 * rows))
+    assert cache.footprint() == footprint, "what is computed within a step is no part of it"
+
+    def moved(owner: Any, name: str, tensor: Any) -> bool:
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, name, tensor)
+            return cache.footprint() != footprint
+
+    (prompt, readers), (answer, _) = cache._prompt_readers[0], cache._answer_readers[0]
+    assert moved(cache, "_before", cache._before.clone())
+    for name in ("members", "rows", "at"):
+        replaced = replace(readers, **{name: getattr(readers, name).clone()})
+        assert moved(cache, "_prompt_readers", [(prompt, replaced), *cache._prompt_readers[1:]])
+    sight = prompt.sights[None]
+    assert sight is not None
+    assert sight.bias is not None
+    assert moved(prompt, "sights", {None: sight._replace(bias=sight.bias.clone())})
+    assert moved(answer, "layers", [Layer(*map(torch.clone, answer.layers[0]))])
+    target = cache._targets[0]
+    assert moved(cache, "_targets", [target._replace(places=target.places.clone()), *cache._targets[1:]])
+    assert isinstance(target.rows, torch.Tensor)
+    assert moved(cache, "_targets", [target._replace(rows=target.rows.clone()), *cache._targets[1:]])
 
 
 def test_a_step_is_captured_when_its_form_has_come_back(model: Any, replaying: type[Replaying]) -> None:
@@ -143,12 +140,12 @@ def test_a_step_that_cannot_be_captured_is_launched_and_said_once(
         raise RuntimeError("operation not permitted when stream is capturing\nand more")
 
     class Refusing(Graphs):
-        def __init__(self, stack: Any) -> None:
-            super().__init__(stack, refuse)
+        def __init__(self) -> None:
+            super().__init__(refuse)
 
     params = SamplingParams(max_tokens=30, n=2, ignore_eos=True)
     expected = answers(model, prompts(2), params, graphs=False, rows=8)
-    monkeypatch.setattr(decoding, "Graphs", Refusing)
+    stand_in(monkeypatch, Refusing)
     with caplog.at_level(logging.WARNING, "r1"):
         for _ in range(2):  # a second call of the process does not try again
             found = answers(model, prompts(2), params, graphs=True, rows=8)
@@ -178,8 +175,8 @@ def test_after_a_failed_capture_the_stream_is_that_of_before(monkeypatch: pytest
         "Stream": Stream, "current_stream": lambda: own, "stream": lambda stream: nullcontext(), "graph": graph,
         "CUDAGraph": object, "set_stream": lambda stream: now.append("the thread's own" if stream is own else "?"),
     }  # fmt: skip
-    for name, stand_in in stand_ins.items():
-        monkeypatch.setattr(torch.cuda, name, stand_in)
+    for name, fake in stand_ins.items():
+        monkeypatch.setattr(torch.cuda, name, fake)
     with pytest.raises(RuntimeError, match="Invalidated"):
         capture_cuda(partial(torch.zeros, 1))
     assert now == ["the thread's own", "the capture's", "the thread's own"]
@@ -190,10 +187,10 @@ def test_too_little_memory_ends_the_call_as_elsewhere(model: Any, monkeypatch: p
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     class Full(Graphs):
-        def __init__(self, stack: Any) -> None:
-            super().__init__(stack, full)
+        def __init__(self) -> None:
+            super().__init__(full)
 
-    monkeypatch.setattr(decoding, "Graphs", Full)
+    stand_in(monkeypatch, Full)
     with pytest.raises(Exception, match="out of memory with"):
         answers(model, prompts(1), SamplingParams(max_tokens=30, n=2, ignore_eos=True), graphs=True, rows=8)
 
@@ -207,16 +204,16 @@ def test_graphs_outlive_samples_that_end_at_random(model: Any, monkeypatch: pyte
     captured, steps, rows = [0], [0], [0]
 
     class Counting(Replaying):
-        def step(self, tokens: Tensor, *rest: Any) -> Tensor:
+        def run(self, key: Any, action: Any) -> None:
             steps[0] += 1
-            rows[0] += len(tokens)
-            return super().step(tokens, *rest)
+            rows[0] += len(action.args[0])
+            super().run(key, action)
 
-        def _capture_step(self, *args: Any) -> bool:
+        def _try_capture(self, action: Any) -> Any:
             captured[0] += 1
-            return super()._capture_step(*args)
+            return super()._try_capture(action)
 
-    monkeypatch.setattr(decoding, "Graphs", Counting)
+    stand_in(monkeypatch, Counting)
     torch.manual_seed(0)
     plain = AutoModelForCausalLM.from_config(Qwen2Config(**TEXT))  # ends a sample with one of its 64 tokens
     found = answers(plain, prompts(32), SamplingParams(max_tokens=200, n=4), graphs=True, rows=64)
@@ -226,38 +223,6 @@ def test_graphs_outlive_samples_that_end_at_random(model: Any, monkeypatch: pyte
     assert graphs.replayed > 0.8 * steps[0]
     assert captured[0] < steps[0] / 12
     assert sum(len(tokens) for tokens, _ in found) > 0.75 * rows[0], "ended samples keep others waiting"
-
-
-class Waits(TorchDispatchMode):
-    """Counts the operations whose result a CPU waits for."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 0
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        self.count += func.overloadpacket in (
-            torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.equal, torch.ops.aten.is_nonzero
-        )  # fmt: skip
-        return func(*args, **(kwargs or {}))
-
-
-def test_a_decoding_step_waits_once_for_the_device(model: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever the rows: the host knows their ages, and asks which have ended."""
-    counts: list[int] = []
-    right = decoding.Decoding._advance
-
-    def count(self: Any, rows: Any, cache: Any) -> None:
-        running, completed = len(rows), sum(len(one.completions) for one in self._entered.values())
-        with Waits() as waits:
-            right(self, rows, cache)
-        if running and completed == sum(len(one.completions) for one in self._entered.values()):
-            counts.append(waits.count)
-
-    monkeypatch.setattr(decoding.Decoding, "_advance", count)
-    answers(model, prompts(3), SamplingParams(max_tokens=40, n=3), graphs=False, rows=64)
-    assert len(counts) > 10
-    assert set(counts) == {1}
 
 
 class Kernels(TorchDispatchMode):
@@ -280,18 +245,18 @@ class Kernels(TorchDispatchMode):
 def kernels_of(layers: int, monkeypatch: pytest.MonkeyPatch) -> dict[int, int]:
     """By the tokens of all answers, of one decoding step: in segments of 16, 16 and 32 columns beside the prompt's."""
     counts: dict[int, int] = {}
-    right = decoding.Decoding._decode
+    right = step.DecodingStep.run
 
-    def count(self: Any, rows: Any, cache: Any) -> Any:
+    def count(self: Any, rows: Any, cache: Any) -> None:
+        tokens = int(rows.counts.max())
         with Kernels() as kernels:
-            logits = right(self, rows, cache)
-        counts[int(rows.counts.max())] = kernels.count
-        return logits
+            right(self, rows, cache)
+        counts[tokens] = kernels.count
 
     torch.manual_seed(0)
     model = AutoModelForCausalLM.from_config(Qwen2Config(**{**TEXT, "num_hidden_layers": layers}))
     with monkeypatch.context() as patch:
-        patch.setattr(decoding.Decoding, "_decode", count)
+        patch.setattr(step.DecodingStep, "run", count)
         patch.setattr("r1_rollout.embedded.segments.FIRST", 16)
         answers(model, prompts(2), SamplingParams(max_tokens=40, n=2, ignore_eos=True), graphs=False, rows=8)
     return counts

@@ -19,6 +19,7 @@ from r1_rollout.types import SamplingParams
 from r1_rollout.weights import LocalWeights
 
 HEADS, SIZE = 2, 8
+CPU = torch.device("cpu")
 
 
 @pytest.fixture
@@ -76,14 +77,15 @@ def test_attention_over_segments_is_that_over_whole_rows_to_1e_12_in_float64():
     cache = GroupCache(12, 40)
     padded = [F.pad(one, (0, 0, 0, max(lengths) - one.shape[2])) for one in past]
     cache.insert([KeysValues(*torch.stack(padded, dim=1))], lengths, 0)
-    slots = torch.arange(12) % 4
-    rows = [past[slot] for slot in slots.tolist()]
+    slots = np.arange(12) % 4
+    rows = [past[slot] for slot in slots]
     ages = torch.zeros(12, dtype=torch.int64)
-    cache.arrange(slots, lengths)
+    cache.arrange(slots, lengths, CPU)
     for step in range(36):
         key, value = torch.randn(2, len(rows), HEADS, 1, SIZE, dtype=torch.float64)
         query = torch.randn(len(rows), HEADS, 3, SIZE, dtype=torch.float64)
-        cache.aim(ages, ages.numpy())
+        cache.aim(ages.numpy())
+        cache.place(ages)
         cache.write(key[:, :, 0], value[:, :, 0], 0)
         found = cache.attend(LOG2_E * query)
         for index, row in enumerate(rows):
@@ -101,9 +103,9 @@ def test_attention_over_segments_is_that_over_whole_rows_to_1e_12_in_float64():
             rows, slots, ages = rows[:-1], slots[:-1], ages[:-1]
             if step % 2:  # and its sample is begun again
                 rows.append(past[0])
-                slots, ages = torch.cat([slots, torch.tensor([0])]), torch.cat([ages, torch.tensor([0])])
+                slots, ages = np.append(slots, 0), torch.cat([ages, torch.tensor([0])])
             cache.remove_rows([leaving], sources, targets)
-            cache.arrange(slots, lengths)
+            cache.arrange(slots, lengths, CPU)
 
 
 def held(cache: GroupCache) -> int:
@@ -124,8 +126,8 @@ def test_one_long_prompt_among_short_ones_costs_its_own_length(text_model, monke
     found: list[tuple[int, int]] = []
     aim = GroupCache.aim
 
-    def watched(cache: GroupCache, ages: Any, columns: Any) -> None:
-        aim(cache, ages, columns)
+    def watched(cache: GroupCache, columns: Any) -> None:
+        aim(cache, columns)
         found.append((held(cache), read(cache)))
 
     monkeypatch.setattr(GroupCache, "aim", watched)
@@ -164,8 +166,8 @@ def copies_of(layers: int) -> tuple[int, int]:
     cache, own = GroupCache(8, 40), torch.randn(3, HEADS, 5, SIZE)
     with Copies() as entering:
         cache.insert([KeysValues(own, own)] * layers, [5, 3, 4], 0)
-    cache.arrange(torch.arange(8) % 3, [5, 3, 4])
-    cache.aim(torch.zeros(8, dtype=torch.int64), np.zeros(8, np.int64))
+    cache.arrange(np.arange(8) % 3, [5, 3, 4], CPU)
+    cache.aim(np.zeros(8, np.int64))
     with Copies() as leaving:
         cache.remove_rows([0, 2], [6, 7], [0, 2])
     return entering.count, leaving.count
@@ -176,12 +178,12 @@ def test_waits_for_entries_and_departures_do_not_grow_with_the_layers() -> None:
     assert copies_of(0) == (1, 0), "of recurrent models, whose layers have no keys"
 
 
-def test_a_step_without_comings_and_goings_hands_a_device_one_mask_a_segment(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The readers and places of rows are there already, and columns are counted on the device."""
+def test_a_step_without_comings_and_goings_hands_a_device_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The readers and places of rows are there already; columns and masks are computed on the device."""
     monkeypatch.setattr(segments, "FIRST", 4)
-    cache, own, handed = GroupCache(8, 40, in_place=True), torch.randn(2, HEADS, 5, SIZE), [0]
+    cache, own, handed = GroupCache(8, 40, replayed=True), torch.randn(2, HEADS, 5, SIZE), [0]
     cache.insert([KeysValues(own, own)] * 3, [5, 4], 0)
-    cache.arrange(torch.arange(6) % 2, [5, 4])
+    cache.arrange(np.arange(6) % 2, [5, 4], CPU)
     right = torch.from_numpy
 
     def count(array: Any) -> Any:
@@ -192,7 +194,8 @@ def test_a_step_without_comings_and_goings_hands_a_device_one_mask_a_segment(mon
     counts = []
     for step in range(12):
         handed[0] = 0
-        cache.aim(torch.full((6,), step), np.full(6, step))
+        cache.aim(np.full(6, step))
+        cache.place(torch.full((6,), step))
         counts.append(handed[0])
-    # A segment that begins needs its mask, three tensors of readers, and the places of the rows that write to it.
-    assert counts == [5, 1, 1, 1, 6, 2, 2, 2, 7, 3, 3, 3]
+    # A segment that begins needs three tensors of readers, and the places of the rows that write to it.
+    assert counts == [4, 0, 0, 0] * 3

@@ -9,10 +9,10 @@ import torch
 from embedded_cases import HandPrompt, copy_of, engine_for, forward_logits, mixed_prompts, text_prompt
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from test_rollout_graphs import Replaying
+from replays import Replaying, stand_in
 from test_rollout_stopping import Letters
 
-from r1_rollout.embedded import EmbeddedEngine, decoding
+from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.errors import NonFiniteLogits, PromptError
 from r1_rollout.types import Completion, Interactive, SamplingParams
 from r1_rollout.weights import LocalWeights
@@ -23,7 +23,7 @@ PARAMS = SamplingParams(max_tokens=9, seed=5)
 @pytest.fixture(params=[False, True], ids=["launched", "graphs"])
 def engine(text_model: Any, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> EmbeddedEngine:
     """With graphs, rows of ended samples stay for a while; a stand-in replays the steps."""
-    monkeypatch.setattr(decoding, "Graphs", Replaying)
+    stand_in(monkeypatch, Replaying)
     engine = engine_for(text_model, max_sequences=4, tokenizer=Letters())
     engine._graphs = request.param
     engine.load_weights(LocalWeights(text_model.state_dict().items(), 1))

@@ -61,7 +61,9 @@ def banned_tokens(vocabulary: int, banned: Collection[int]) -> Tensor:
     return torch.tensor(inside, dtype=torch.int64)
 
 
-def choose_tokens(logits: Tensor, banned: Tensor, noise: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor]:
+def choose_tokens(
+    logits: Tensor, banned: Tensor, noise: Tensor, params: SamplingParams, *, fixed_shapes: bool = False
+) -> tuple[Tensor, Tensor]:
     """Sample one token a row by inverting the cumulative distribution at the row's noise.
 
     Banned tokens are removed first. Then min-p (arXiv 2407.01082), top-k and nucleus sampling (arXiv 1904.09751) apply,
@@ -72,6 +74,8 @@ def choose_tokens(logits: Tensor, banned: Tensor, noise: Tensor, params: Samplin
         logits: [rows, vocabulary], any float type.
         banned: int64 [banned tokens], see `banned_tokens`.
         noise: float32 [rows] in [0, 1); unused if greedy.
+        fixed_shapes: let no shape depend on numbers, so that the host waits for none and a CUDA graph can be captured.
+            The tokens are the same, but a large vocabulary is then sorted for every row if `top_p` is set alone.
 
     Returns:
         int64 [rows] tokens and float32 [rows] log-probs; -inf or NaN where the logits leave nothing to sample.
@@ -81,7 +85,7 @@ def choose_tokens(logits: Tensor, banned: Tensor, noise: Tensor, params: Samplin
     if params.temperature == 0:
         tokens = allowed.argmax(dim=-1, keepdim=True)
     else:
-        tokens = _invert(allowed.softmax(dim=-1), noise, params)
+        tokens = _invert(allowed.softmax(dim=-1), noise, params, fixed_shapes)
     return tokens[:, 0], allowed.gather(1, tokens)[:, 0]
 
 
@@ -90,7 +94,7 @@ def tempered(logits: Tensor, temperature: float) -> Tensor:
     return logits.float() if temperature in (0, 1) else logits.float() / temperature
 
 
-def _invert(probs: Tensor, noise: Tensor, params: SamplingParams) -> Tensor:
+def _invert(probs: Tensor, noise: Tensor, params: SamplingParams, fixed_shapes: bool) -> Tensor:
     if params.min_p > 0:
         probs = probs.masked_fill(probs < params.min_p * probs.amax(dim=-1, keepdim=True), 0.0)
     if params.top_k != -1:
@@ -101,14 +105,21 @@ def _invert(probs: Tensor, noise: Tensor, params: SamplingParams) -> Tensor:
     mass = probs.sum(dim=-1, keepdim=True)
     likeliest, order = probs.topk(min(_NUCLEUS, probs.shape[1]))
     tokens = order.gather(1, _pick(_nucleus(likeliest, params.top_p, mass), noise))
+    if order.shape[1] == probs.shape[1]:
+        return tokens
     # A row by itself says whether it must be sorted, so that its token does not depend on the other rows.
-    wide = (
-        (likeliest.sum(dim=-1) < params.top_p * mass[:, 0]).nonzero()[:, 0] if order.shape[1] < probs.shape[1] else ()
-    )
-    if len(wide):
-        ordered, order = probs[wide].sort(dim=-1, descending=True, stable=True)
-        tokens[wide] = order.gather(1, _pick(_nucleus(ordered, params.top_p), noise[wide]))
+    wide = likeliest.sum(dim=-1) < params.top_p * mass[:, 0]
+    if fixed_shapes:
+        return torch.where(wide[:, None], _pick_sorted(probs, noise, params.top_p), tokens)
+    rows = wide.nonzero()[:, 0]
+    if len(rows):
+        tokens[rows] = _pick_sorted(probs[rows], noise[rows], params.top_p)
     return tokens
+
+
+def _pick_sorted(probs: Tensor, noise: Tensor, top_p: float) -> Tensor:
+    ordered, order = probs.sort(dim=-1, descending=True, stable=True)
+    return order.gather(1, _pick(_nucleus(ordered, top_p), noise))
 
 
 def _nucleus(probs: Tensor, top_p: float, mass: Tensor | None = None) -> Tensor:

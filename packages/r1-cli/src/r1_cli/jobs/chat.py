@@ -34,7 +34,7 @@ from r1_rollout.types import SamplingParams
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from r1_rollout.embedded.decoding import StreamingSession
+    from r1_rollout.embedded.calls import StreamingSession
     from r1_rollout.embedded.engine import EmbeddedEngine
 
 THINK, THOUGHT = "<think>", "</think>"

@@ -1,14 +1,13 @@
 """Continuous batching in the embedded engine: prefill of prompts, decoding steps of rows, finished groups."""
 
 from collections import deque
-from collections.abc import Callable, Hashable, Sequence
-from typing import TYPE_CHECKING, Literal, cast
+from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from r1_rollout.embedded.forward import Forward
 from r1_rollout.embedded.graphs import Graphs
 from r1_rollout.embedded.kv import GroupCache
 from r1_rollout.embedded.prefill import (
@@ -18,18 +17,18 @@ from r1_rollout.embedded.prefill import (
     prefill,
     prefill_batches,
     rotary_axes,
-    without_lone_axis,
 )
 from r1_rollout.embedded.prefix_cache import Prefix, PrefixCache
-from r1_rollout.embedded.rows import DecodingRows, DecodingStrategy, SamplingRequest
+from r1_rollout.embedded.rows import BROKEN, STOPPED, DecodingRows, DecodingStrategy, SamplingRequest
 from r1_rollout.embedded.stack import Stack
 from r1_rollout.embedded.states import count_states
+from r1_rollout.embedded.step import DecodingStep, HostCopies, Read
 from r1_rollout.embedded.windows import layer_windows
 from r1_rollout.errors import EngineMemoryError, NonFiniteLogits
 from r1_rollout.routing import Routing
-from r1_rollout.session import Finished, SampleKey, SteppedSession
+from r1_rollout.session import Finished, SampleKey
 from r1_rollout.tokens import setting
-from r1_rollout.types import Completion, PromptLike, SamplingParams
+from r1_rollout.types import Completion
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -39,6 +38,8 @@ OVER = -1  # in place of the number of a sample that has ended and whose row is 
 # Where steps are graphs of so many rows, fewer ended ones are removed later: a share of them while requests wait for
 # room, and when none does a larger share or a few.
 LINGERING, LAST_LINGERING, FEW = 0.25, 0.5, 8
+# Steps between two admissions where steps are graphs: each ends a graph, so requests enter together.
+ADMISSION = 16
 
 
 class Decoding:
@@ -68,8 +69,9 @@ class Decoding:
         """
         self._model, self._strategy, self._version = model, strategy, version
         stack = None if stack is None or stack.is_watched() else stack
-        self._stack = Graphs(stack) if stack is not None and graphs else stack
-        self._states, self._forward = count_states(model), Forward(model)
+        self._graphs = Graphs() if stack is not None and graphs else None
+        self._step = DecodingStep(model, strategy, stack, self._graphs, routing)
+        self._states = count_states(model)
         self._filler, self.capacity, self.longest = filler, max_sequences, longest
         self._waiting: deque[SamplingRequest] = deque()
         self._entered: dict[Hashable, SamplingRequest] = {}  # those that are unfinished, by their keys
@@ -79,9 +81,12 @@ class Decoding:
         self._finished: list[Finished] = []
         self._prefixes, self._routing = prefixes, routing
         self.prefilled = 0  # tokens of prompts that were computed
+        self._copies = None if self._graphs is None else HostCopies(3 * max_sequences)
+        self._unread: Read | None = None  # the report of the last step, which all rows have decoded
+        self._since = 0  # steps since the last admission
         self._running: tuple[DecodingRows, GroupCache] | None = (
             DecodingRows(max_sequences, max(longest, 1), model.device),
-            GroupCache(max_sequences, longest, windows=layer_windows(model), in_place=isinstance(self._stack, Graphs)),
+            GroupCache(max_sequences, longest, windows=layer_windows(model), replayed=self._graphs is not None),
         )
 
     @property
@@ -90,8 +95,8 @@ class Decoding:
 
     @property
     def pending(self) -> bool:
-        """Whether a request is unfinished."""
-        return self._running is not None and bool(self._waiting or self._entered)
+        """Whether a request is unfinished, or `step` has not returned it yet."""
+        return self._running is not None and bool(self._waiting or self._entered or self._finished)
 
     def submit(self, request: SamplingRequest) -> None:
         self.axes = self.axes or len(request.prompt.position_ids)
@@ -102,11 +107,12 @@ class Decoding:
 
         Raises EngineMemoryError and NonFiniteLogits, which close the call.
         """
-        if self._running is None or not self.pending:
+        if self._running is None:
             return []
         rows, cache = self._running
         try:
-            self._advance(rows, cache)
+            if self._waiting or self._entered:
+                self._advance(rows, cache)
         except torch.OutOfMemoryError as error:
             running, kept = len(rows), "" if self._prefixes is None else "prefix_cache_gb, "
             self.close()
@@ -125,10 +131,13 @@ class Decoding:
     def cancel(self, key: Hashable) -> None:
         """Remove a request and free its rows; does nothing if there is none of this key."""
         self._waiting = deque(request for request in self._waiting if request.key != key)
-        request = self._entered.pop(key, None)
-        if request is None or self._running is None:
+        if key not in self._entered or self._running is None:
             return
         rows, cache = self._running
+        self._read_last(rows, cache)  # before rows move
+        self._finished = [one for one in self._finished if _request(one[0]) != key]
+        if (request := self._entered.pop(key, None)) is None:  # its last token has ended it
+            return
         self._remove_rows([row for row, (owner, _) in enumerate(rows.owners) if owner is request], rows, cache)
         self._vacate(self._slots.index(request), rows, cache)
         self._arrange(rows, cache)
@@ -139,46 +148,72 @@ class Decoding:
             return []
         rows, _ = self._running
         found = (row for row, (request, sample) in enumerate(rows.owners) if request.key == key and sample == 0)
-        return [token for row in found for token in rows.tail(row, int(rows.counts[row]))]
+        return [token for row in found for token in rows.tail(row, int(rows.known[row]))]
 
     def drain(self) -> None:
         """Begin no further request."""
         self._waiting.clear()
 
     def close(self) -> None:
-        self._running = self._stack = self._prefixes = None
+        self._running = self._prefixes = self._unread = None
         self._waiting.clear()
         self._finished.clear()
 
     @torch.inference_mode()
     def _advance(self, rows: DecodingRows, cache: GroupCache) -> None:
-        entering = bool(self._waiting) and self.capacity - len(rows) >= len(self._waiting[0].noise)
-        first = len(rows) if entering else 0
-        logits = self._admit(rows, cache) if entering else self._decode(rows, cache)
-        tokens, logprobs = self._strategy.choose(logits, rows.keys[first:], rows.ages[first:])
-        rows.extend(first, tokens, logprobs)
-        if self._retire(self._find_stopped(rows, logprobs), rows, cache) or entering:
-            self._arrange(rows, cache)
+        if self._enters(rows) or (rows.counts >= rows.limits).any():
+            self._read_last(rows, cache)
+            self._retire(rows, cache)
+        if self._enters(rows):
+            first, self._since = len(rows), 0
+            self._step.choose(self._admit(rows, cache), rows, first)
+            rows.counts[first:] += 1
+            self._read(rows, cache, rows.report(first).cpu().numpy, first)
+            if not self._retire(rows, cache):
+                self._arrange(rows, cache)
+        elif rows:
+            self._step.run(rows, cache)
+            self._since += 1
+            before, report = self._unread, rows.report(0)
+            self._unread = report.cpu().numpy if self._copies is None else self._copies.start(report)
+            if before is not None:
+                self._read(rows, cache, before)
+            if self._copies is None:
+                self._read_last(rows, cache)
+            self._retire(rows, cache)
 
-    def _find_stopped(self, rows: DecodingRows, logprobs: Tensor) -> set[int]:
-        """Return the rows that their last token has ended: a step's one wait for the device.
+    def _enters(self, rows: DecodingRows) -> bool:
+        """Whether requests enter in this step: once there is room, and where steps are graphs, some steps later."""
+        room = self.capacity - len(rows)
+        at_once = self._graphs is None or not rows or self._since >= ADMISSION
+        return bool(self._waiting) and room >= len(self._waiting[0].noise) and at_once
 
-        Args:
-            logprobs: of the last tokens, of the last rows.
+    def _read_last(self, rows: DecodingRows, cache: GroupCache) -> None:
+        """Wait for the step that is under way, if one is, and read its report."""
+        if self._unread is not None:
+            report, self._unread = self._unread, None
+            self._read(rows, cache, report)
 
-        Raises NonFiniteLogits if one is not finite.
+    def _read(self, rows: DecodingRows, cache: GroupCache, read: Read, first: int = 0) -> None:
+        """Wait for the report of the rows from `first` on, and complete the samples that it ends.
+
+        Where the next step is under way already, they have decoded a token more, which nobody reads.
         """
-        first = len(rows) - len(logprobs)
-        broken = torch.zeros(len(rows), dtype=torch.bool, device=logprobs.device)
-        broken[first:] = logprobs.isfinite().logical_not_()
-        found = torch.stack([broken, self._strategy.stopped(rows)]).nonzero().tolist()
-        if found and not found[0][0]:
-            row = found[0][1]
+        report = read()
+        rows.read(first, report)
+        status = report[2]
+        if len(broken := np.flatnonzero(status == BROKEN)):
+            row = first + int(broken[0])
             raise NonFiniteLogits(
-                f"prompt {rows.owners[row][0].prompt.id}, answer token {rows.counts[row] - 1}: the model's logits are "
+                f"prompt {rows.owners[row][0].prompt.id}, answer token {rows.known[row] - 1}: the model's logits are "
                 f"not finite at weight version {self._version}; the weights or the prompt's inputs hold NaN or inf"
             )
-        return {row for _, row in found}
+        stopped = {*(first + np.flatnonzero(status == STOPPED)).tolist(), *self._strategy.completed(rows, first)}
+        full = np.flatnonzero(rows.known >= rows.limits).tolist()
+        for row in sorted(stopped.union(full)):
+            if rows.owners[row][1] != OVER:
+                self._complete(row, "stop" if row in stopped else "length", rows, cache)
+        self._collect()
 
     def _admit(self, rows: DecodingRows, cache: GroupCache) -> Tensor:
         entering, room = [], self.capacity - len(rows)
@@ -234,63 +269,47 @@ class Decoding:
             cache.fork(prefilled.states, samples)
         return prefilled.logits.index_select(0, samples)
 
-    def _decode(self, rows: DecodingRows, cache: GroupCache) -> Tensor:
-        axes = len(rotary_axes(rows.owners[0][0].prompt.position_ids))
-        before = rows.ages - 1  # tokens in the cache
-        cache.aim(before, rows.counts - 1)
-        position_ids = without_lone_axis((rows.positions + before)[None, :, None].expand(axes, -1, -1))
-        if self._routing is None:
-            return self._decode_tokens(rows.last, position_ids, cache)
-        with self._routing.recording() as record:
-            logits = self._decode_tokens(rows.last, position_ids, cache)
-            rows.route(record())
-        return logits
-
-    def _decode_tokens(self, tokens: Tensor, position_ids: Tensor, cache: GroupCache) -> Tensor:
-        if (stack := self._stack) is not None:
-            return stack.step(tokens, position_ids, cache)
-        with cache.decoding():
-            return self._forward(tokens[:, None], position_ids, cache, mask=cache.mask)[:, -1]
-
-    def _retire(self, stopped: set[int], rows: DecodingRows, cache: GroupCache) -> bool:
-        """Complete the samples that have ended; return whether rows were removed."""
-        full = {*np.flatnonzero(rows.counts >= rows.limits).tolist()}
-        for row in sorted(stopped | full):
-            if rows.owners[row][1] != OVER:
-                self._complete(row, "stop" if row in stopped else "length", rows, cache)
+    def _collect(self) -> None:
+        """Return the requests whose samples have all ended."""
         for request in [one for one in self._entered.values() if len(one.completions) == len(one.noise)]:
             del self._entered[request.key]
             self._over.append(request)
             if not request.split:
                 completions = [request.completions[sample] for sample in range(len(request.noise))]
                 self._finished.append((request.key, completions))
-        over = [row for row, (_, sample) in enumerate(rows.owners) if sample == OVER]
-        if not over or self._linger(over, len(rows), full):
+
+    def _retire(self, rows: DecodingRows, cache: GroupCache) -> bool:
+        """Remove the rows of samples that have ended, unless they linger; return whether rows were removed."""
+        if self._lingers(rows):
             return False
-        self._remove_rows(over, rows, cache)
+        self._read_last(rows, cache)  # before rows move
+        self._remove_rows([row for row, (_, sample) in enumerate(rows.owners) if sample == OVER], rows, cache)
         for request in self._over:
             self._vacate(self._slots.index(request), rows, cache)
         self._over.clear()
+        self._arrange(rows, cache)
         return True
 
     def _complete(self, row: int, reason: Literal["stop", "length"], rows: DecodingRows, cache: GroupCache) -> None:
         request, sample = rows.owners[row]
         tokens, logprobs = rows.decoded(row)
         routed = None if (experts := rows.routed(row)) is None else experts.numpy()
-        request.completions[sample] = Completion(tokens.numpy(), logprobs.numpy(), reason, self._version, routed)
+        request.completions[sample] = Completion(tokens, logprobs, reason, self._version, routed)
         if request.split:
             self._finished.append((SampleKey(request.key, sample), [request.completions[sample]]))
         if self._prefixes is not None:
             self._keep(self._prefixes, rows, row, tokens.tolist(), cache)
         rows.owners[row] = (request, OVER)
 
-    def _linger(self, over: Sequence[int], count: int, full: set[int]) -> bool:
+    def _lingers(self, rows: DecodingRows) -> bool:
         """Whether rows of ended samples stay: a graph is of one number of rows, and idle rows cost a GPU nothing.
 
         They decode on, as long as their samples may have more tokens.
         """
+        over, count = [row for row, (_, sample) in enumerate(rows.owners) if sample == OVER], len(rows)
         most = count * LINGERING if self._waiting else max(count * LAST_LINGERING, FEW)
-        return isinstance(self._stack, Graphs) and len(over) < min(most, count) and not full.intersection(over)
+        lingers = self._graphs is not None and len(over) < min(most, count)
+        return not over or (lingers and not (rows.counts[over] >= rows.limits[over]).any())
 
     def _keep(self, prefixes: PrefixCache, rows: DecodingRows, row: int, tokens: list[int], cache: GroupCache) -> None:
         """Keep a finished row's keys and values for a prompt that goes on from it."""
@@ -319,80 +338,9 @@ class Decoding:
 
     def _arrange(self, rows: DecodingRows, cache: GroupCache) -> None:
         if rows:
-            cache.arrange(rows.slots, [len(request.prompt.token_ids) for request in self._slots])
+            lengths = [len(request.prompt.token_ids) for request in self._slots]
+            cache.arrange(rows.slots, lengths, self._model.device)
 
 
-class GenerateCall:
-    """A `generate` call: an iterator of (index of the prompt, its completions).
-
-    Prompts may be appended while some are unfinished.
-    """
-
-    def __init__(
-        self,
-        decoding: Decoding,
-        prompts: Sequence[PromptLike],
-        request_of: Callable[[int, PromptLike], SamplingRequest],
-    ) -> None:
-        """`request_of` returns the request for a prompt of this index; it raises if the prompt cannot be decoded."""
-        self._decoding, self._prompts, self._request_of = decoding, prompts, request_of
-        self._known = 0  # prompts
-        self._drained = False
-        self._finished: deque[Finished] = deque()
-        self._over = ""  # why there are no more groups, if somebody else decided so
-        self._take_up()
-
-    def __iter__(self) -> "GenerateCall":
-        return self
-
-    def __next__(self) -> tuple[int, list[Completion]]:
-        while self._decoding.closed or not self._finished:
-            self._take_up()
-            if not self._decoding.pending:
-                self.close()
-                if self._over:
-                    raise RuntimeError(self._over)
-                raise StopIteration
-            self._finished.extend(self._decoding.step())
-        index, completions = self._finished.popleft()
-        return cast(int, index), completions
-
-    def _take_up(self) -> None:
-        while not self._decoding.closed and not self._drained and self._known < len(self._prompts):
-            try:
-                self._decoding.submit(self._request_of(self._known, self._prompts[self._known]))
-            except BaseException:
-                self.close()
-                raise
-            self._known += 1
-
-    def drain(self) -> None:
-        self._drained = True
-        self._decoding.drain()
-
-    def close(self) -> None:
-        self._decoding.close()
-        self._finished.clear()
-
-    def end(self, reason: str) -> None:
-        """End the call; if it was incomplete, its iterator raises the reason."""
-        if self._finished or self._decoding.pending:
-            self._over = f"this generate() call is over: {reason}"
-        self.close()
-
-
-class StreamingSession(SteppedSession):
-    """A session whose unfinished answers can be read while they grow."""
-
-    def __init__(
-        self,
-        decoding: Decoding,
-        params: SamplingParams,
-        submit: Callable[[str, PromptLike, SamplingParams, bool], None],
-    ) -> None:
-        super().__init__(decoding, params, submit)
-        self._decoding = decoding
-
-    def decoded(self, key: str) -> list[int]:
-        """Return the tokens so far of an unfinished request's first sample; [] before its prompt is computed."""
-        return self._decoding.decoded(key)
+def _request(key: Hashable) -> Hashable:
+    return key.request if isinstance(key, SampleKey) else key

@@ -11,7 +11,8 @@ import torch
 
 from r1_rollout.embedded.agreement import agree_behind_prefixes, require_agreement
 from r1_rollout.embedded.architecture import Reach, prepare
-from r1_rollout.embedded.decoding import Decoding, GenerateCall, StreamingSession
+from r1_rollout.embedded.calls import GenerateCall, StreamingSession
+from r1_rollout.embedded.decoding import Decoding
 from r1_rollout.embedded.prefill import rotary_axes
 from r1_rollout.embedded.prefix_cache import PrefixCache
 from r1_rollout.embedded.rows import (
@@ -200,7 +201,11 @@ class EmbeddedEngine(OldEngineNames):
 
     def _sampling(self, params: SamplingParams) -> DecodingStrategy:
         return sampling_strategy(
-            params, banned=self._banned, end_token_ids=self._end_token_ids, tokenizer=self._tokenizer
+            params,
+            banned=self._banned,
+            end_token_ids=self._end_token_ids,
+            tokenizer=self._tokenizer,
+            fixed_shapes=self._graphs and self._stack is not None,
         )
 
     def _sampling_request(

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from r1_rollout.embedded.scores import ScoreChange
-from r1_rollout.embedded.segments import HIDDEN, Layer, Numbers, Readers, Segment, Sight, cut, put
+from r1_rollout.embedded.segments import HIDDEN, Layer, Numbers, Readers, Segment, Sight, cut
 from r1_rollout.embedded.softmax import LOG2_E, Partial, merge, partial_attention
 from r1_rollout.embedded.states import RecurrentState, StateHolder
 from r1_rollout.embedded.windows import AttentionWindow
@@ -34,15 +34,7 @@ class Target(NamedTuple):
     segment: Segment
     rows: Tensor | slice  # int64 [tokens], or all rows in their order
     places: Tensor  # int64 [tokens]
-    columns: Tensor  # int64 [tokens]
-
-    def put_in(self, place: "Target | None") -> "Target":
-        if place is None:
-            return self
-        rows = self.rows
-        if isinstance(rows, Tensor) and isinstance(place.rows, Tensor):
-            rows = put(place.rows, rows)
-        return Target(self.segment, rows, put(place.places, self.places), put(place.columns, self.columns))
+    columns: Tensor | None = None  # int64 [tokens], see `GroupCache.place`
 
 
 class _Aimed(NamedTuple):
@@ -68,19 +60,20 @@ class GroupCache(StateHolder):
     """
 
     def __init__(
-        self, rows: int, columns: int, *, windows: Sequence[AttentionWindow | None] = (), in_place: bool = False
+        self, rows: int, columns: int, *, windows: Sequence[AttentionWindow | None] = (), replayed: bool = False
     ) -> None:
         """Prepare the cache.
 
         Args:
             windows: what each layer sees; None, or no entry: all tokens.
-            in_place: a step's tensors keep their addresses as long as possible.
+            replayed: steps are replayed, so their shapes stay the same for `GRAIN` columns.
         """
         super().__init__(layers=[])
         self._window_of = dict(enumerate(windows))
         self._windows = sorted({window for window in windows if window})
         self._slot_of, self._lengths = np.empty(0, np.int64), np.empty(0, np.int64)  # see `arrange`
-        self._grain = GRAIN if in_place else 1
+        self._before = self.mask = torch.empty(0)  # tokens of each row's prompt, int64 [rows]; what the model is given
+        self._grain = GRAIN if replayed else 1
         self._prompts, self._answers = cut(rows), cut(rows, columns)
         self._kinds: list[Layer] = []  # of each layer, without places and columns
         self._prompt_readers: list[tuple[Segment, Readers]] = []
@@ -156,28 +149,31 @@ class GroupCache(StateHolder):
                     own[1, :, columns] = layer.values[place, :, :width]
         return states
 
-    def arrange(self, slots: Tensor, lengths: Sequence[int]) -> None:
+    def arrange(self, slots: Numbers, lengths: Sequence[int], device: torch.device) -> None:
         """Assign rows to prompts.
 
         Args:
             slots: int64 [rows], the slot of each row's prompt.
             lengths: [slots in use], the length of each prompt.
         """
-        self._slot_of, self._lengths, device = slots.cpu().numpy(), np.array(lengths), slots.device
+        self._slot_of, self._lengths = slots, np.array(lengths)
+        self._before = torch.from_numpy(self._lengths[slots]).to(device)
+        self.mask = torch.zeros(len(slots), 1, 1, 1, device=device)  # for the model: it hides nothing
         self._prompt_readers = []
         for segment in _in_use(self._prompts):
-            segment.see(self._lengths, device)  # not changed until the next time
-            self._prompt_readers.append((segment, Readers.of(segment, self._slot_of, device)))
+            readers = Readers.of(segment, slots, device)
+            segment.see(self._lengths)  # not changed until the next time
+            segment.show(None, None, readers.of_places(self._before, len(segment.owners)))
+            self._prompt_readers.append((segment, readers))
 
-    def aim(self, ages: Tensor, columns: Numbers) -> None:
-        """Set where the next forward writes: row i at column `ages[i]` of its answer, int64 [rows].
+    def aim(self, columns: Numbers) -> None:
+        """Set which tensors the next forward reads and writes; `place` must follow.
 
         Args:
-            columns: the same numbers on the host.
+            columns: of each row's next token in its answer, int64 [rows].
         """
-        device = ages.device
+        device = self._before.device
         self._columns = columns
-        self.mask = torch.zeros(len(columns), 1, 1, 1, device=device)  # for the model: it hides nothing
         readers_before = {id(segment): readers for segment, readers in self._answer_readers}
         targets_before = {id(target.segment): target for target in self._targets}
         self._length, self._answer_readers, self._targets = int(columns.max()), [], []
@@ -185,13 +181,11 @@ class GroupCache(StateHolder):
             if segment.first > self._length:
                 break
             segment.enter(np.flatnonzero(columns == segment.first), self._kinds)
-            segment.see(columns + 1, device, self._grain)
+            segment.see(columns + 1, self._grain)
             before, places = self._aimed.get(id(segment)), np.flatnonzero(columns[segment.owners] < segment.last)
             self._aimed[id(segment)] = now = _Aimed(segment.changes, len(columns), places)
             stays = before is not None and before[:2] == now[:2]
             readers = readers_before[id(segment)] if stays else Readers.of(segment, np.arange(len(columns)), device)
-            if self._grain > 1 and not stays:
-                readers = readers.put_in(readers_before.get(id(segment)))
             self._answer_readers.append((segment, readers))
             if len(places):
                 known = targets_before.get(id(segment))
@@ -201,12 +195,11 @@ class GroupCache(StateHolder):
                 else:
                     rows = slice(None) if whole else torch.from_numpy(segment.owners[places]).to(device)
                     at = torch.from_numpy(places).to(device)
-                target = Target(segment, rows, at, ages[rows] - segment.first)
-                self._targets.append(target.put_in(known) if self._grain > 1 else target)
+                self._targets.append(Target(segment, rows, at))
         for window in self._windows:
-            self._aim_within(window, columns, device)
+            self._aim_within(window, columns)
 
-    def _aim_within(self, window: AttentionWindow, columns: Numbers, device: torch.device) -> None:
+    def _aim_within(self, window: AttentionWindow, columns: Numbers) -> None:
         """Set what layers with a window see of prompts and answers. Samples of one prompt have equally long answers."""
         before = self._lengths[self._slot_of]
         begins = window.begin(before + columns) - before  # in the rows' answers; below 0 in columns of their prompts
@@ -215,19 +208,38 @@ class GroupCache(StateHolder):
         if (in_prompts[self._slot_of] - before != begins).any():
             raise RuntimeError("samples of one prompt have answers of different lengths, so one window does not fit")
         for segment, _ in self._prompt_readers:
-            segment.see_within(window, in_prompts, self._lengths, device, self._grain)
+            segment.see_within(window, in_prompts, self._lengths, self._grain)
         for segment, _ in self._answer_readers:
-            segment.see_within(window, begins, columns + 1, device, self._grain)
+            segment.see_within(window, begins, columns + 1, self._grain)
+
+    def place(self, ages: Tensor) -> None:
+        """Compute on the device where the next forward writes and what it hides, so that a graph has it in it.
+
+        Args:
+            ages: int64 [rows], the columns that `aim` knows.
+        """
+        for segment, readers in self._answer_readers:
+            segment.show(None, None, readers.of_places(ages, len(segment.owners)) + 1)
+        self._targets = [one._replace(columns=ages[one.rows] - one.segment.first) for one in self._targets]
+        for window in self._windows:
+            begins = window.begin(self._before + ages)
+            for segment, readers in self._prompt_readers:
+                own = [readers.of_places(each, len(segment.owners)) for each in (begins, self._before)]
+                segment.show(window, *own)
+            for segment, readers in self._answer_readers:
+                own = [readers.of_places(each, len(segment.owners)) for each in (begins - self._before, ages + 1)]
+                segment.show(window, *own)
 
     def footprint(self) -> Hashable:
         """Return addresses and shapes of a step's tensors: while they are equal, a CUDA graph is valid."""
-        read = []
+        read: list[Hashable] = [_place(self._before)]
         for segment, readers in (*self._prompt_readers, *self._answer_readers):
             tensors = (readers.members, readers.rows, readers.at, *segment.layers[0])
-            seen = [sight and (str(sight.columns), _place(sight.bias)) for sight in segment.sights.values()]
+            seen = [sight and (str(sight.columns), sight.hidden) for sight in segment.sights.values()]
             read.append((len(segment.owners), segment.width, readers.straight, *seen, *map(_place, tensors)))
-        written = [(id(one.segment), *map(_place, one[1:])) for one in self._targets]
-        return (*read, *written)
+        hidden = [_place(sight.bias) for one, _ in self._prompt_readers if (sight := one.sights[None])]
+        written = [(id(one.segment), _place(one.rows), _place(one.places)) for one in self._targets]
+        return (*read, *hidden, *written)
 
     @contextmanager
     def decoding(self) -> Iterator[None]:

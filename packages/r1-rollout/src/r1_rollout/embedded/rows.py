@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from r1_rollout.embedded.segments import close_gaps
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
     from r1_rollout.types import Tokens
+
+
+STOPPED, BROKEN = 1, 2  # of a row's report: its token ends the sample; its logits are not finite
 
 
 @dataclass(slots=True, eq=False)
@@ -37,16 +41,18 @@ class SamplingRequest:
 class DecodingRows:
     """A row per sample. Rows stay dense: when one leaves, the last takes its place.
 
-    Views are int64 [rows]: `ages` tokens decoded, `positions` the rotary position of the first decoded token, `slots`
-    the prompt's slot in the cache, `last` the last token. `counts` are the ages on the host, `limits` their maxima.
+    On the device, views are int64 [rows]: `keys` of the noise, `ages` tokens decoded, `positions` the rotary position
+    of the first decoded token, `last` the last token. They keep their addresses. On the host, `counts` are the ages,
+    `known` the tokens that have been read back, `limits` the largest ages, `slots` the prompts' slots in the cache.
     """
 
     def __init__(self, capacity: int, columns: int, device: torch.device) -> None:
         self.owners: list[tuple[SamplingRequest, int]] = []  # (request, number of the sample) of each row
-        self._tokens = torch.zeros(capacity, columns, dtype=torch.int64, device=device)
-        self._logprobs = torch.zeros(capacity, columns, device=device)
+        self._size = (capacity, columns)
+        self._tokens, self._logprobs = np.zeros(self._size, np.int32), np.zeros(self._size, np.float32)
         self._state = torch.zeros(capacity, 4, dtype=torch.int64, device=device)
-        self.counts, self.limits = np.zeros(0, np.int64), np.zeros(0, np.int64)
+        self._report = torch.zeros(3 * capacity, dtype=torch.int32, device=device)
+        self.counts, self.known, self.limits, self.slots = (np.zeros(0, np.int64) for _ in range(4))
         self._routed: Tensor | None = None  # experts of the tokens [capacity, columns, routers, k], if recorded
         self._see()
 
@@ -54,36 +60,52 @@ class DecodingRows:
         return len(self.owners)
 
     def _see(self) -> None:
-        self.keys, self.ages, self.positions, self.slots = self._state[: len(self)].unbind(1)
-
-    @property
-    def last(self) -> Tensor:
-        return self._tokens[torch.arange(len(self), device=self._tokens.device), self.ages - 1]
+        self.keys, self.ages, self.positions, self.last = self._state[: len(self)].unbind(1)
 
     def add(self, request: SamplingRequest, position: int, slot: int) -> None:
-        rows = slice(len(self), len(self) + len(request.noise))
-        self.owners += [(request, sample) for sample in range(len(request.noise))]
-        self._state[rows] = torch.tensor([[key, 0, position, slot] for key in request.noise])
-        self.counts = np.append(self.counts, np.zeros(len(request.noise), np.int64))
-        self.limits = np.append(self.limits, np.full(len(request.noise), request.limit, np.int64))
+        samples = len(request.noise)
+        rows = slice(len(self), len(self) + samples)
+        self.owners += [(request, sample) for sample in range(samples)]
+        self._state[rows] = torch.tensor([[key, 0, position, 0] for key in request.noise])
+        self.counts, self.known = (np.append(each, np.zeros(samples, np.int64)) for each in (self.counts, self.known))
+        self.limits = np.append(self.limits, np.full(samples, request.limit, np.int64))
+        self.slots = np.append(self.slots, np.full(samples, slot, np.int64))
         self._see()
 
-    def extend(self, first: int, tokens: Tensor, logprobs: Tensor) -> None:
-        rows, ages = torch.arange(first, len(self), device=tokens.device), self.ages[first:]
-        self._tokens[rows, ages] = tokens
-        self._logprobs[rows, ages] = logprobs
-        ages += 1
-        self.counts[first:] += 1
+    def extend(self, first: int, tokens: Tensor, logprobs: Tensor, stopped: Callable[["DecodingRows"], Tensor]) -> None:
+        """Append a token to the rows from `first` on, on the device, and write their report.
+
+        Args:
+            stopped: see `DecodingStrategy`.
+        """
+        self.last[first:] = tokens
+        self.ages[first:] += 1
+        status = torch.where(logprobs.isfinite(), stopped(self)[first:].int(), BROKEN)
+        torch.stack([tokens.int(), logprobs.float().view(torch.int32), status], out=self.report(first))
+
+    def report(self, first: int) -> Tensor:
+        """Return int32 [3, rows], what the last step says of the rows from `first` on.
+
+        Their tokens, the bits of their log-probs, and whether the token has ended the sample: 0, `STOPPED` or `BROKEN`.
+        """
+        return self._report[: 3 * (len(self) - first)].view(3, -1)
+
+    def read(self, first: int, report: NDArray[np.int32]) -> None:
+        """Store a report on the host."""
+        rows = np.arange(first, first + report.shape[1])
+        self._tokens[rows, self.known[rows]] = report[0]
+        self._logprobs[rows, self.known[rows]] = report[1].view(np.float32)
+        self.known[rows] += 1
 
     def route(self, experts: Tensor) -> None:
         """Store the experts of every row's last token, [rows, routers, k]."""
         if self._routed is None:
-            self._routed = experts.new_full((*self._tokens.shape, *experts.shape[1:]), unrouted(experts.dtype))
+            self._routed = experts.new_full((*self._size, *experts.shape[1:]), unrouted(experts.dtype))
         self._routed[torch.arange(len(self), device=experts.device), self.ages - 1] = experts
 
     def routed(self, row: int) -> Tensor | None:
         """Return the experts of a row's prompt and answer, [prompt_length + age, routers, k]; None if not recorded."""
-        request, age = self.owners[row][0], self.counts[row]
+        request, age = self.owners[row][0], self.known[row]
         if request.routed is None:
             return None
         answer = request.routed.new_full((age, *request.routed.shape[1:]), unrouted(request.routed.dtype))
@@ -91,37 +113,45 @@ class DecodingRows:
             answer[: age - 1] = self._routed[row, : age - 1]
         return torch.cat([request.routed, answer]).cpu()
 
-    def decoded(self, row: int) -> tuple[Tensor, Tensor]:
-        """Return a row's int32 tokens and float32 log-probs, [age] each, copied to main memory."""
-        age = self.counts[row]
-        tokens, logprobs = self._tokens[row, :age], self._logprobs[row, :age]
-        return tokens.to("cpu", torch.int32), logprobs.to("cpu", copy=True)
+    def decoded(self, row: int) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Return copies of a row's tokens and log-probs that are known."""
+        age = self.known[row]
+        return self._tokens[row, :age].copy(), self._logprobs[row, :age].copy()
 
     def tail(self, row: int, count: int) -> list[int]:
-        age = self.counts[row]
+        age = self.known[row]
         tokens: list[int] = self._tokens[row, max(age - count, 0) : age].tolist()
         return tokens
 
     def remove(self, finished: Sequence[int]) -> tuple[list[int], list[int]]:
         """Remove rows; return which rows (sources) have moved to which places (targets)."""
         sources, targets = close_gaps(len(self), finished)
-        for tensor in (self._tokens, self._logprobs, self._state, self._routed):
-            if tensor is not None:
+        for tensor in (self._state, self._routed):
+            if tensor is not None and sources:
                 tensor[targets] = tensor[sources]
-        for numbers in (self.counts, self.limits):
+        for numbers in (self._tokens, self._logprobs, self.counts, self.known, self.limits, self.slots):
             numbers[targets] = numbers[sources]
         for source, target in zip(sources, targets, strict=True):
             self.owners[target] = self.owners[source]
         del self.owners[len(self) - len(finished) :]
-        self.counts, self.limits = self.counts[: len(self)], self.limits[: len(self)]
+        self.counts, self.known, self.limits, self.slots = (
+            each[: len(self)] for each in (self.counts, self.known, self.limits, self.slots)
+        )
         self._see()
         return sources, targets
 
 
 @dataclass(frozen=True, slots=True)
 class DecodingStrategy:
+    """How the next tokens are chosen, and what ends a sample.
+
+    `choose` and `stopped` run on the device, in a graph if steps are replayed: without a wait, and without shapes that
+    depend on numbers.
+    """
+
     choose: Callable[[Tensor, Tensor, Tensor], tuple[Tensor, Tensor]]  # logits, noise, ages -> tokens, log-probs
     stopped: Callable[[DecodingRows], Tensor]  # bool [rows]: which samples the last token has ended
+    completed: Callable[[DecodingRows, int], Collection[int]] = lambda rows, first: ()  # rows whose known text is over
 
 
 def sampling_strategy(
@@ -130,20 +160,22 @@ def sampling_strategy(
     banned: Tensor,
     end_token_ids: Collection[int],
     tokenizer: "PreTrainedTokenizerBase | None" = None,
+    fixed_shapes: bool = False,
 ) -> DecodingStrategy:
+    """Return the strategy of `params`; see `choose_tokens` for `fixed_shapes`."""
     ends = {*params.stop_token_ids, *(() if params.ignore_eos else end_token_ids)}
     end_tokens = torch.tensor(sorted(ends), dtype=torch.int64, device=banned.device)
 
     def choose(logits: Tensor, noise: Tensor, ages: Tensor) -> tuple[Tensor, Tensor]:
-        return choose_tokens(logits, banned, uniform(noise, ages), params)
+        return choose_tokens(logits, banned, uniform(noise, ages), params, fixed_shapes=fixed_shapes)
 
     def stopped(rows: DecodingRows) -> Tensor:
-        ended = torch.isin(rows.last, end_tokens)
-        if tokenizer is not None and any(request.stop for request, _ in rows.owners):
-            ended |= torch.tensor(_completed(rows, tokenizer), device=ended.device)
-        return ended
+        return (rows.last[:, None] == end_tokens).any(dim=1)
 
-    return DecodingStrategy(choose, stopped)
+    def completed(rows: DecodingRows, first: int) -> Collection[int]:
+        return () if tokenizer is None else _completed(rows, first, tokenizer)
+
+    return DecodingStrategy(choose, stopped, completed)
 
 
 def sampling_request(
@@ -177,16 +209,18 @@ def forced_strategy(responses: "Sequence[Tokens]", temperature: float, device: t
     return DecodingStrategy(choose, stopped)
 
 
-def _completed(rows: DecodingRows, tokenizer: "PreTrainedTokenizerBase") -> list[bool]:
-    """Return for each row whether its last token completed a string that ends it.
+def _completed(rows: DecodingRows, first: int, tokenizer: "PreTrainedTokenizerBase") -> list[int]:
+    """Return the rows from `first` on whose last known token completed a string that ends them.
 
     A token is at least a byte, so as many tokens as the string has bytes contain it; four more keep characters whole.
     """
-    stops = [request.stop for request, _ in rows.owners]
-    windows = [max((len(string.encode()) for string in strings), default=-4) + 4 for strings in stops]
+    stops = {row: owner.stop for row, (owner, _) in enumerate(rows.owners) if row >= first and owner.stop}
+    if not stops:
+        return []
+    windows = {row: max(len(string.encode()) for string in strings) + 4 for row, strings in stops.items()}
     texts = tokenizer.batch_decode(
-        [rows.tail(row, window) for row, window in enumerate(windows)],
+        [rows.tail(row, window) for row, window in windows.items()],
         skip_special_tokens=False,
         clean_up_tokenization_spaces=False,
     )
-    return [any(string in text for string in strings) for strings, text in zip(stops, texts, strict=True)]
+    return [row for row, text in zip(stops, texts, strict=True) if any(string in text for string in stops[row])]

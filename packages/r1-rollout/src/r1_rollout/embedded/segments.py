@@ -37,7 +37,8 @@ class Sight(NamedTuple):
     """The columns of a segment that a layer reads."""
 
     columns: slice
-    bias: Tensor | None  # float32 [places, 1, 1, columns], 0 or what hides a column; None: every place sees them all
+    hidden: float  # added to the scores of columns that a place does not see; 0: every place sees them all
+    bias: Tensor | None = None  # float32 [places, 1, 1, columns], 0 or `hidden`, see `Segment.show`
 
 
 class Segment:
@@ -86,20 +87,17 @@ class Segment:
         for source, target in zip(sources, targets, strict=True):
             self.owners[self.owners == source] = target
 
-    def see(self, lengths: Numbers, device: torch.device, grain: int = 1) -> None:
+    def see(self, lengths: Numbers, grain: int = 1) -> None:
         """Set how long the sequences are, from the first column of all: int64 [sequences].
 
-        With a `grain` the width is a multiple of it, or all columns, and the bias keeps its address as long as
-        possible.
+        With a `grain` the width is a multiple of it, or all columns.
         """
         here = np.minimum(lengths[self.owners], self.last) - self.first
         self.width = min(-(-int(here.max()) // grain) * grain, self.last - self.first)
-        seen = np.arange(self.width) < here[:, None] if grain > 1 or here.min() < self.width else None
-        self._show(None, 0, seen, -torch.inf, device, grain)
+        hides = grain > 1 or here.min() < self.width
+        self.sights = {**self.sights, None: Sight(slice(0, self.width), -torch.inf if hides else 0)}
 
-    def see_within(
-        self, window: AttentionWindow, begins: Numbers, lengths: Numbers, device: torch.device, grain: int = 1
-    ) -> None:
+    def see_within(self, window: AttentionWindow, begins: Numbers, lengths: Numbers, grain: int = 1) -> None:
         """Set what layers with a window see, after `see`: of each sequence the columns from `begins` to its length.
 
         Both are counted from the first column of all, int64 [sequences]. With a `grain` the columns begin at a multiple
@@ -112,25 +110,24 @@ class Segment:
             return
         first = max(0, int(begin.min())) // grain * grain
         whole = grain == 1 and begin.max() <= first and here.min() == self.width
-        columns = np.arange(first, self.width)
-        seen = None if whole else (columns >= begin[:, None]) & (columns < here[:, None])
-        self._show(window, first, seen, HIDDEN, device, grain)
+        self.sights = {**self.sights, window: Sight(slice(first, self.width), 0 if whole else HIDDEN)}
 
-    def _show(
-        self,
-        window: AttentionWindow | None,
-        first: int,
-        seen: NDArray[np.bool_] | None,
-        hidden: float,
-        device: torch.device,
-        grain: int,
-    ) -> None:
-        before, bias = self.sights.get(window), None
-        if seen is not None:
-            mask = torch.from_numpy(seen).to(device)
-            bias = torch.full(mask.shape, hidden, device=device).masked_fill_(mask, 0.0)[:, None, None]
-            bias = bias if grain == 1 else put(before.bias if before else None, bias)
-        self.sights = {**self.sights, window: Sight(slice(first, self.width), bias)}
+    def show(self, window: AttentionWindow | None, begins: Tensor | None, ends: Tensor) -> None:
+        """Compute on the device which columns each place sees, after `see` or `see_within` of the same numbers.
+
+        Args:
+            begins, ends: int64 [places], counted from the first column of all.
+        """
+        sight = self.sights[window]
+        if sight is None or not sight.hidden:
+            return
+        places = self.first + sight.columns.start, self.first + sight.columns.stop
+        columns = torch.arange(*places, device=ends.device)
+        seen = columns < ends[:, None]
+        if begins is not None:
+            seen &= columns >= begins[:, None]
+        bias = torch.full(seen.shape, sight.hidden, device=ends.device).masked_fill_(seen, 0.0)
+        self.sights = {**self.sights, window: sight._replace(bias=bias[:, None, None])}
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,18 +154,11 @@ class Readers:
         straight = len(rows) == len(members) == len(sequences) and bool((at == rows).all())
         return cls(straight, *(torch.from_numpy(array).to(device) for array in (members, rows, at)))
 
-    def put_in(self, place: "Readers | None") -> "Readers":
-        if place is None or place.straight != self.straight:
-            return self
-        pairs = ((place.members, self.members), (place.rows, self.rows), (place.at, self.at))
-        return Readers(self.straight, *(put(old, new) for old, new in pairs))
-
-
-def put(place: Tensor | None, new: Tensor) -> Tensor:
-    """Copy `new` into `place` if shapes and dtypes agree, and return that; else return `new`."""
-    if place is None or place.shape != new.shape or place.dtype != new.dtype:
-        return new
-    return place.copy_(new)
+    def of_places(self, numbers: Tensor, places: int) -> Tensor:
+        """Return of each place the number of the first row that reads it: [rows] -> [places]."""
+        if self.straight and len(self.members) == places:
+            return numbers
+        return numbers[self.members.view(places, -1)[:, 0]]
 
 
 def cut(places: int, columns: int = 1 << 30) -> list[Segment]:
