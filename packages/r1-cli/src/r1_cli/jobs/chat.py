@@ -34,8 +34,7 @@ from r1_rollout.types import SamplingParams
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-    from r1_rollout.embedded.calls import StreamingSession
-    from r1_rollout.embedded.engine import EmbeddedEngine
+    from r1_rollout.embedded.engine import EmbeddedEngine, StreamingSession
 
 THINK, THOUGHT = "<think>", "</think>"
 PREFILL = re.compile(rf"{THINK}\s*\Z")  # a generation prompt that begins the thoughts

@@ -2,7 +2,6 @@
 
 import weakref
 from collections.abc import Callable
-from typing import Protocol
 
 import torch
 from torch import Tensor, nn
@@ -47,18 +46,10 @@ class CopyStreams:
         return copy.tensor
 
 
-class Copies(Protocol):
-    def to_host(self, tensor: Tensor) -> Copy: ...
-
-    def to_device(self, host: Copy) -> Copy: ...
-
-    def wait_for(self, copy: Copy) -> Tensor: ...
-
-
 class _Saved:
     """A layer's input on the host, and the one of the layer before, which the backward pass needs next."""
 
-    def __init__(self, copies: Copies, host: Copy, before: "_Saved | None") -> None:
+    def __init__(self, copies: CopyStreams, host: Copy, before: "_Saved | None") -> None:
         self._copies, self._host = copies, host
         self._device: Copy | None = None
         self._before = None if before is None else weakref.ref(before)  # gone after the backward pass of its batch
@@ -79,7 +70,7 @@ class _Saved:
 class ActivationOffload:
     """Calls a model's layers by their checkpoint, with their inputs in host memory until the backward pass."""
 
-    def __init__(self, copies: Copies) -> None:
+    def __init__(self, copies: CopyStreams) -> None:
         self._copies = copies
         self._last: weakref.ref[_Saved] | None = None
 
