@@ -132,12 +132,12 @@ def test_latent_keys_that_are_expanded_otherwise_are_found_at_the_start(monkeypa
 
 @pytest.mark.parametrize("window", [100, 4096])
 def test_a_window_that_slides_wrongly_is_found_at_the_start(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    see = Segment.see_within
+    show = Segment.show
 
-    def see_less(self: Segment, window: Any, begins: Any, *others: Any) -> None:
-        see(self, window, begins + 1, *others)
+    def show_less(self: Segment, window: Any, begins: Any, ends: Any) -> None:
+        show(self, window, None if begins is None else begins + 1, ends)
 
-    monkeypatch.setattr(Segment, "see_within", see_less)
+    monkeypatch.setattr(Segment, "show", show_less)
     with pytest.raises(ValueError, match="would sample wrongly from MistralForCausalLM"):
         engine_for(model("Mistral", **TEXT, sliding_window=window), banned_token_ids=())
 
