@@ -303,3 +303,14 @@ def test_logits_that_are_not_finite_end_the_session(text_model: Any) -> None:
         session.poll()
     with pytest.raises(RuntimeError, match="a step failed"):
         session.poll()
+
+
+def test_a_request_whose_last_token_is_under_way_can_be_cancelled(engine: EmbeddedEngine) -> None:
+    """With graphs the host has not read the third token yet, and nobody asks for the answer any more."""
+    session = engine.open_session(PARAMS)
+    session.submit("a", text_prompt("q", 3), max_tokens=3, n=2, split=True)
+    for _ in range(3):
+        session.poll(timeout=0.0)
+    session.cancel("a")
+    session.submit("b", text_prompt("q", 3), max_tokens=3)
+    assert [key for key, _ in session.poll()] == ["b"]
