@@ -12,10 +12,11 @@ import pytest
 from r1_cli.build.algorithm import build_start
 from r1_cli.checkpoint.damage import find_damage
 from r1_cli.checkpoint.folders import CheckpointError
-from r1_cli.config import RunConfig
+from r1_cli.config import ConfigError, RunConfig, load_config
 from r1_cli.jobs.resume import load_start
 from r1_data.references import resolve_video
 from r1_data.sources import read_rows
+from r1_data.tables.spec import name_source
 from r1_data.types import DataError, MediaError
 from r1_data.videos import FrameRules, probe_video
 
@@ -49,6 +50,19 @@ def test_a_checkpoint_whose_list_of_files_is_damaged_is_found(tmp_path: Path, fi
     assert "no JSON of its kind" in str(find_damage(tmp_path))
     (tmp_path / "trainer.json").write_text(json.dumps({"files": ["x" * 5000]}))
     assert "is missing" in str(find_damage(tmp_path))
+
+
+@pytest.mark.parametrize("key", ["worker.actor.model.model_path", "data.format_prompt", "worker.actor.model.lora.path"])
+def test_a_name_that_the_system_refuses_is_the_name_of_no_file(key: str) -> None:
+    name = "./" + "x" * 300
+    with pytest.raises(ConfigError, match=rf"{key}.*no such|{key}.*adapter_config"):
+        load_config(["examples/config.yaml", f"{key}={name}"])
+
+
+def test_brackets_without_a_slice_are_refused_where_the_rows_are_read() -> None:
+    assert name_source("owner/name@train]") == "name"
+    with pytest.raises(DataError, match="a slice is written"):
+        read_rows("owner/name@train]")
 
 
 def test_a_parquet_file_whose_column_has_no_readable_name_is_refused(tmp_path: Path) -> None:

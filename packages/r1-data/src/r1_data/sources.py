@@ -12,11 +12,13 @@ A source is written as
 
 import difflib
 import logging
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from os.path import exists, isdir, isfile
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -181,7 +183,7 @@ def _resolve(spec: str) -> _Source:
     if not spec.strip():
         raise DataError("a data source without a name is given; name a file, a folder or a hub dataset")
     try:
-        if Path(spec).expanduser().exists():  # a name may end in brackets
+        if exists(Path(spec).expanduser()):  # a name may end in brackets
             return _Source(spec, tuple(_parts(spec)), None)
         source, rows_slice = split_slice(spec)
         return _Source(spec, tuple(_parts(source)), rows_slice)
@@ -191,11 +193,11 @@ def _resolve(spec: str) -> _Source:
 
 def _parts(spec: str) -> Sequence[_Part]:
     path = Path(spec).expanduser()
-    if path.is_file():
+    if isfile(path):
         return [_as_file(path)]
-    if path.is_dir():
+    if isdir(path):
         return _split_files(path, "train")
-    if path.exists():
+    if exists(path):
         raise DataError(f"{path}: not a file or a folder, but a pipe or a device")
     if spec.startswith(PREFIX):
         task = parse_task(spec)
@@ -206,9 +208,9 @@ def _parts(spec: str) -> Sequence[_Part]:
     elif f".{head}" in KINDS:
         return _folder_of_kind(Path(tail).expanduser(), KINDS[f".{head}"])
     path = Path(head).expanduser()
-    if path.is_dir():
+    if isdir(path):
         return _split_files(path, tail)
-    if path.is_file():
+    if isfile(path):
         raise DataError(f"{spec!r}: {head} is one file and has no splits; write it without '@{tail}'")
     hub = _HUB_NAME.fullmatch(head)
     if hub is None or kind_of(path):
@@ -230,13 +232,13 @@ def _data_files(folder: Path) -> list[_File]:
         if kind_of(path)
         and path.name not in _NOT_ROWS
         and not any(part.startswith(".") for part in path.relative_to(folder).parts)
-        and path.is_file()
+        and isfile(path)
     )
     return [_as_file(path) for path in paths]
 
 
 def _folder_of_kind(folder: Path, kind: str) -> list[_File]:
-    if not folder.is_dir():
+    if not isdir(folder):
         raise DataError(f"'{kind}@{folder}': no such folder (working directory: {Path.cwd()}){_near(folder)}")
     files = [file for file in _data_files(folder) if file.kind == kind]
     if not files:
@@ -318,8 +320,8 @@ def _disambiguate_labels(sources: list[_Source]) -> list[_Source]:
 
 def _near(path: Path) -> str:
     folder, requested = path.parent, path.name
-    while not folder.is_dir() and folder != folder.parent:
+    while not isdir(folder) and folder != folder.parent:
         folder, requested = folder.parent, folder.name
-    names = [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+    names = os.listdir(folder) if os.access(folder, os.R_OK) else []
     close = difflib.get_close_matches(requested, names, n=3, cutoff=0.5)
     return f"; did you mean {', '.join(str(folder / name) for name in close)}?" if close else ""

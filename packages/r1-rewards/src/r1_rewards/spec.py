@@ -4,6 +4,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from os.path import isdir, isfile
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +50,8 @@ def parse_spec(text: str) -> RewardSpec:
             f"reward {text!r}: name the function after a colon, as in {path_text or text}:compute_score"
         )
     path = Path(path_text).expanduser()
-    if not path.is_file():
-        neighbours = sorted(entry.name for entry in path.parent.glob("*.py")) if path.parent.is_dir() else []
+    if not isfile(path):
+        neighbours = sorted(entry.name for entry in path.parent.glob("*.py")) if isdir(path.parent) else []
         raise RewardSpecError(f"reward {text!r}: there is no file {path.absolute()}" + suggest(path.name, neighbours))
     return RewardSpec(function, path.resolve())
 

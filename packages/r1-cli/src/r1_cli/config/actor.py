@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from importlib.util import find_spec
+from os.path import isfile
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -192,7 +193,7 @@ class ActorConfig(UpdateConfig, LossSettings):
         if self.optim.strategy == "adamw_bf16":
             message = "trains bf16 weights, and an adapter's factors are fp32; set adamw"
             yield "worker.actor.optim.strategy", message
-        if lora.path and not (Path(lora.path) / "adapter_config.json").is_file():
+        if lora.path and not isfile(Path(lora.path) / "adapter_config.json"):
             yield f"{key}.lora.path", "is no folder with an adapter_config.json"
 
     def replay_problems(self, engine: str) -> Iterator[KeyProblem]:

@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Iterator
-from pathlib import Path
+from os.path import isdir, isfile
 from typing import Literal
 
 from pydantic import Field, field_validator
@@ -72,9 +72,9 @@ class OneTeacherConfig(Section):
             message = "is its own teacher, so it needs a prompt of its own: set context, max_pixels or image_key, or "
             message += f"other weights: {DISTILLATION}.sync"
             yield f"{key}.model.model_path", message
-        if path and path != POLICY and names_folder(path) and not Path(path).is_dir():
+        if path and path != POLICY and names_folder(path) and not isdir(path):
             yield f"{key}.model.model_path", f"no such folder{where_or_near(path)}"
-        if self.context and not Path(self.context).is_file():
+        if self.context and not isfile(self.context):
             yield f"{key}.context", f"no such file{where_or_near(self.context)}"
         if self.style != "rewrite" and not self.context:
             yield f"{key}.style", "says where the text of a context stands, and there is none: set context"

@@ -1,8 +1,10 @@
 """Check the files that a configuration names, without importing or running them."""
 
 import ast
+import os
 from collections.abc import Iterator, Mapping
 from difflib import get_close_matches
+from os.path import isdir, isfile
 from pathlib import Path
 from typing import Annotated
 
@@ -16,7 +18,7 @@ from r1_rewards.types import RewardSpecError, suggest
 
 
 def folder_problems(key: str, name: str | None) -> Iterator[KeyProblem]:
-    if name and not Path(name).is_dir():
+    if name and not isdir(name):
         yield key, f"no such folder{where_or_near(name)}"
 
 
@@ -27,14 +29,14 @@ def is_template_text(name: str | None) -> bool:
 def template_problems(key: str, name: str | None) -> Iterator[KeyProblem]:
     if is_template_text(name):
         yield key, "is the text of a template; save it in a file and name the file"
-    elif name and not Path(name).is_file():
+    elif name and not isfile(name):
         yield key, f"no such file{where_or_near(name)}"
 
 
 def definition_problems(key: str, name: str) -> Iterator[KeyProblem]:
     """Check that a user's `file.py:name` is defined there."""
     path, _, defined = name.rpartition(":")
-    if not Path(path).is_file():
+    if not isfile(path):
         yield key, f"no such file{where_or_near(path)}"
         return
     try:
@@ -154,7 +156,7 @@ def _top_level_names(tree: ast.Module) -> tuple[set[str], bool]:
 
 def where_or_near(name: str) -> str:
     path = Path(name)
-    if path.is_file():
+    if isfile(path):
         return ", but a file"
     near = get_close_matches(path.name, _names_in(path.parent), n=1, cutoff=0.6)
     return f"; did you mean {path.parent / near[0]}?" if near else f" (working directory: {Path.cwd()})"
@@ -163,10 +165,10 @@ def where_or_near(name: str) -> str:
 def find_model_folder(name: str) -> str:
     """Return the model's folder if `name` is a checkpoint of r1, or a merged one of EasyR1 or veRL; else `name`."""
     folder = Path(name)
-    if (folder / "config.json").is_file() or not (folder / "actor").is_dir():
+    if isfile(folder / "config.json") or not isdir(folder / "actor"):
         return name
     merged = folder / "actor/huggingface"
-    of_shards = not (folder / "actor/config.json").is_file() and any(merged.glob("*.safetensors"))
+    of_shards = not isfile(folder / "actor/config.json") and any(merged.glob("*.safetensors"))
     return str(merged if of_shards else folder / "actor")
 
 
@@ -190,4 +192,4 @@ PASSWORD = "a URL with a password ends up in logs; put the secret into the envir
 
 
 def _names_in(folder: Path) -> list[str]:
-    return [entry.name for entry in folder.iterdir()] if folder.is_dir() else []
+    return os.listdir(folder) if isdir(folder) and os.access(folder, os.R_OK) else []

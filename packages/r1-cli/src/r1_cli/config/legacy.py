@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
+from os.path import isfile
 
 from r1_cli.config.section import Tree
 from r1_cli.config.settings import Setting
@@ -246,5 +246,5 @@ def _with_file_moved(setting: Setting) -> Setting:
     path = today = setting.value
     for old, new in MOVED_FILES.items():
         today = today.replace(old, new)
-    exists = Path(today.rpartition(".py:")[0] + ".py" if ".py:" in today else today).is_file()
+    exists = isfile(today.rpartition(".py:")[0] + ".py" if ".py:" in today else today)
     return replace(setting, value=today, raw=today) if today != path and exists else setting

@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Iterator
+from os.path import isdir, isfile
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -40,7 +41,7 @@ class ModelConfig(Section):
 
     def file_problems(self, key: str) -> Iterator[KeyProblem]:
         for name, path in (("model_path", self.model_path), ("tokenizer_path", self.tokenizer_path)):
-            if path and names_folder(path) and not Path(path).is_dir():
+            if path and names_folder(path) and not isdir(path):
                 yield f"{key}.{name}", f"no such folder{where_or_near(path)}"
             if path and has_password(path):
                 yield f"{key}.{name}", PASSWORD
@@ -54,7 +55,7 @@ class ModelConfig(Section):
             max_length: of whole conversations, which are read instead.
         """
         folder = Path(self.model_path or "")
-        if not self.model_path or not folder.is_dir():
+        if not self.model_path or not isdir(folder):
             return
         try:
             found = self.read_config()
@@ -86,7 +87,7 @@ class ModelConfig(Section):
     def has_vision(self) -> bool:
         """Whether it is a local folder of a model with a vision part."""
         file = Path(self.model_path or "") / "config.json"
-        return file.is_file() and "vision_config" in json.loads(file.read_text("utf-8"))
+        return isfile(file) and "vision_config" in json.loads(file.read_text("utf-8"))
 
 
 def _scales_positions(part: Tree) -> bool:

@@ -6,6 +6,7 @@ import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from inspect import Parameter, Signature
+from os.path import isfile
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -168,7 +169,7 @@ def _spec_problems(key: str, spec: str) -> Iterator[KeyProblem]:
         yield from definition_problems(key, spec)
     elif not spec.endswith(".py"):
         yield key, f"{spec!r} is neither file.py:function, nor file.py, nor built in" + suggest(spec, BUILTIN_TOOLS)
-    elif not Path(spec).is_file():
+    elif not isfile(spec):
         yield key, f"no such file{where_or_near(spec)}"
 
 

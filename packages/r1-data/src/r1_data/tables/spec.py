@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from os.path import exists
 from pathlib import Path
 
 from r1_data.tables.files import KINDS
@@ -77,18 +78,14 @@ def answers_per_prompt(spec: str) -> int | None:
 
 
 def _without_split(spec: str) -> Path:
-    if _exists(Path(spec)):
+    if exists(spec):
         return Path(spec)
-    source, _ = split_slice(spec)
+    try:
+        source, _ = split_slice(spec)
+    except DataError:  # which whoever reads the rows reports
+        source = spec
     head, at, tail = source.rpartition("@")
     if at:
         source = tail if f".{head}" in KINDS else head
     path = Path(source)
-    return path if _exists(path) else Path(re.split("[:#]", source, maxsplit=1)[0])
-
-
-def _exists(path: Path) -> bool:
-    try:
-        return path.exists()
-    except OSError:  # a name that is too long
-        return False
+    return path if exists(path) else Path(re.split("[:#]", source, maxsplit=1)[0])

@@ -2,6 +2,7 @@
 
 import json
 import re
+from os.path import isfile
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def _read(text: str, folder: Path) -> Tree:
 def _find(name: str, folder: Path) -> Path:
     """Return a file by its name in the current folder or the given one. Raises ValueError."""
     for path in (Path(name), folder / name):
-        if path.is_file():
+        if isfile(path):
             return path
     raise ValueError(f"{name}: no such file, here or in {folder}")
 
@@ -191,7 +192,7 @@ def _as_settings(source: Tree, key: str) -> Tree:
 def _read_descriptions(home: str, folder: Path) -> tuple[dict[str, Any] | None, Path]:
     """Return the descriptions of data sets by name, None if there is no such file, and the folder of their files."""
     for base in (Path(home), folder / home, folder.parent / home, folder.parent.parent / home):
-        if (base / "dataset_info.json").is_file():
+        if isfile(base / "dataset_info.json"):
             try:
                 found = json.loads((base / "dataset_info.json").read_text("utf-8"))
             except ValueError as error:

@@ -1,7 +1,7 @@
 """Convert a configuration of veRL (PPO or SFT): a YAML file, or Hydra overrides in a script."""
 
 import re
-from os.path import expanduser
+from os.path import expanduser, isfile
 from pathlib import Path
 from typing import Any, get_args
 
@@ -231,7 +231,7 @@ def _turns(made: Conversion) -> None:
 
 def _tools(made: Conversion, path: str | None) -> Tree:
     """Return the settings in the place of veRL's file of tools, whose classes are replaced or reported as lost."""
-    if path is None or not Path(path).is_file():
+    if path is None or not isfile(path):
         return {"tool_config_path": path}
     found = [replace_tool_class(entry) for entry in read_tool_entries(Path(path)) if "class_name" in entry]
     made.lost += [f"{ROLLOUT}multi_turn.tool_config_path={path}: {message}" for _, message in found if message]
