@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -185,6 +186,9 @@ def test_a_phase_without_end_is_broken_off_with_its_stacks_and_rows(
     monkeypatch.setattr("r1_cli.faults.stacks.ANSWER_SECONDS", 0.0)
     watchdog = Watchdog(tmp_path, ceiling=0.1)
     watchdog.begin_step(7, lambda: [3, 1])
+    done = threading.Event()
+    for _ in range(100):  # faulthandler lists no more threads
+        threading.Thread(target=done.wait, daemon=True).start()
     with watchdog.watching():
         watchdog.begun("step")
         watchdog.begun("reward")
@@ -193,6 +197,7 @@ def test_a_phase_without_end_is_broken_off_with_its_stacks_and_rows(
     [folder] = (tmp_path / "faults").iterdir()
     facts = json.loads((folder / "phase.json").read_text())
     assert (facts["phase"], facts["step"], facts["rows"]) == ("reward", 7, [3, 1])
+    done.set()
     assert "test_a_phase_without_end" in (folder / "driver.txt").read_text()
     note_fault("a phase that does not end")
 

@@ -4,11 +4,14 @@ import faulthandler
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from threading import main_thread
+from traceback import walk_stack
 
 from r1_cli.faults.processes import descendants_of, state_of, title_of
 
@@ -30,6 +33,8 @@ def write_dump(run: Path, phase: str, facts: Mapping[str, object]) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "phase.json").write_text(json.dumps({"phase": phase, **facts}, indent=1, default=str) + "\n")
     with (folder / "driver.txt").open("w") as file:
+        file.write(_main_stack())
+        file.flush()
         faulthandler.dump_traceback(file, all_threads=True)
     processes = descendants_of(os.getpid())
     logs = {path: path.stat().st_size for path in (run / "logs").glob("*.log")}
@@ -45,6 +50,13 @@ def write_dump(run: Path, phase: str, facts: Mapping[str, object]) -> Path:
             if told := log.read():
                 (folder / f"{path.stem}.txt").write_bytes(told)
     return folder
+
+
+def _main_stack() -> str:
+    """Return the main thread's stack, as faulthandler lists it last and ends after a hundred threads."""
+    frames = walk_stack(sys._current_frames()[main_thread().ident or 0])
+    listed = [f'  File "{one.f_code.co_filename}", line {line} in {one.f_code.co_name}\n' for one, line in frames]
+    return "Main thread (most recent call first):\n" + "".join(listed) + "\n"
 
 
 def _answers(pid: int) -> bool:

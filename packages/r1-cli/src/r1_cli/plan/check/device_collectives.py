@@ -19,7 +19,7 @@ def check_collectives(
     parts = torch.randn(ranks, SIZE, generator=draw).to(dtype)  # of all ranks
     if device.type == "cuda":
         device = torch.device("cuda", rank)
-        torch.cuda.set_device(device)
+        torch.accelerator.set_device_index(rank)
     backend = "nccl" if device.type == "cuda" else "gloo"
     store = FileStore(meeting, ranks)
     dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=SECONDS))
