@@ -293,7 +293,7 @@ def fuzz_rewards(folder: Path) -> tuple[Attempt, tuple[type[BaseException], ...]
     from r1_rewards.services.protocols import PROTOCOLS
     from r1_rewards.services.serve import build_app
 
-    app = build_app(lambda inputs: [Score({"overall": float(one.step)}) for one in inputs])
+    app = build_app(lambda inputs: [Score({"overall": float(bool(one.step))}) for one in inputs])
     requests: list[tuple[str, Any]] = [
         ("/score", {"inputs": [{"response": "\\boxed{2}", "ground_truth": "2", "metadata": {"a": 1}, "step": 1}]}),
         ("/get_reward", {"query": ["1+1=\\boxed{2}"], "prompts": ["1+1="], "labels": ["2"]}),
