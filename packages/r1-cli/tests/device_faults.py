@@ -6,7 +6,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from r1_cli.plan.check.device_collectives import check_collectives
+from r1_cli.plan.check.device_steps import check_collectives
 
 
 def die(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -39,7 +39,7 @@ class CopyStreams:
         return Copy(tensor, self._homeward.record_event())
 
     def wait_for(self, copy: Copy) -> Tensor:
-        """Let the kernels that are launched from now on wait for a copy, and return its tensor."""
+        """Return the tensor of a copy. Kernels that are launched later wait until the copy is complete."""
         current = torch.cuda.current_stream(self._device)
         current.wait_event(copy.ready)
         copy.tensor.record_stream(current)

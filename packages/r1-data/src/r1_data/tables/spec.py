@@ -82,7 +82,7 @@ def _without_split(spec: str) -> Path:
         return Path(spec)
     try:
         source, _ = split_slice(spec)
-    except DataError:  # which whoever reads the rows reports
+    except DataError:  # raised again when the rows are read
         source = spec
     head, at, tail = source.rpartition("@")
     if at:

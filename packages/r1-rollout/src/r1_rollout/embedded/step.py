@@ -47,7 +47,7 @@ class DecodingStep:
         rows.counts += 1
 
     def _compute(self, rows: DecodingRows, cache: GroupCache, axes: int) -> None:
-        """Do what a graph holds: nothing here depends on numbers of the host that change from step to step."""
+        """Run the part of a step that a graph captures. It reads no number of the host that changes between steps."""
         before = rows.ages - 1  # tokens in the cache
         cache.place(before)
         position_ids = without_lone_axis((rows.positions + before)[None, :, None].expand(axes, -1, -1))

@@ -10,10 +10,15 @@ import torch
 from torch import Tensor
 
 from r1_cli.hardware import find_hardware
-from r1_cli.plan.check.device_collectives import check_collectives
 from r1_cli.plan.check.device_kernels import check_attention, check_head, check_tower
 from r1_cli.plan.check.device_runs import check_run
-from r1_cli.plan.check.device_steps import check_engine, check_offload, check_optimizer, check_training
+from r1_cli.plan.check.device_steps import (
+    check_collectives,
+    check_engine,
+    check_offload,
+    check_optimizer,
+    check_training,
+)
 from r1_cli.plan.check.findings import Finding
 from r1_data.workers import WorkerDied, Workers
 

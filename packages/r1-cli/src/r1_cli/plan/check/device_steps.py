@@ -1,12 +1,14 @@
-"""Steps of a tiny random model on a device: learner, optimizer, offloading, embedded engine."""
+"""Steps of a tiny random model on a device: learner, optimizer, offloading, embedded engine; collectives of ranks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import FileStore
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from r1_cli.models.attention import attend_packed
@@ -20,6 +22,8 @@ from r1_core.objective import Objective
 from r1_core.types import Sample
 
 VOCABULARY, PROMPT, ANSWERS = 512, 40, (9, 30, 1, 17)
+NUMBERS = 1 << 20  # numbers of a rank: enough for the path by which large messages go
+HANG_SECONDS = 100.0  # for a collective: between some GPUs they hang where direct access is forbidden
 CONFIG: dict[str, Any] = {
     "vocab_size": VOCABULARY, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 2,
     "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512,
@@ -144,3 +148,33 @@ def check_engine(device: torch.device, dtype: torch.dtype, graphs: bool) -> tupl
             exact.append(every[len(prompt.token_ids) - 1 : -1].gather(-1, answer[:, None])[:, 0])
             found.append(torch.tensor(one.logprobs))
     return torch.cat(found), torch.cat(exact)
+
+
+def check_collectives(
+    device: torch.device, dtype: torch.dtype, rank: int, ranks: int, meeting: str
+) -> tuple[Tensor, Tensor]:
+    """Sum, gather, scatter sums and broadcast as one of `ranks`; return what this rank has, and what the CPU finds."""
+    draw = torch.Generator().manual_seed(0)
+    parts = torch.randn(ranks, NUMBERS, generator=draw).to(dtype)  # of all ranks
+    if device.type == "cuda":
+        device = torch.device("cuda", rank)
+        torch.accelerator.set_device_index(rank)
+    backend = "nccl" if device.type == "cuda" else "gloo"
+    store = FileStore(meeting, ranks)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=ranks, timeout=timedelta(seconds=HANG_SECONDS))
+    try:
+        own, last = parts[rank].to(device), parts[-1].to(device)
+        summed = own.clone()
+        dist.all_reduce(summed)
+        gathered = own.new_empty(ranks * NUMBERS)
+        dist.all_gather_into_tensor(gathered, own)
+        scattered = own.new_empty(NUMBERS // ranks)
+        dist.reduce_scatter_tensor(scattered, own[: NUMBERS // ranks * ranks].clone())
+        sent = last if rank == ranks - 1 else torch.zeros_like(last)
+        dist.broadcast(sent, ranks - 1)
+        found = torch.cat([summed, gathered, scattered, sent]).double().cpu()
+    finally:
+        dist.destroy_process_group()
+    total, whole = parts.double().sum(0), parts.double()
+    share = total[: NUMBERS // ranks * ranks].view(ranks, -1)[rank]
+    return found, torch.cat([total, whole.flatten(), share, whole[-1]])
