@@ -112,3 +112,30 @@ def test_the_host_reads_a_steps_tokens_while_the_device_computes_the_next(monkey
             idle += unread == 1  # the device has nothing to do meanwhile
             unread -= 1
     assert idle < asked / 5, (idle, asked)
+
+
+def test_requests_enter_together_where_steps_are_graphs(monkeypatch: pytest.MonkeyPatch) -> None:
+    waits: list[int] = []  # steps between two admissions, where rows are still decoding
+    admit, run, steps = decoding.Decoding._admit, decoding.DecodingStep.run, 0
+
+    def counted_run(*args: Any) -> None:
+        nonlocal steps
+        steps += 1
+        run(*args)
+
+    def counted_admit(decoding: Any, rows: Any, cache: Any) -> Any:
+        nonlocal steps
+        waits.extend([steps] if rows else [])
+        steps = 0
+        return admit(decoding, rows, cache)
+
+    monkeypatch.setattr(decoding.Decoding, "_admit", counted_admit)
+    monkeypatch.setattr(decoding.DecodingStep, "run", counted_run)
+    params = SamplingParams(max_tokens=96, n=3, stop_token_ids=(*range(5, 20),))  # some end early, some late
+    sample(None, params)
+    assert min(waits) < 16, "on a processor they enter once there is room"
+    waits.clear()
+    with shadow_device() as mode:
+        Steps(mode, monkeypatch)
+        sample(DEVICE, params)
+    assert min(waits) >= 16, waits

@@ -6,7 +6,6 @@ import os
 import zlib
 from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,24 +47,20 @@ def find_damage(checkpoint: Path, *, contents: bool = False) -> str | None:
 
 
 def _find_missing(checkpoint: Path) -> str | None:
-    part = _is_part(checkpoint)  # the index of the whole model names files that other nodes have
-    for path in sorted(checkpoint.rglob("*.json")):
+    state, part = checkpoint / STATE_FILE, False
+    for path in sorted(checkpoint.rglob("*.json"), key=lambda path: (path != state, path)):
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            named = set(content["weight_map"].values()) if path.name.endswith(".index.json") and not part else ()
-            named = content.get("files", ()) if path == checkpoint / STATE_FILE else named
-            missing = [name for name in sorted(named) if not os.path.isfile(path.parent / name)]
+            content, named = json.loads(path.read_text(encoding="utf-8")), []
+            if path == state:
+                named, part = content.get("files", []), WHOLE in content
+            elif path.name.endswith(".index.json") and not part:  # that of a part names files that other nodes have
+                named = content["weight_map"].values()
+            missing = [name for name in sorted(set(named)) if not os.path.isfile(path.parent / name)]
         except (ValueError, KeyError, TypeError, AttributeError) as error:
             return f"{path.relative_to(checkpoint)} is cut off or no JSON of its kind ({error})"
         if missing:
             return f"{path.parent.relative_to(checkpoint) / missing[0]} is missing"
     return None
-
-
-def _is_part(checkpoint: Path) -> bool:
-    with suppress(OSError, ValueError, TypeError):
-        return WHOLE in json.loads((checkpoint / STATE_FILE).read_text(encoding="utf-8"))
-    return False
 
 
 def _find_truncated(checkpoint: Path) -> str | None:

@@ -4,6 +4,7 @@ import errno
 import json
 import re
 import shutil
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,7 +32,22 @@ class Draft:
     folder: Path
 
 
-class CheckpointStore:
+class Store(ABC):
+    """Where checkpoints are written to."""
+
+    @abstractmethod
+    def write(self, step: int, save: Callable[[Path], None], state: dict[str, Any]) -> Draft:
+        """Let `save` fill a folder, and add `state`. Raises CheckpointError."""
+
+    @abstractmethod
+    def publish(self, draft: Draft) -> Path:
+        """Make what was written a checkpoint, and delete old ones. Raises CheckpointError."""
+
+    @abstractmethod
+    def latest(self) -> Path | None: ...
+
+
+class CheckpointStore(Store):
     """The folder `root` with its `global_step_N` checkpoints.
 
     A checkpoint is renamed when complete, so that a crash leaves all of it or nothing. Then older ones are deleted,

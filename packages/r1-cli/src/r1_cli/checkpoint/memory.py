@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from r1_cli.checkpoint.folders import CheckpointError, CheckpointStore
+from r1_cli.checkpoint.folders import CheckpointError, CheckpointStore, Store
 from r1_cli.checkpoint.saving import Ended, Saver
 
 RAM_DISK = Path("/dev/shm")
@@ -94,7 +94,7 @@ def newest_copy(run: Path) -> Path | None:
     return whole[-1] if whole else None
 
 
-class Copies(CheckpointStore):
+class Copies(Store):
     """Where the copies of a run are: on one machine (`MachineCopies`), or on the nodes of a cluster."""
 
     @abstractmethod
@@ -114,7 +114,7 @@ class Copies(CheckpointStore):
         """Remove all copies. Raises CheckpointError."""
 
 
-class MachineCopies(Copies):
+class MachineCopies(CheckpointStore, Copies):
     def __init__(self, run: Path, free: Callable[[], int]) -> None:
         super().__init__(find_copies(run) or run, limit=KEPT)
         self._run, self._free = run, free

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from r1_cli.checkpoint.background import Background
-from r1_cli.checkpoint.folders import CheckpointError, CheckpointStore, Draft
+from r1_cli.checkpoint.folders import CheckpointError, Draft, Store
 
 log = logging.getLogger("r1")
 
@@ -28,7 +28,7 @@ class Saver:
 
     def __init__(
         self,
-        store: CheckpointStore,
+        store: Store,
         ended: Ended = lambda name, begin, end: None,
         most_failed: int = 1,
         published: Callable[[], None] = lambda: None,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from r1_cli.checkpoint.damage import STATE_FILE, WHOLE
 from r1_cli.checkpoint.folders import CheckpointError, CheckpointStore, Draft
-from r1_cli.checkpoint.memory import KEPT, Copies, forget_copies, name_folders
+from r1_cli.checkpoint.memory import Copies, forget_copies, name_folders
 from r1_cli.checkpoint.node_copies import INCOMING, OWN, NodePart, list_files
 from r1_cli.cluster.worker_group import ClusterError, WorkerGroup
 
@@ -28,7 +28,6 @@ class ClusterCopies(Copies):
 
     def __init__(self, run: Path, hosts: "ActorGroup", ranks: WorkerGroup, host_of_rank: Sequence[int]) -> None:
         """`hosts` hold a `NodeCopies` each; `host_of_rank` says on whose node each rank is."""
-        super().__init__(run, limit=KEPT)
         self._run, self._hosts, self._ranks, self._host_of_rank = run, hosts, ranks, host_of_rank
         self._folders: list[Path] = []
         self._latest: Path | None = None
