@@ -45,6 +45,16 @@ def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
     assert tracker["best_val_reward_score"] == 0.9
 
 
+@pytest.mark.parametrize("state", ["7", "[]", '{"val_reward_score": "high"}', '{"val_reward_score": []}', "{"])
+def test_a_damaged_state_has_no_score_and_ends_no_run(state: str, tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path)
+    save(store, 1, 0.5)
+    save(store, 2, 0.9)
+    (store.path(2) / "trainer.json").write_text(state)
+    save(store, 3, 0.1)
+    assert store.best() == 1
+
+
 def test_without_a_limit_everything_stays(tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     for step in range(1, 6):

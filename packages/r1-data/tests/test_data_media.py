@@ -104,6 +104,14 @@ def test_truncated_pictures_do_not_decode(picture, kind):
         load_image(data[: len(data) // 2])
 
 
+def test_a_tiff_whose_pixels_begin_at_a_fraction_is_refused(picture):
+    data = picture(60, 40, "TIFF")
+    at = data.index(struct.pack("<HHI", 273, 4, 1))  # StripOffsets, one 32-bit integer; 11 is a float
+    broken = data[:at] + struct.pack("<HHIf", 273, 11, 1, 8.5) + data[at + 12 :]
+    with pytest.raises(DataError, match="cannot be read"):
+        load_image(broken)
+
+
 def test_missing_file_is_named(tmp_path):
     with pytest.raises(DataError, match=r"gone\.png: no such file"):
         image_size(tmp_path / "gone.png")

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 _FORMATS = ("PNG", "JPEG", "WEBP", "BMP", "GIF", "TIFF", "PPM")
 _ORIENTATION = 0x0112  # EXIF tag
 _ENDS = {"PNG": b"IEND", "JPEG": b"\xff\xd9"}
-_BROKEN = (OSError, SyntaxError, ValueError, EOFError, struct.error, MemoryError)  # what PIL raises for broken files
+# What PIL raises for broken files. A TypeError: an offset of a TIFF that is a fraction.
+_BROKEN = (OSError, SyntaxError, ValueError, TypeError, EOFError, struct.error, MemoryError)
 _DEEP = ("I;16", "I;16B", "I;16L", "I;16N")  # PIL's modes of 16-bit gray
 _BOUNDLESS = ("I", "F")  # PIL's modes without a defined white
 _LFS = b"version https://git-lfs"

@@ -180,10 +180,10 @@ class CheckpointStore(Store):
 
     def _score(self, step: int) -> float | None:
         try:
-            score: float | None = read_state(self.path(step)).get("val_reward_score")
+            score = read_state(self.path(step)).get("val_reward_score")
         except ValueError:  # damaged, and older than what the run resumes from
             return None
-        return score
+        return score if isinstance(score, int | float) else None
 
     def _prune(self) -> None:
         steps, best = self.steps(), self.best()
@@ -215,12 +215,19 @@ class CheckpointStore(Store):
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """Return the trainer's state. Raises FileNotFoundError if the folder is not a complete checkpoint."""
+    """Return the trainer's state.
+
+    Raises:
+        FileNotFoundError: the folder is not a complete checkpoint.
+        ValueError: the state is damaged.
+    """
     path = checkpoint / STATE_FILE
     if not path.is_file():
         held = ", ".join(sorted(p.name for p in checkpoint.iterdir())[:8]) if checkpoint.is_dir() else "no such folder"
         raise FileNotFoundError(f"{checkpoint} is not a checkpoint of r1: it has no {STATE_FILE} ({held})")
-    state: dict[str, Any] = json.loads(path.read_text())
+    state = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(state, dict):
+        raise ValueError(f"{path} holds {type(state).__name__}, no object")
     return state
 
 
