@@ -190,7 +190,7 @@ def test_of_an_adapter_the_factors_alone_cross_to_all_engines() -> None:
     engines.load_weights(LocalWeights(Adapter(2, 4.0, ("up_proj",), factors), 4))
     assert sum(Stored(place).num_bytes for place in range(before, len(STORE))) < 2 * 4 * 2 * 2 * (16 + 32)
     sent = Adapter(2, 4.0, ("up_proj",), factors)
-    proof = engines.compare(expected_checksums(sent, engines.precisions, factors=True))
+    proof = engines.compare(expected_checksums(sent, engines.precisions, keeps_layout=True))
     assert not proof.differing
     assert not proof.unread
     with ExitStack() as stack:

@@ -263,11 +263,17 @@ def test_packing_without_the_text_axis_is_refused():
     three_axes = Sample(sample.token_ids, sample.loss_mask, sample.position_ids[1:], 8, 0.0)
     with pytest.raises(ValueError, match=r"group 8: position_ids\[0\] must count"):
         pack([three_axes])
+    last = replace(sample, position_ids=sample.position_ids.roll(1, 0), group_id=9)
+    with pytest.raises(ValueError, match=r"group 9: position_ids\[0\] must count"):
+        pack([*picture_samples((1, 2)), last])
 
 
-def test_a_trained_first_token_is_refused():
-    with pytest.raises(ValueError, match="first token is trained"):
-        collate([make([], [1, 2])], padding_free=True)
+@pytest.mark.parametrize("padding_free", [True, False])
+def test_a_trained_first_token_is_refused(padding_free):
+    wrong = replace(make([], [1, 2]), group_id=5)
+    for samples in ([wrong], [make([3], [1]), make([4, 4], [2]), wrong, make([3], [1])]):
+        with pytest.raises(ValueError, match="group 5: its first token is trained"):
+            collate(samples, padding_free=padding_free)
 
 
 def test_an_empty_micro_batch_size_is_refused():

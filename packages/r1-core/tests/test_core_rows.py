@@ -18,6 +18,7 @@ from r1_core.types import (
     Sample,
     TokenTable,
     known,
+    ranges,
     rows,
     to_rows,
     tokens,
@@ -83,6 +84,11 @@ def test_a_table_takes_micro_batches_in_any_order_and_adds_up_ranks() -> None:
     found = with_tokens(SAMPLES, **columns)
     assert [one.old_logprobs.tolist() for one in found] == [[0, 0, 2, 6], [0, 14], [0, 0, 0]]
     assert [one.squared_probs.tolist() for one in found] == [[0, 0, 4, 8], [0, 16], [0, 0, 0]]
+
+
+def test_ranges_of_any_length_follow_one_another() -> None:
+    assert ranges([5, 9, 0], [2, 0, 3]).tolist() == [5, 6, 0, 1, 2]
+    assert ranges([], []).tolist() == []
 
 
 @pytest.mark.parametrize("attempt", [pickle.dumps, copy.copy, copy.deepcopy])

@@ -12,6 +12,7 @@ Example: samples that train their last 2 and 1 tokens, with `advantages` [0, 0, 
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
+from itertools import accumulate
 from typing import NoReturn
 
 import torch
@@ -101,7 +102,7 @@ class Sample:
                 f"{owner}: token_ids has dtype {self.token_ids.dtype}, expected torch.int64 or torch.int32"
             )
         length = self.token_ids.shape[0]
-        given = {name: value for name in PER_TOKEN if (value := self.get(name)) is not None}
+        given: dict[str, Tensor] = {name: value for name in PER_TOKEN if (value := getattr(self, name)) is not None}
         for name in TOP_FIELDS:
             if (value := given.pop(name, None)) is not None:
                 check_tensors(owner, "[L, k]", (length, *value.shape[1:2]), **{name: value})
@@ -131,7 +132,7 @@ class Sample:
     @property
     def response_length(self) -> int:
         """The number of trained tokens; those that an environment added do not count."""
-        return int(self.loss_mask.sum())
+        return int(self.loss_mask.numpy(force=True).sum())  # operations of torch take longer to start
 
     @property
     def input_names(self) -> set[str]:
@@ -218,6 +219,13 @@ class LossOutput:
     metrics: dict[str, Tensor] = field(default_factory=dict)  # scalars, detached
 
 
+def ranges(starts: Sequence[int], lengths: Sequence[int]) -> Tensor:
+    """Return whole numbers range after range, int64 [sum of `lengths`]. Example: starts 5, 0 of 2, 3 give 5 6 0 1 2."""
+    counts = torch.tensor(lengths, dtype=torch.int64)
+    shifts = torch.tensor(starts, dtype=torch.int64) - counts.cumsum(0) + counts
+    return torch.arange(sum(lengths)) + shifts.repeat_interleave(counts)
+
+
 def trained(samples: Sequence[Sample]) -> Tensor:
     """Return where rows have tokens, bool [N, R]. R is at least 1."""
     return row_mask(torch.tensor([sample.response_length for sample in samples]))
@@ -302,7 +310,7 @@ class TokenTable:
         """Allocate the table; every trained token must be put once, on one rank."""
         self._fields = fields
         self._lengths = [sample.response_length for sample in samples]
-        self._ends = torch.tensor(self._lengths).cumsum(0).tolist()
+        self._starts = [0, *accumulate(self._lengths)]
         self._values = torch.zeros(len(fields), sum(self._lengths), dtype=torch.float32, device=device)
 
     def put(self, indices: Sequence[int], values: Tensor) -> None:
@@ -310,8 +318,8 @@ class TokenTable:
 
         `indices` are its samples'; fillers come last, without trained tokens.
         """
-        for i, own in zip(indices, values.split([self._lengths[i] for i in indices]), strict=True):
-            self._values[:, self._ends[i] - self._lengths[i] : self._ends[i]] = own.T
+        places = ranges([self._starts[i] for i in indices], [self._lengths[i] for i in indices])
+        self._values.index_copy_(1, places.to(self._values.device), values.T.to(self._values))
 
     def columns(self, total: Callable[[Tensor], Tensor]) -> dict[str, Tensor]:
         """Return the fields flat, each float32 [T] on the CPU.

@@ -101,12 +101,11 @@ def checksum(tensor: Tensor) -> int:
 
     Different tensors have equal sums with a chance of 1 in 2^32 or less, and never if they differ in one element.
     """
-    flat = tensor.detach().contiguous().reshape(-1)
+    flat = tensor.detach().reshape(-1)
     bits = flat.view({1: torch.uint8, 2: torch.int16}.get(flat.element_size(), torch.int32))
-    weights, total = _scattered(_BLOCK, flat.device), torch.zeros((), dtype=torch.int64, device=flat.device)
-    blocks = bits.split(_BLOCK)
-    for block, weight in zip(blocks, _scattered(len(blocks), flat.device), strict=True):
-        total += weight * (weights[: len(block)] * block).sum()
+    weights, blocks = _scattered(_BLOCK, flat.device), bits.split(_BLOCK) if len(bits) > _BLOCK else [bits]
+    sums = [(weights[: len(block)] * block).sum() for block in blocks]
+    total = sums[0] if len(sums) == 1 else (torch.stack(sums) * _scattered(len(sums), flat.device)).sum()
     return int(total) % (1 << 64)
 
 
@@ -118,20 +117,24 @@ def _scattered(count: int, device: torch.device) -> Tensor:
     return (places ^ (places >> 29)) | 1
 
 
-def expected_checksums(weights: Weights, precisions: Iterable[str], *, factors: bool = False) -> dict[str, Expected]:
+def expected_checksums(
+    weights: Weights, precisions: Iterable[str], *, keeps_layout: bool = False
+) -> dict[str, Expected]:
     """Return the sums of each tensor, as it is and cast to each of `precisions`; runs where the weights are.
 
     Args:
-        factors: include an adapter's, which most engines keep in no comparable form.
+        keeps_layout: the engine's, see `Checksummed`. Then an adapter's factors are included, and tensors of equal
+            elements are not looked for, as no tensor may differ.
     """
     if isinstance(weights, Adapter):
-        return expected_checksums(weights.weights, precisions) if factors else {}
+        return expected_checksums(weights.weights, precisions, keeps_layout=True) if keeps_layout else {}
     kinds = [*map(dtype_named, precisions)]
     found = {}
     for name, tensor in named_tensors(weights):
         dtypes = {tensor.dtype, *kinds} if tensor.is_floating_point() else {tensor.dtype}
         sums = {str(kind).removeprefix("torch."): checksum(tensor.to(kind)) for kind in dtypes}
-        found[name] = Expected(tensor.shape[0] if tensor.ndim else 1, sums, _is_constant(tensor))
+        constant = not keeps_layout and _is_constant(tensor)
+        found[name] = Expected(tensor.shape[0] if tensor.ndim else 1, sums, constant)
     return found
 
 

@@ -7,7 +7,7 @@ than products.
 """
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Any, TypeAlias
 
 import torch
@@ -37,7 +37,7 @@ def attend_to_prompts(query: Tensor, key: Tensor, value: Tensor, pack: Pack, sca
 _Member: TypeAlias = tuple[int, list[int]]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, eq=False)
 class SegmentBatch:
     """Segments of one call, padded with repetitions of their last token.
 
@@ -49,25 +49,31 @@ class SegmentBatch:
     segments: int
     mask: Tensor | None = None  # float32 [segments, 1, longest, longest], added to the scores; None: causal
 
-    def gather(self, tensor: Tensor) -> Tensor:
-        """From [heads, T, …] to [segments, heads, longest, …]."""
-        return tensor.index_select(1, self.positions).unflatten(1, (self.segments, -1)).transpose(0, 1)
+    @cached_property
+    def kept_positions(self) -> Tensor:
+        return self.positions if self.kept is None else self.positions[self.kept]
+
+    @cached_property
+    def is_own(self) -> Tensor:
+        """1 where `positions` is no repetition, else 0: float32 [segments, 1, longest, 1]. Only with `kept`."""
+        assert self.kept is not None
+        return torch.zeros(len(self.positions)).index_fill_(0, self.kept, 1.0).view(self.segments, 1, -1, 1)
+
+    def gather(self, tensor: Tensor, times: int = 1) -> Tensor:
+        """From [heads, T, …] to [segments, heads × `times`, longest, …], each head repeated."""
+        taken = tensor.index_select(1, self.positions).unflatten(1, (self.segments, -1)).transpose(0, 1)
+        return taken if times == 1 else taken[:, :, None].expand(-1, -1, times, -1, -1).flatten(1, 2)
 
     def scatter(self, found: Tensor, tensor: Tensor) -> None:
         """Write [segments, heads, longest, …] to its positions in [heads, T, …]; the inverse of `gather`."""
-        flat, positions = found.transpose(0, 1).flatten(1, 2), self.positions
-        if self.kept is not None:
-            flat, positions = flat.index_select(1, self.kept), positions[self.kept]
-        tensor.index_copy_(1, positions, flat)
+        flat = found.transpose(0, 1).flatten(1, 2)
+        tensor.index_copy_(1, self.kept_positions, flat if self.kept is None else flat.index_select(1, self.kept))
 
     def mask_like(self, tensor: Tensor) -> Tensor | None:
         return None if self.mask is None else self.mask.to(tensor.dtype)
 
     def zero_repeats(self, taken: Tensor) -> Tensor:
-        if self.kept is None:
-            return taken
-        own = torch.zeros(len(self.positions), 1, dtype=taken.dtype).index_fill_(0, self.kept, 1.0)
-        return taken * own.view(self.segments, 1, -1, 1)
+        return taken if self.kept is None else taken * self.is_own.to(taken.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,13 +142,11 @@ def _make_batch(pack: Pack, members: list[_Member]) -> SegmentBatch:
     positions = (starts[:, None] + inside).flatten()
     if all(len(segments) == 1 for _, segments in members):
         return SegmentBatch(positions, kept, len(members))
-    mask = torch.full((len(members), 1, own.shape[1], own.shape[1]), -torch.inf)
-    for group, (_, segments) in enumerate(members):
-        answers = len(segments) - 1
-        seen = Pack.of(
-            [pack.lengths[segment] for segment in segments], "cpu", behind=[NO_PROMPT, *[0] * answers]
-        ).visible()
-        mask[group, 0, :, : len(seen)].masked_fill_(seen[inside[group]], 0.0)
+    segment = torch.arange(len(pack.lengths)).repeat_interleave(torch.tensor(pack.lengths))[positions].view_as(own)
+    prompt = torch.tensor([segments[0] for _, segments in members])[:, None]
+    seen = (segment == prompt)[:, None] | (segment[:, :, None] == segment[:, None])
+    seen &= own[:, None] & (torch.arange(own.shape[1]) <= inside[:, :, None])
+    mask = torch.where(seen, 0.0, -torch.inf)[:, None]
     return SegmentBatch(positions, kept, len(members), mask)
 
 
@@ -165,10 +169,7 @@ class _Attention(Function):
             half = _flash(*_expand_heads(times, query[:, own], key[:, own], value[:, own]), 0.0, True, scale=scale)
             found[:, own], sums[:, own] = (each.flatten(0, 1) for each in half)
         for segments in plan.alike:
-            given = (
-                segments.gather(query),
-                *(segments.gather(each).repeat_interleave(times, 1) for each in (key, value)),
-            )
+            given = segments.gather(query), segments.gather(key, times), segments.gather(value, times)
             half = _flash(*given, 0.0, segments.mask is None, attn_mask=segments.mask_like(query), scale=scale)
             segments.scatter(half[0], found)
             segments.scatter(half[1], sums)
@@ -198,10 +199,7 @@ class _Attention(Function):
             for total, one in zip(totals, _merge_head_grads(own_grads), strict=True):
                 total[:, own] = one
         for segments in ctx.plan.alike:
-            given = (
-                segments.gather(query),
-                *(segments.gather(each).repeat_interleave(times, 1) for each in (key, value)),
-            )
+            given = segments.gather(query), segments.gather(key, times), segments.gather(value, times)
             rows = (segments.gather(each) for each in (found, sums))
             masked_grad, looks_back, mask = (
                 segments.zero_repeats(segments.gather(grad)),

@@ -1,7 +1,9 @@
 """Build the tensors of one forward pass: samples packed into one row, or padded to the longest."""
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -15,6 +17,7 @@ from r1_core.types import (
     Totals,
     join_inputs,
     known,
+    ranges,
     rows,
     to_rows,
     tokens,
@@ -82,9 +85,11 @@ def collate(
     """
     if sequence is not None and not padding_free:
         raise ValueError("ranks share packed rows only: set padding_free, or one rank to a sequence")
-    for sample in samples:
-        if sample.loss_mask[0]:
-            raise ValueError(f"sample of group {sample.group_id}: its first token is trained, but nothing predicts it")
+    wholes = [len(sample.token_ids) for sample in samples]
+    mask = torch.cat([sample.loss_mask for sample in samples])
+    if unpredicted := mask[[0, *accumulate(wholes[:-1])]].nonzero().flatten().tolist():
+        group = samples[unpredicted[0]].group_id
+        raise ValueError(f"sample of group {group}: its first token is trained, but nothing predicts it")
     if padding_free:
         row = lay_out(samples, share=share_prompts)
         arguments, places, behind = pack(samples, row), row.places, row.behind
@@ -94,11 +99,10 @@ def collate(
         arguments, lengths, behind = pad(samples), [], []
         width = arguments["input_ids"].shape[1]
         spans = [(i, 0, width) for i in range(len(samples))]
-        places = [torch.arange(len(sample.token_ids)) + i * width for i, sample in enumerate(samples)]
-    values = [name for name in fields if name not in TOP_FIELDS]
+        places = ranges([i * width for i in range(len(samples))], wholes)
+    values, loss_mask = [name for name in fields if name not in TOP_FIELDS], trained(samples)
     # A token is predicted by the one before it: the first of every answer by the end of the prompt.
-    before = [place[:-1][sample.loss_mask[1:]] for place, sample in zip(places, samples, strict=True)]
-    predictors, targets, shard = torch.cat(before), tokens(samples, "token_ids"), None
+    predictors, targets, shard = places[:-1][mask[1:]], tokens(samples, "token_ids"), None
     if sequence is not None:
         arguments, lengths, behind = _fill_up(arguments, lengths, behind, sequence.size)
         shard, predictors, targets = _own_part(predictors, targets, sum(lengths), sequence, device)
@@ -107,8 +111,8 @@ def collate(
         pack=Pack.of(lengths, device, sequence, behind) if padding_free else None,
         predictors=predictors.to(device),
         targets=targets.to(device, torch.int64),
-        loss_mask=trained(samples).to(device),
-        values={name: rows(samples, name).to(device) for name in values if known(samples, name)},
+        loss_mask=loss_mask.to(device),
+        values={name: rows(samples, name, loss_mask).to(device) for name in values if known(samples, name)},
         shard=shard,
         top=tuple(_own(tokens(samples, name).to(device), shard) for name in TOP_FIELDS if name in fields),
         routed=_lay_out_routing(samples, spans, sequence, device),
@@ -172,23 +176,25 @@ def pack(samples: Sequence[Sample], row: Row | None = None) -> dict[str, Tensor]
     text positions first. Raises ValueError without that first axis, as a model would silently attend across samples.
     Only a `Pack` separates the answers to a shared prompt.
     """
-    for sample in samples:
-        plain = torch.arange(sample.token_ids.shape[0], device=sample.position_ids.device)
-        if not torch.equal(sample.position_ids[0], plain):
-            raise ValueError(
-                f"sample of group {sample.group_id}: position_ids[0] must count 0, 1, 2, … so that samples can be "
-                "packed; models with several position axes need the text positions as a first, additional axis"
-            )
     segments = (row or lay_out(samples, share=False)).segments
+    starts, lengths = [0, *accumulate(len(sample.token_ids) for sample in samples)], [e - s for _, s, e in segments]
+    chosen = ranges([starts[i] + start for i, start, _ in segments], lengths)
+    position_ids = torch.cat([sample.position_ids for sample in samples], dim=-1)[:, chosen]
+    plain = ranges([start for _, start, _ in segments], lengths)
+    if miscounted := (position_ids[0] != plain).nonzero().flatten().tolist():
+        i = bisect_right(starts, int(chosen[miscounted[0]])) - 1
+        raise ValueError(
+            f"sample of group {samples[i].group_id}: position_ids[0] must count 0, 1, 2, … so that samples can be "
+            "packed; models with several position axes need the text positions as a first, additional axis"
+        )
     inputs = list[Mapping[str, Tensor]]()  # in the order of the row's placeholders
     for i, start, end in segments:
         if start == 0:
             inputs.append(samples[i].model_inputs)
         if end == samples[i].token_ids.shape[0]:
             inputs.append(samples[i].later_inputs)
-    position_ids = torch.cat([samples[i].position_ids[:, start:end] for i, start, end in segments], dim=-1)
     return {
-        "input_ids": torch.cat([samples[i].token_ids[start:end] for i, start, end in segments])[None].long(),
+        "input_ids": torch.cat([sample.token_ids for sample in samples])[chosen][None].long(),
         "position_ids": position_ids if position_ids.shape[0] == 1 else position_ids[:, None],
         **join_inputs(inputs),
     }

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.autograd import Function
 from torch.distributed import _functional_collectives as collectives
 
-from r1_core.types import Sample
+from r1_core.types import Sample, ranges
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +74,9 @@ class SharedPrompts:
 def _key(sample: Sample) -> tuple[object, ...]:
     """Identify a sample's prompt. The first axis of positions only counts tokens, so it is left out."""
     start = sample.prompt_length
-    tokens, positions = sample.token_ids[:start].cpu(), sample.position_ids[1:, :start].cpu().contiguous()
+    tokens, positions = sample.token_ids.numpy(force=True)[:start], sample.position_ids.numpy(force=True)[1:, :start]
     inputs = id(sample.model_inputs) if sample.model_inputs else None
-    return start, tokens.numpy().tobytes(), positions.numpy().tobytes(), inputs
+    return start, tokens.tobytes(), positions.tobytes(), inputs
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,22 +246,20 @@ class Pack:
     @cached_property
     def keys(self) -> Keys:
         """The tokens that each segment's last token attends to; k tokens earlier, all but the last k of them."""
-        segments = zip(self.starts, self.lengths, self.behind, strict=True)
-        places, ends = list[Tensor](), [0]
-        for start, length, behind in segments:
-            if behind != NO_PROMPT:
-                places.append(torch.arange(self.starts[behind], self.starts[behind] + self.lengths[behind]))
-            places.append(torch.arange(start, start + length))
-            ends.append(ends[-1] + length + (self.lengths[behind] if behind != NO_PROMPT else 0))
+        spans, ends = list[tuple[int, int]](), [0]
+        for start, length, behind in zip(self.starts, self.lengths, self.behind, strict=True):
+            before = [] if behind == NO_PROMPT else [(self.starts[behind], self.lengths[behind])]
+            spans += [*before, (start, length)]
+            ends.append(ends[-1] + length + sum(tokens for _, tokens in before))
         device = self.ends.device
-        return Keys(torch.cat(places).to(device), torch.tensor(ends, dtype=torch.int32).to(device))
+        places = ranges(*zip(*spans, strict=True))
+        return Keys(places.to(device), torch.tensor(ends, dtype=torch.int32).to(device))
 
     @cached_property
     def places(self) -> Tensor:
         """Where each token is in its sequence, int64 [T]."""
         before = [0 if segment == NO_PROMPT else self.lengths[segment] for segment in self.behind]
-        segments = zip(before, self.lengths, strict=True)
-        return torch.cat([torch.arange(first, first + length) for first, length in segments]).to(self.ends.device)
+        return ranges(before, self.lengths).to(self.ends.device)
 
     def chunked(self, size: int) -> "Pack":
         """Return the pack in which each sequence is cut into chunks of `size` tokens that do not see one another.
@@ -294,17 +292,17 @@ class Row(NamedTuple):
 
     segments: list[tuple[int, int, int]]  # (sample, first token, last token + 1)
     behind: list[int]  # as in `Pack`
-    places: list[Tensor]  # per sample int64 [L], positions of its tokens in the row
+    places: Tensor  # int64, positions in the row of all tokens of the samples, sample after sample
 
 
 def lay_out(samples: Sequence[Sample], *, share: bool) -> Row:
     """Lay samples out one after another; with `share`, each shared prompt once, followed by its answers."""
     work = SharedPrompts.find(samples, share)
-    segments, behind, places, start = list[tuple[int, int, int]](), list[int](), [torch.empty(0)] * len(samples), 0
+    segments, behind, start = list[tuple[int, int, int]](), list[int](), 0
+    spans = [(0, 0)] * (2 * len(samples))  # first position and tokens of each sample's prompt, and of the rest
     for group in work.groups(range(len(samples))):
         prompt = work.lengths[work.prompt[group[0]]] if len(group) > 1 else 0
-        before = torch.arange(start, start + prompt)
-        prompt_segment = NO_PROMPT
+        before, prompt_segment = (start, prompt), NO_PROMPT
         if prompt:
             prompt_segment = len(segments)
             segments.append((group[0], 0, prompt))
@@ -314,6 +312,6 @@ def lay_out(samples: Sequence[Sample], *, share: bool) -> Row:
             length = samples[i].token_ids.shape[0]
             segments.append((i, prompt, length))
             behind.append(prompt_segment)
-            places[i] = torch.cat([before, torch.arange(start, start + length - prompt)])
+            spans[2 * i : 2 * i + 2] = before, (start, length - prompt)
             start += length - prompt
-    return Row(segments, behind, places)
+    return Row(segments, behind, ranges(*zip(*spans, strict=True)))

@@ -202,19 +202,19 @@ def _samples_of(
 ) -> list[Sample]:
     """Return samples from (tokens, log-probs or None, reward). They share one loss mask and positions."""
     start, longest = len(prompt.token_ids), max((len(token_ids) for token_ids, _, _ in responses), default=0)
-    prompt_ids, nothing = torch.tensor(prompt.token_ids), torch.zeros(start)
+    prompt_ids, nothing = np.array(prompt.token_ids, dtype=np.int64), np.zeros(start, dtype=np.float32)
     loss_mask = torch.arange(start + longest) >= start
     position_ids = extend_positions(prompt.position_ids, longest)
     return [
         Sample(
-            token_ids=torch.cat([prompt_ids, torch.as_tensor(token_ids).long()]),
+            token_ids=torch.from_numpy(np.concatenate([prompt_ids, np.asarray(token_ids, dtype=np.int64)])),
             loss_mask=loss_mask[: start + len(token_ids)],
             position_ids=position_ids[:, : start + len(token_ids)],
             group_id=group_id,
             reward=reward,
             model_inputs=prompt.model_inputs,
             prompt_length=start,
-            rollout_logprobs=None if logprobs is None else torch.cat([nothing, torch.from_numpy(logprobs)]),
+            rollout_logprobs=None if logprobs is None else torch.from_numpy(np.concatenate([nothing, logprobs])),
         )
         for token_ids, logprobs, reward in responses
     ]

@@ -115,8 +115,8 @@ class CheckedGenerator:
         """Compute what the engine must match, before the sync: the learner may need memory that the engine takes."""
         probes, sums = self.canary.probes, None
         if isinstance(self.engine, Checksummed):
-            kinds, factors = self.engine.precisions, self.engine.keeps_layout
-            sums = source.run_with_weights(partial(expected_checksums, precisions=kinds, factors=factors))
+            kinds, same = self.engine.precisions, self.engine.keeps_layout
+            sums = source.run_with_weights(partial(expected_checksums, precisions=kinds, keeps_layout=same))
         opening = self.canary.opening.probes if self.canary.opening else None
         once = (None, None) if self._started else (self.canary.pictures, opening)
         seen = [self.reference.logprobs_of(one.prompts, one.responses) if one else None for one in once]
