@@ -9,7 +9,8 @@ from torch.nn import functional as F
 
 from r1_rollout.embedded.attention import decode_attention
 from r1_rollout.embedded.prefill import prefill_batches
-from r1_rollout.embedded.softmax import LOG2_E, merge, partial_attention
+from r1_rollout.embedded.segments import Readers, Sight
+from r1_rollout.embedded.softmax import LOG2_E, AttentionPart, attend
 from r1_rollout.types import Replaying, SamplingParams
 from r1_rollout.weights import LocalWeights
 
@@ -80,17 +81,18 @@ def test_logprobs_stay_exact_in_long_answers_of_mixed_ages(text_model):
     assert max(lengths) > 64 > min(lengths), "answers did not outgrow the first room, or none ended early"
 
 
-def test_two_parts_of_the_columns_merge_to_the_attention_over_all():
+def test_attention_in_parts_is_that_over_all_columns():
     query, key, value = (torch.randn(3, 2, length, 8) for length in (4, 10, 10))
+    key[:, :, 4:] *= 100  # scores of hundreds, whose powers are infinite without the second part's peak
     bias = torch.zeros(3, 1, 1, 10)
     bias[1, ..., 3:6] = -torch.inf
+    everyone = Readers(True, *[torch.arange(3)] * 3)
     parts = [
-        partial_attention(LOG2_E * query / 8**0.5, key[:, :, part].transpose(2, 3), value[:, :, part], bias[..., part])
-        for part in (slice(0, 4), slice(4, 10))
+        AttentionPart(key.transpose(2, 3), value, Sight(columns, -torch.inf, bias[..., columns]), everyone)
+        for columns in (slice(0, 4), slice(4, 10))
     ]
-    whole = merge(*parts)
     torch.testing.assert_close(
-        whole.output / whole.total, F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+        attend(LOG2_E * query / 8**0.5, parts), F.scaled_dot_product_attention(query, key, value, attn_mask=bias)
     )
 
 

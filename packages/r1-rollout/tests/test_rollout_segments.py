@@ -10,7 +10,7 @@ from embedded_cases import END, assert_exact, engine_for, mixed_prompts, sample,
 from torch.nn import functional as F
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from r1_rollout.embedded import segments
+from r1_rollout.embedded import products, segments
 from r1_rollout.embedded.kv import GroupCache, KeysValues
 from r1_rollout.embedded.prefill import prefill_batches
 from r1_rollout.embedded.segments import close_gaps, cut
@@ -48,8 +48,10 @@ def test_gaps_are_closed_by_the_last_places(count: int, leaving: list[int]) -> N
 
 
 @pytest.mark.usefixtures("short_segments")
+@pytest.mark.parametrize("few", [0, 1 << 20], ids=["sums of embeddings", "products"])
 @pytest.mark.parametrize("max_sequences", [64, 5])
-def test_logprobs_stay_exact_over_many_segments_and_ages(model, max_sequences):
+def test_logprobs_stay_exact_over_many_segments_and_ages(model, max_sequences, few, monkeypatch):
+    monkeypatch.setattr(products, "_FEW", few)
     prompts, params = mixed_prompts(model), SamplingParams(max_tokens=30, n=4)
     groups = sample(model, prompts, params, max_sequences=max_sequences, end_token_ids={END, 8, 9})
     assert_exact(model, prompts, groups, 1.0)
@@ -68,12 +70,15 @@ def test_a_samples_tokens_do_not_depend_on_how_long_others_are(text_model):
 
 
 @pytest.mark.usefixtures("short_segments")
-def test_attention_over_segments_is_that_over_whole_rows_to_1e_12_in_float64():
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-6)], ids=str)
+def test_attention_over_segments_is_that_over_whole_rows(dtype, tolerance, monkeypatch):
     """Rows of several prompts enter, end and change places at random, against one plain attention a row."""
+    monkeypatch.setattr(products, "_FEW", 0)  # all products of float32 are sums of embeddings
+    monkeypatch.setattr(products, "_WHOLE", 0)
     torch.manual_seed(0)
     draw = torch.Generator().manual_seed(1)
     lengths = [3, 30, 5, 11]
-    past = [torch.randn(2, HEADS, length, SIZE, dtype=torch.float64) for length in lengths]  # keys and values
+    past = [torch.randn(2, HEADS, length, SIZE, dtype=dtype) for length in lengths]  # keys and values
     cache = GroupCache(12, 40)
     padded = [F.pad(one, (0, 0, 0, max(lengths) - one.shape[2])) for one in past]
     cache.insert([KeysValues(*torch.stack(padded, dim=1))], lengths, 0)
@@ -82,8 +87,8 @@ def test_attention_over_segments_is_that_over_whole_rows_to_1e_12_in_float64():
     ages = torch.zeros(12, dtype=torch.int64)
     cache.arrange(slots, lengths, CPU)
     for step in range(36):
-        key, value = torch.randn(2, len(rows), HEADS, 1, SIZE, dtype=torch.float64)
-        query = torch.randn(len(rows), HEADS, 3, SIZE, dtype=torch.float64)
+        key, value = torch.randn(2, len(rows), HEADS, 1, SIZE, dtype=dtype)
+        query = torch.randn(len(rows), HEADS, 3, SIZE, dtype=dtype)
         cache.aim(ages.numpy())
         cache.place(ages)
         cache.write(key[:, :, 0], value[:, :, 0], 0)
@@ -92,7 +97,7 @@ def test_attention_over_segments_is_that_over_whole_rows_to_1e_12_in_float64():
             rows[index] = row = torch.cat([row, torch.stack([key[index], value[index]])], dim=2)
             torch.testing.assert_close(
                 found[index], F.scaled_dot_product_attention(query[index], row[0], row[1], scale=1.0),
-                rtol=1e-12, atol=1e-12,
+                rtol=tolerance, atol=tolerance,
             )  # fmt: skip
         ages += 1
         if step % 3 == 0 and len(rows) > 4:  # one leaves, whichever: there stay two of each prompt at least

@@ -1,7 +1,6 @@
 """The KV cache of running samples.
 
-Prompts are stored once for all their samples; samples' own tokens are stored apart; both in segments, whose softmaxes
-are merged.
+Prompts are stored once for all their samples; samples' own tokens are stored apart; both in segments.
 """
 
 from collections.abc import Hashable, Iterator, Sequence
@@ -15,8 +14,8 @@ import torch
 from torch import Tensor
 
 from r1_rollout.embedded.scores import ScoreChange
-from r1_rollout.embedded.segments import HIDDEN, Layer, Numbers, Readers, Segment, Sight, cut
-from r1_rollout.embedded.softmax import LOG2_E, Partial, merge, partial_attention
+from r1_rollout.embedded.segments import Layer, Numbers, Readers, Segment, cut
+from r1_rollout.embedded.softmax import AttentionPart, attend
 from r1_rollout.embedded.states import RecurrentState, StateHolder
 from r1_rollout.embedded.windows import AttentionWindow
 
@@ -291,48 +290,12 @@ class GroupCache(StateHolder):
         Returns:
             [rows, heads, queries, size].
         """
-        whole: Partial | None = None
+        parts = []
         for segment, readers in (*self._prompt_readers, *self._answer_readers):
-            if (sight := segment.sights[self.window]) is None:
-                continue
-            part = self._attend_segment(segment, sight, readers, query, change)
-            if whole is None and len(readers.rows) < len(query):  # behind a window: rows read no column of it
-                whole = Partial(*(tensor.new_zeros(len(query), *tensor.shape[1:]) for tensor in part))
-                whole.peak.fill_(HIDDEN)
-            if whole is None:  # every row reads it
-                whole = part
-            elif len(readers.rows) == len(query):
-                whole = merge(whole, part)
-            else:
-                both = merge(Partial(*(tensor[readers.rows] for tensor in whole)), part)
-                for tensor, changed in zip(whole, both, strict=True):
-                    tensor[readers.rows] = changed
-        assert whole is not None
-        if change is not None and change.sinks is not None:
-            sinks = (LOG2_E * change.sinks.to(whole.peak)).view(1, *query.shape[1:3], 1).expand_as(whole.peak)
-            whole = merge(whole, Partial(torch.zeros_like(whole.output), sinks, torch.ones_like(sinks)))
-        return whole.output / whole.total
-
-    def _attend_segment(
-        self, segment: Segment, sight: Sight, readers: Readers, query: Tensor, change: ScoreChange | None
-    ) -> "Partial":
-        places, (_, heads, queries, size) = len(segment.owners), query.shape
-        own = segment.layers[self.layer]
-        sorted_query = query if readers.straight else query[readers.members]
-        part = partial_attention(
-            sorted_query.view(places, -1, heads, queries, size).transpose(1, 2).reshape(places, heads, -1, size),
-            own.keys[:places, ..., sight.columns],
-            own.values[:places, :, sight.columns],
-            sight.bias,
-            change,
-        )
-
-        def of_rows(tensor: Tensor) -> Tensor:
-            """[places, heads, members × queries, size] to [readers, heads, queries, size]."""
-            apart = tensor.view(places, heads, -1, queries, tensor.shape[-1]).transpose(1, 2)
-            return apart.flatten(0, 1) if readers.straight else apart.flatten(0, 1)[readers.at]
-
-        return Partial(*map(of_rows, part))
+            if (sight := segment.sights[self.window]) is not None:
+                keys, values = (each[: len(segment.owners)] for each in segment.layers[self.layer])
+                parts.append(AttentionPart(keys, values, sight, readers))
+        return attend(query, parts, change)
 
     @property
     def window(self) -> AttentionWindow | None:

@@ -154,6 +154,21 @@ class Readers:
         straight = len(rows) == len(members) == len(sequences) and bool((at == rows).all())
         return cls(straight, *(torch.from_numpy(array).to(device) for array in (members, rows, at)))
 
+    def sort(self, tensor: Tensor, places: int) -> Tensor:
+        """Return the numbers of rows by places: [rows, heads, queries, …] to [places, heads, members × queries, …]."""
+        if not self.straight:
+            tensor = tensor.index_select(0, self.members)
+        if len(tensor) == places:
+            return tensor
+        return tensor.view(places, -1, *tensor.shape[1:]).transpose(1, 2).flatten(2, 3)
+
+    def unsort(self, tensor: Tensor, queries: int) -> Tensor:
+        """Return numbers of places by readers, the reverse of `sort`: [readers, heads, queries, …]."""
+        if tensor.shape[2] != queries:
+            places, heads, _, size = tensor.shape
+            tensor = tensor.view(places, heads, -1, queries, size).transpose(1, 2).flatten(0, 1)
+        return tensor if self.straight else tensor.index_select(0, self.at)
+
     def of_places(self, numbers: Tensor, places: int) -> Tensor:
         """Return of each place the number of the first row that reads it: [rows] -> [places]."""
         if self.straight and len(self.members) == places:
