@@ -207,8 +207,9 @@ def test_one_call_of_the_kernel_gives_what_the_pieces_give(
     torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-6)
 
 
-# Two sequences of their own, a prompt with a short, a long and a middling answer, one with two, and a last sequence.
-RUNS, BEHIND = [7, 200, 6, 1, 150, 4, 9, 3, 3, 5], [-1, -1, -1, 2, 2, 2, -1, 6, 6, -1]
+# Two sequences of their own, a prompt with a short, a long and a middling answer, two of similar length with two, and a
+# last sequence, nearly as long as the first.
+RUNS, BEHIND = [7, 200, 6, 1, 150, 4, 9, 3, 3, 10, 2, 1, 6], [-1, -1, -1, 2, 2, 2, -1, 6, 6, -1, 9, 9, -1]
 
 
 @pytest.mark.parametrize(
