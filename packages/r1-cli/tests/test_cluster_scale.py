@@ -119,19 +119,26 @@ def test_the_engines_of_a_direct_transfer_are_known_to_the_first_rank_alone(monk
     assert [one.loads for one in stored] == [1]
 
 
-def test_ps_reads_the_records_of_a_run_once_however_many_of_its_files_are_open(
+def test_ps_reads_the_records_of_a_run_once_and_looks_only_at_the_process_that_has_its_files_open(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "logs").mkdir()
-    read: list[Path] = []
-    monkeypatch.setattr(processes, "read_processes", lambda run: read.append(run) or [])
     opened = [(tmp_path / "logs" / f"learner-{number}.log").open("w") for number in range(5)]
-    process = subprocess.Popen(["sleep", "600"], pass_fds=[file.fileno() for file in opened])
+    child = subprocess.Popen(["sleep", "600"], pass_fds=[file.fileno() for file in opened])
+    here, started = processes.this_machine(), processes.started_at
+    others = [processes.Process(f"learner-{pid}", "", here, pid, 0, 0.0) for pid in range(-9, 0)]
+    own = processes.Process("driver", "", here, child.pid, started(child.pid) or 0, 0.0)
+    read: list[Path] = []
+    looked: list[int] = []
+    monkeypatch.setattr(processes, "read_processes", lambda run: read.append(run) or [*others, own])
+    monkeypatch.setattr(processes, "started_at", lambda pid: looked.append(pid) or started(pid))
     try:
-        processes.find_runs()
+        found = processes.find_runs()
     finally:
-        process.kill()
-        process.wait()
+        child.kill()
+        child.wait()
         for file in opened:
             file.close()
+    assert tmp_path in found
     assert read.count(tmp_path) == 1
+    assert not {one.pid for one in others} & {*looked}

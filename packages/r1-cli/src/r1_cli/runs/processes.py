@@ -233,7 +233,7 @@ def find_runs() -> list[Path]:
         with suppress(OSError):
             for path in {Path(os.readlink(fd)) for fd in fds.iterdir()}:
                 run = path.parent if path.name == ".lock" else path.parents[1] if path.parent.name == "logs" else None
-                if run and any(one.runs and one.pid == int(fds.parent.name) for one in recorded(run)):
+                if run and any(one.pid == int(fds.parent.name) and one.runs for one in recorded(run)):
                     found.add(run)
     return sorted(found)
 
