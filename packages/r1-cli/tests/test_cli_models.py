@@ -21,6 +21,7 @@ from r1_cli.models.load import PatchEmbedding, replace_patch_convolutions
 from r1_core.learner.parallel import Parallel, Shard, full_tensor
 from r1_data.positions import position_ids_of
 from r1_rollout import tokens
+from r1_rollout.embedded.stack import stack_of
 from r1_rollout.loading import model_family
 
 MODEL = Path(__file__).resolve().parents[3] / "examples/quickstart/model"
@@ -182,6 +183,16 @@ def alone():  # type: ignore[no-untyped-def]
     """The only rank of its process group."""
     yield Parallel.single_process("cpu")
     dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("group", [None, "alone"], ids=["one process", "one rank"])
+def test_an_engine_decodes_a_loaded_model_by_its_stack(group, config, request) -> None:  # type: ignore[no-untyped-def]
+    """No hook of a learner's keeps an engine of the same process from its faster decoder and from graphs."""
+    parallel = None if group is None else request.getfixturevalue(group)
+    loaded = models.load_model(str(MODEL), config=config, dtype=torch.float32, device=CPU)
+    stack = stack_of(loaded)
+    assert stack is not None
+    assert not stack.is_watched(), parallel
 
 
 def test_one_rank_reads_all_rows_and_shards_them(config, model, alone) -> None:  # type: ignore[no-untyped-def]

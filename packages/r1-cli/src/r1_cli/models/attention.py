@@ -18,6 +18,7 @@ from typing import Any
 from weakref import ReferenceType, ref
 
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import and_masks, bidirectional_mask_function, causal_mask_function, sdpa_mask
@@ -53,7 +54,8 @@ def attend_packed(model: PreTrainedModel) -> None:
         chosen["vision_config"] = VISION_ATTENTION
     model.set_attn_implementation(chosen)
     model.reads_pack = recurrent or _takes_any(model)  # read by `r1_core.learner.token_model`
-    cut_shared_rows(model)
+    if dist.is_initialized() and dist.get_world_size() > 1:  # ranks may share rows; an engine that finds a hook where
+        cut_shared_rows(model)  # none is needed leaves its faster decoder, and a GPU's graphs with it
 
 
 def _takes_any(model: PreTrainedModel) -> bool:
