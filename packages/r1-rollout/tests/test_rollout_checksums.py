@@ -10,7 +10,7 @@ from embedded_cases import END
 from r1_rollout.embedded import EmbeddedEngine
 from r1_rollout.types import Comparison
 from r1_rollout.weight_checks import ByteProof, checksum, compare, expected_checksums, merged
-from r1_rollout.weights import LocalWeights
+from r1_rollout.weights import Adapter, LocalWeights
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.int64, torch.bool])
@@ -146,3 +146,9 @@ def test_a_tensor_that_is_right_on_one_server_and_differs_on_another_is_stale_at
     assert ByteProof(keeps_layout=False).stale(merged([right, wrong])) == ["w"]
     assert ByteProof(keeps_layout=False).stale(merged([wrong, wrong])) == []
     assert merged([right, Comparison({}, ("w",))]).unread == ("w",)
+
+
+def test_an_adapters_factors_are_compared_only_where_the_engine_keeps_them_as_they_came() -> None:
+    adapter = Adapter(2, 4.0, ("q_proj",), [("q_proj.lora_A.weight", torch.ones(2, 8))])
+    assert [*expected_checksums(adapter, [], keeps_layout=True)] == ["q_proj.lora_A.weight"]
+    assert expected_checksums(adapter, []) == {}, "an engine that adds the product to its weights has no factors"
