@@ -39,6 +39,9 @@ from r1_rollout.types import SamplingParams
 
 RECORD = Path(__file__).with_name("architectures.json")
 TOLERANCE = 1e-5
+# Of samples, which an engine computes token by token. minicpm3 is off by 1.5e-5 to 1.9e-5 on one processor, and by less
+# than 1e-5 on another.
+ENGINE_TOLERANCE = 3e-5
 
 
 @dataclass(frozen=True, slots=True)
@@ -259,7 +262,7 @@ def ask_engine(plain: Any) -> tuple[str, str]:
             with torch.no_grad():
                 expected = compute_alone(plain, sample)
             worst = max(worst, measure_gap(torch.as_tensor(one.logprobs), expected))
-    return ("right", "") if worst <= TOLERANCE else (f"the embedded engine is off by {worst:.2g}", "")
+    return ("right", "") if worst <= ENGINE_TOLERANCE else (f"the embedded engine is off by {worst:.2g}", "")
 
 
 # --- the page ---------------------------------------------------------------------------------------------------------
@@ -270,7 +273,7 @@ A run compares four ways to compute log-probs with the model's own eager attenti
 fastest that is right: prompts shared by a packed row, a packed row, a padded batch, one sample at a time. `r1 check
 MODEL` prints the answers for your model. This page has them for every architecture of transformers {version}, each
 from a tiny random model in float32 on a processor: log-probs within 1e-5 of the model's own, gradients within 1e-5 of
-their norm (in float64 where float32 rounds by more), samples of the embedded engine within 1e-5, beyond the window of
+their norm (in float64 where float32 rounds by more), samples of the embedded engine within 3e-5, beyond the window of
 sliding layers, too. The embedded engine samples from {sampled} of the {learn} architectures of the first table. Rows
 of this comparison are text. {shown} architectures also train with pictures: their tokens and inputs are those of the
 processor's own call, log-probs and gradients (of the vision tower, too) those of the model's own forward. No weights

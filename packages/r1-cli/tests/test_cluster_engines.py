@@ -2,7 +2,7 @@
 
 import threading
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -25,7 +25,7 @@ from r1_core.learner.parallel import Parallel
 from r1_rollout.errors import EngineError, PromptError, WeightsError
 from r1_rollout.fault import find_fault
 from r1_rollout.lora import Adapter
-from r1_rollout.pool.tasks import Task
+from r1_rollout.pool.tasks import MemberLost, Task
 from r1_rollout.probes import ProbePrompt, text_probes
 from r1_rollout.types import Checksummed, Drainable, Replaying, SamplingParams
 from r1_rollout.weight_checks import TOLERANCE, Canary, expected_checksums, learn_tolerance
@@ -152,6 +152,19 @@ def test_an_engine_that_dies_costs_no_step_and_takes_part_again_after_the_next_s
     assert verb in members[1].asked
     assert "work" not in members[1].asked[members[1].asked.index(verb) + 2 :]
     assert "work" in started[0].asked
+
+
+def test_a_sync_after_the_last_engine_has_died_says_so_and_the_run_starts_again() -> None:
+    (member,) = hosts(1)
+    engines = as_set([member])
+    with engines.active(weights(4)):
+        drawn = dict(engines.generate(PROMPTS, PARAMS))
+    assert len(drawn) == len(PROMPTS)
+    member.dies_in = "offload"  # noticed when nothing of the step is left to do
+    with suppress(MemberLost), engines.active():
+        pass
+    with pytest.raises(MemberLost, match="died in offload"), engines.active(weights(5)):
+        pass
 
 
 def test_no_engine_has_more_than_it_has_room_for_while_another_has_less() -> None:

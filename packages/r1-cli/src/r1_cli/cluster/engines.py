@@ -309,7 +309,14 @@ class RemoteEnginePool(EnginePool[RemoteEngine]):
         self._each(lambda engine: engine.call("activate"), self._ready())
 
     def _offload(self) -> None:
-        self._each(lambda engine: engine.call("offload"), self._ready())
+        self._each(lambda engine: engine.call("offload"), self._engines.ready())
+
+    def _ready(self) -> Sequence[RemoteEngine]:
+        """Return the living engines. Raises MemberLost if none is left, so that the run starts again."""
+        ready = super()._ready()
+        if not ready and (lost := self._engines.engines[0].lost) is not None:
+            raise lost
+        return ready
 
     def _prepare(self, prompts: Sequence[PromptLike]) -> Sequence[PromptLike]:
         return [
