@@ -1,5 +1,6 @@
-"""A thread that runs tasks one after another."""
+"""A thread that runs tasks one after another, and computes without helpers."""
 
+import sys
 from collections.abc import Callable
 from concurrent.futures import Future
 from contextlib import suppress
@@ -7,6 +8,8 @@ from contextvars import Context, copy_context
 from queue import Full, Queue
 from threading import Thread
 from typing import Any, TypeVar
+
+from r1_data.workers import compute_alone
 
 Result = TypeVar("Result")
 CLOSING = 60.0  # seconds to wait for a free place when a thread is to end
@@ -51,6 +54,8 @@ class Background:
     def _run(self) -> None:
         while (task := self._waiting.get()) is not None:
             context, work, future = task
+            if "torch" in sys.modules:
+                compute_alone()  # or the main thread's operations would wait for their helpers to wake up
             try:
                 future.set_result(context.run(work))
             except BaseException as error:  # the future raises it

@@ -82,7 +82,7 @@ class Workers:
         """
         self._ended = ended
         self.count, self._target, self._memory_bytes, self._seconds = count, target, memory_bytes, seconds
-        self._threads = ThreadPoolExecutor(count, "r1-data", initializer=_compute_alone)
+        self._threads = ThreadPoolExecutor(count, "r1-data", initializer=compute_alone)
         self._idle: LifoQueue[_Process | None] = LifoQueue()  # None: a process that is not running
         for _ in range(count):
             self._idle.put(None)
@@ -217,12 +217,12 @@ def _fork(target: object, memory_bytes: int) -> "tuple[connection.Connection[obj
             theirs.close()
 
 
-def _compute_alone() -> None:
-    """Limit OpenMP to one thread in the calling thread.
+def compute_alone() -> None:
+    """Limit OpenMP to one thread in the calling thread, which it needs once.
 
-    With a team of OpenMP threads each, threads would outnumber processors, and a small model's training step would take
-    twice as long. `torch.set_num_threads` would also limit a main thread that computes later, and so change the last
-    bits of training.
+    With a second team of OpenMP threads, threads outnumber processors. OpenMP then lets each waiting thread sleep at
+    once, and waking it takes longer than most operations of a small model: training steps took 1.5 times as long.
+    `torch.set_num_threads` would also limit a main thread that computes later, and so change the last bits of training.
     """
     import torch
 

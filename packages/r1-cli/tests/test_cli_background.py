@@ -1,0 +1,33 @@
+"""A thread for writing and tracking: what it may not cost the training that goes on meanwhile."""
+
+import os
+from pathlib import Path
+
+import pytest
+import torch
+
+from r1_cli.checkpoint.background import Background
+
+THREADS = Path("/proc/self/task")
+
+
+@pytest.fixture
+def three_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(3)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.mark.skipif(not THREADS.exists(), reason="threads of a process are listed by Linux only")
+def test_a_task_that_computes_starts_no_helper_threads_that_would_let_the_main_threads_helpers_sleep(three_threads):
+    """Recording summed a large tensor once: every step after the first took 1.5 times as long."""
+    much = torch.ones(1 << 20)
+    thread = Background("r1-computing", 1)
+    thread.do(lambda: None).result()  # starts it
+    before = len(os.listdir(THREADS))
+    assert thread.do(lambda: float(much.mul(2.0).sum())).result() == 2.0 * len(much)
+    assert len(os.listdir(THREADS)) == before
+    assert thread.do(torch.get_num_threads).result() == 1
+    thread.close()
+    assert torch.get_num_threads() == 3
