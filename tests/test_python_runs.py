@@ -11,6 +11,7 @@ from endtoend import QUICKSTART, R1, ROOT, SMALL, read_log, without_clock
 
 import r1_cli
 from r1_cli.runs.reader import RunReader
+from r1_rollout.embedded.stack import Stack
 
 pytestmark = pytest.mark.slow
 WORDS = [*SMALL, "trainer.max_steps=3", "trainer.save_freq=2", "trainer.val_freq=2"]
@@ -41,11 +42,16 @@ def contents(folder: Path) -> dict[str, bytes]:
 def test_a_run_of_python_that_is_stopped_and_opened_again_is_the_commands_byte_for_byte(
     tmp_path: Path, r1: R1, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its reward is a closure, and an event loop runs, as in a notebook."""
+    """Its reward is a closure, and an event loop runs, as in a notebook. The engine decodes by its own decoder."""
     command, python = tmp_path / "command", tmp_path / "python"
     r1("train", QUICKSTART, *WORDS, f"trainer.save_checkpoint_path={command}")
     capfd.readouterr()
     means: list[float] = []
+    decoded: list[int] = []  # rows of each step of the engine's own decoder
+    decode = Stack.step
+    monkeypatch.setattr(
+        Stack, "step", lambda stack, tokens, *others: (decoded.append(len(tokens)), decode(stack, tokens, *others))[1]
+    )
 
     async def train(reward: Any, last: int, *, quiet: bool) -> None:
         place = f"trainer.save_checkpoint_path={python}"
@@ -53,6 +59,8 @@ def test_a_run_of_python_that_is_stopped_and_opened_again_is_the_commands_byte_f
             for step in run:
                 means.append(sum(one.reward for group in step.groups for one in group.responses) / 16)
                 assert step.metrics["reward/overall"] == pytest.approx(means[-1])
+                assert 16 in decoded
+                decoded.clear()
                 print("the program's own line")
                 if step.number == last:
                     run.stop()

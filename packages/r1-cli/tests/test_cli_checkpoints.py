@@ -45,7 +45,10 @@ def test_the_newest_and_the_best_stay(tmp_path: Path) -> None:
     assert tracker["best_val_reward_score"] == 0.9
 
 
-@pytest.mark.parametrize("state", ["7", "[]", '{"val_reward_score": "high"}', '{"val_reward_score": []}', "{"])
+ODD_SCORES = ['{"val_reward_score": "high"}', '{"val_reward_score": []}', '{"val_reward_score": NaN}']
+
+
+@pytest.mark.parametrize("state", ["7", "[]", *ODD_SCORES, "{"])
 def test_a_damaged_state_has_no_score_and_ends_no_run(state: str, tmp_path: Path) -> None:
     store = CheckpointStore(tmp_path)
     save(store, 1, 0.5)

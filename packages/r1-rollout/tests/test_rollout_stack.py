@@ -115,9 +115,14 @@ def test_a_layer_that_only_looks_known_keeps_its_own_forward(change: str, monkey
 
 
 @pytest.mark.parametrize("path", ["", "model", "model.layers.1.self_attn", "model.layers.0.mlp", "model.norm"])
-def test_a_hook_on_what_a_stack_goes_around_is_called_in_every_step(path: str) -> None:
+def test_a_hook_on_what_a_stack_goes_around_is_called_in_every_step_and_told_once(
+    path: str, caplog: pytest.LogCaptureFixture
+) -> None:
     engine, calls = EmbeddedEngine(model("Qwen2"), end_token_ids={7}, version=0), []
     assert engine._stack is not None
     engine._model.get_submodule(path).register_forward_hook(lambda *args: calls.append(1))
-    list(engine.generate(prompts()[:1], PARAMS))
-    assert len(calls) == PARAMS.max_tokens
+    for _ in range(2):
+        list(engine.generate(prompts()[:1], PARAMS))
+    assert len(calls) == 2 * PARAMS.max_tokens
+    (told,) = caplog.messages
+    assert "has a forward hook (test_a_hook" in told

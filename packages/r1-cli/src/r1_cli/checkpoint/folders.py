@@ -2,6 +2,7 @@
 
 import errno
 import json
+import math
 import re
 import shutil
 from abc import ABC, abstractmethod
@@ -183,7 +184,7 @@ class CheckpointStore(Store):
             score = read_state(self.path(step)).get("val_reward_score")
         except ValueError:  # damaged, and older than what the run resumes from
             return None
-        return score if isinstance(score, int | float) else None
+        return score if isinstance(score, int | float) and math.isfinite(score) else None  # NaN is no best
 
     def _prune(self) -> None:
         steps, best = self.steps(), self.best()

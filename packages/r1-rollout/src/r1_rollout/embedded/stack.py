@@ -4,6 +4,7 @@ Only projections, unusual MLPs and the rotary embedding are called as modules, s
 weights keep working. `agreement` checks a stack against its model when the engine is made.
 """
 
+import logging
 from collections.abc import Sequence
 from typing import Any
 
@@ -15,6 +16,8 @@ from transformers import PreTrainedModel
 from r1_rollout.embedded.kv import GroupCache
 from r1_rollout.embedded.softmax import LOG2_E
 from r1_rollout.token_kinds import cast_media
+
+log = logging.getLogger("r1")
 
 # Norms by the root mean square, rotations of whole heads by halves, two residuals a layer, no factors between them.
 _FAMILIES = ("Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe", "Qwen2VL", "Qwen2_5_VL", "Qwen3VLText", "Qwen3VLMoeText")
@@ -32,15 +35,28 @@ class Stack:
         for layer in self._layers:
             gone_around += [layer.attention, *layer.norms, *([layer.mlp] if layer.gated else [])]
         self._gone_around: list[nn.Module] = gone_around
+        self._told = False
 
     def is_watched(self) -> bool:
-        """Whether a module whose forward the stack skips has a hook that a step without pictures needs."""
-        hooks = [
-            hook
-            for one in self._gone_around
-            for hook in (*one._forward_hooks.values(), *one._forward_pre_hooks.values())
-        ]
-        return any(hook is not cast_media for hook in hooks)
+        """Whether a module whose forward the stack skips has a hook that a step without pictures needs.
+
+        Logs the first such hook of a stack once, because steps of the model's own forward take longer.
+        """
+        for one in self._gone_around:
+            for hook in (*one._forward_hooks.values(), *one._forward_pre_hooks.values()):
+                if hook is not cast_media:
+                    self._tell(one, hook)
+                    return True
+        return False
+
+    def _tell(self, module: nn.Module, hook: object) -> None:
+        if not self._told:
+            log.warning(
+                "%s has a forward hook (%s), so the engine decodes by the model's own forward: sampling takes longer "
+                "and replays no CUDA graphs; remove the hook if it is not needed while sampling",
+                type(module).__name__, getattr(hook, "__qualname__", type(hook).__name__),
+            )  # fmt: skip
+        self._told = True
 
     def step(self, tokens: Tensor, position_ids: Tensor, cache: GroupCache) -> Tensor:
         """Compute the next token's logits of every row.
