@@ -255,6 +255,7 @@ def test_two_ranks_that_share_every_sequence_of_actor_and_critic_are_one_process
     assert process.returncode == 2, out + err
     assert "r1: learner-1 on 127.0.0.1 died" in err
     assert str(two / "logs/learner-1.log") in err
+    assert "has a forward hook" not in "".join(log.read_text() for log in two.glob("logs/*.log"))  # engines have none
     assert PLANTED not in out + err
     r1("report", two)
     assert_nothing_planted(two)

@@ -18,7 +18,6 @@ from typing import Any
 from weakref import ReferenceType, ref
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 from transformers import AttentionInterface, AttentionMaskInterface, PreTrainedConfig, PreTrainedModel
 from transformers.masking_utils import and_masks, bidirectional_mask_function, causal_mask_function, sdpa_mask
@@ -36,8 +35,11 @@ PACKED_ATTENTION = "r1_packed"
 VISION_ATTENTION = "r1_packed_flash"
 
 
-def attend_packed(model: PreTrainedModel) -> None:
+def attend_packed(model: PreTrainedModel, *, shares_rows: bool = False) -> None:
     """Set r1's attention in a model, and pass packs to its layers if they accept further arguments.
+
+    With `shares_rows` its decoder computes this rank's part of rows that ranks share, by a hook. An engine that finds
+    it leaves its faster decoder, and a GPU's graphs with it, so other models have none.
 
     Models without a choice of attention (BLOOM, GPT-J) keep their own.
     """
@@ -54,8 +56,8 @@ def attend_packed(model: PreTrainedModel) -> None:
         chosen["vision_config"] = VISION_ATTENTION
     model.set_attn_implementation(chosen)
     model.reads_pack = recurrent or _takes_any(model)  # read by `r1_core.learner.token_model`
-    if dist.is_initialized() and dist.get_world_size() > 1:  # ranks may share rows; an engine that finds a hook where
-        cut_shared_rows(model)  # none is needed leaves its faster decoder, and a GPU's graphs with it
+    if shares_rows:
+        cut_shared_rows(model)
 
 
 def _takes_any(model: PreTrainedModel) -> bool:
