@@ -14,7 +14,7 @@ from r1_core.learner import Learner
 from r1_core.learner.batching import Batching, MicroLimit
 from r1_core.learner.microbatch import collate
 from r1_core.learner.optim import build_optimizer
-from r1_core.learner.pack import Pack, cut_shared_rows
+from r1_core.learner.pack import Pack
 from r1_core.learner.parallel import Parallel, find_blocks, shard_model
 from r1_core.losses import GSPO
 from r1_core.objective import Objective
@@ -70,7 +70,6 @@ class Attending(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.decoder, self.head = Decoder(), nn.Linear(6, 11, bias=False)
-        cut_shared_rows(self)
 
     def get_decoder(self) -> nn.Module:
         return self.decoder
@@ -100,6 +99,7 @@ def learn(objective: str, sequence_size: int | None = None) -> Course:
     learner = build(None if sequence_size is None else Parallel.join("cpu", sequence_size=sequence_size))
     metrics = [learner.forward_backward(samples(), OBJECTIVES[objective]) | learner.optim_step() for _ in range(3)]
     weights = {name: tensor.clone() for name, tensor in learner.weights()}
+    assert not learner.model.get_decoder()._forward_pre_hooks, "an engine that shares the model would find a hook"
     return metrics, weights, learner.compute_logprobs_together(samples(), padding_free=True)
 
 
@@ -107,8 +107,11 @@ def refusals() -> list[str]:
     """What is said to padded rows, and to sizes that do not fit."""
     parallel = Parallel.join("cpu", sequence_size=2)
     said = []
+    blind = build(parallel)
+    blind.model.reads_pack = False
     for refused in (
         lambda: build(parallel).set_layout("padded"),
+        lambda: blind.add_logprobs(samples()),
         lambda: build(parallel, padding_free=False).add_logprobs(samples()),
         lambda: Parallel.join("cpu", sequence_size=3),
     ):

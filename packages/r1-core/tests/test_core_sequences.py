@@ -41,6 +41,7 @@ def test_what_cannot_be_shared_is_refused():
     for said in ranks.run(core_sequences.refusals):
         assert said == [
             "padded micro-batches are not possible where ranks share sequences: use packed ones",
+            "FSDPAttending reads no `pack`, so ranks cannot share its rows",
             "ranks share packed rows only: set padding_free, or one rank to a sequence",
             "2 ranks cannot share sequences by 3; it must divide them",
         ]

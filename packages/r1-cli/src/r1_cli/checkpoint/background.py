@@ -52,11 +52,13 @@ class Background:
             self._thread = None
 
     def _run(self) -> None:
+        alone = False
         while (task := self._waiting.get()) is not None:
             context, work, future = task
-            if "torch" in sys.modules:
-                compute_alone()  # or the main thread's operations would wait for their helpers to wake up
             try:
+                if not alone and "torch" in sys.modules:
+                    compute_alone()  # or the main thread's operations would wait for their helpers to wake up
+                    alone = True
                 future.set_result(context.run(work))
             except BaseException as error:  # the future raises it
                 future.set_exception(error)

@@ -26,7 +26,7 @@ from r1_cli.models.families import find_value, is_vision_language
 from r1_cli.models.kernels import CAUSAL, EVERYTHING, Kernel, Pieces, find_kernel
 from r1_cli.models.recurrent import pack_recurrent_layers
 from r1_cli.models.shared_prompts import attend_to_prompts
-from r1_core.learner.pack import NO_PROMPT, Pack, cut_shared_rows
+from r1_core.learner.pack import NO_PROMPT, Pack
 from r1_rollout.embedded.scores import attend, read_score_change, retune
 from r1_rollout.embedded.windows import AttentionWindow, window_of
 
@@ -35,11 +35,8 @@ PACKED_ATTENTION = "r1_packed"
 VISION_ATTENTION = "r1_packed_flash"
 
 
-def attend_packed(model: PreTrainedModel, *, shares_rows: bool = False) -> None:
+def attend_packed(model: PreTrainedModel) -> None:
     """Set r1's attention in a model, and pass packs to its layers if they accept further arguments.
-
-    With `shares_rows` its decoder computes this rank's part of rows that ranks share, by a hook. An engine that finds
-    it leaves its faster decoder, and a GPU's graphs with it, so other models have none.
 
     Models without a choice of attention (BLOOM, GPT-J) keep their own.
     """
@@ -56,8 +53,6 @@ def attend_packed(model: PreTrainedModel, *, shares_rows: bool = False) -> None:
         chosen["vision_config"] = VISION_ATTENTION
     model.set_attn_implementation(chosen)
     model.reads_pack = recurrent or _takes_any(model)  # read by `r1_core.learner.token_model`
-    if shares_rows:
-        cut_shared_rows(model)
 
 
 def _takes_any(model: PreTrainedModel) -> bool:

@@ -127,19 +127,16 @@ def load_model(
         raise ModelError(f"{path}: its weights cannot be read ({str(error).splitlines()[0]})") from error
     except (ShardedLoadingError, AdapterError) as error:
         raise ModelError(str(error)) from error
-    shares_rows = parallel is not None and parallel.sequence is not None
-    configure_modules(model, shard.param_dtype or dtype, device, shares_rows=shares_rows)
+    configure_modules(model, shard.param_dtype or dtype, device)
     on_device = bits is not None and adapters is not None  # 4 bits cannot be moved as weights are
     return (model if on_device else move_to_device(model, device, offload=shard.offload)).eval()
 
 
-def configure_modules(
-    model: transformers.PreTrainedModel, dtype: torch.dtype, device: torch.device, *, shares_rows: bool = False
-) -> None:
-    """Replace patch convolutions, attention (see `attend_packed`) and experts by r1's; prepare pictures' inputs."""
+def configure_modules(model: transformers.PreTrainedModel, dtype: torch.dtype, device: torch.device) -> None:
+    """Replace patch convolutions, attention and experts by r1's, for `dtype` on `device`; prepare pictures' inputs."""
     replace_patch_convolutions(model)
     prepare_media(model)
-    attend_packed(model, shares_rows=shares_rows)
+    attend_packed(model)
     configure_experts(model, dtype, device)
 
 

@@ -4,7 +4,8 @@ Ulysses sequence parallelism (arXiv 2309.14509): each of n ranks holds T / n nei
 attention, the ranks exchange tokens for heads: each attends over all tokens with h / n heads.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate
@@ -155,19 +156,22 @@ class _Sum(Function):
 TOKENS = {"input_ids": 1, "inputs_embeds": 1, "position_ids": -1}
 
 
-def cut_shared_rows(model: Any) -> None:
-    """Make a Hugging Face model's decoder compute only this rank's part of rows whose `Pack` has a `sequence`.
+@contextmanager
+def cut_shared_row(model: Any) -> Iterator[None]:
+    """Make a Hugging Face model's decoder compute only this rank's part of a row whose `Pack` has a `sequence`.
 
-    The vision tower, which runs before the decoder, sees all pictures on all ranks.
+    The vision tower, which runs before the decoder, sees all pictures on all ranks. The hook goes with the context: an
+    engine that found it on the model it shares would leave its faster decoder, and a GPU's graphs with it.
     """
-    model.get_decoder().register_forward_pre_hook(_cut, with_kwargs=True)
+    hook = model.get_decoder().register_forward_pre_hook(_cut, with_kwargs=True)
+    try:
+        yield
+    finally:
+        hook.remove()
 
 
-def _cut(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any] | None:
-    pack = kwargs.get("pack")
-    if pack is None or pack.sequence is None:
-        return None
-    sequence, own = pack.sequence, dict(kwargs)
+def _cut(decoder: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[tuple[Any, ...], Any]:
+    sequence, own = kwargs["pack"].sequence, dict(kwargs)
     for name, dim in TOKENS.items():
         if own.get(name) is not None:
             own[name] = sequence.part(own[name], dim).contiguous()

@@ -21,6 +21,7 @@ from r1_core.learner.experts import Routing
 from r1_core.learner.linear_head import HeadSettings, LossGradient
 from r1_core.learner.logprobs import token_logprobs
 from r1_core.learner.microbatch import MicroBatch
+from r1_core.learner.pack import cut_shared_row
 
 logger = logging.getLogger(__name__)
 
@@ -257,10 +258,13 @@ class TokenModel:
         return self._call(batch).flatten(0, 1)[batch.predictors]
 
     def _call(self, batch: MicroBatch, **more: Tensor) -> Tensor:
-        extra = {"pack": batch.pack} if batch.pack is not None and getattr(self.model, "reads_pack", False) else {}
-        if batch.pack is not None and batch.pack.shared and not extra:
-            raise ValueError(f"{type(self.model).__name__} reads no `pack`, so its samples cannot share prompts")
-        with self._context(), self._routing(batch):
+        pack = batch.pack
+        cuts = pack is not None and pack.sequence is not None
+        extra = {"pack": pack} if pack is not None and getattr(self.model, "reads_pack", False) else {}
+        if pack is not None and (pack.shared or cuts) and not extra:
+            kind = "ranks cannot share its rows" if cuts else "its samples cannot share prompts"
+            raise ValueError(f"{type(self.model).__name__} reads no `pack`, so {kind}")
+        with self._context(), self._routing(batch), cut_shared_row(self.model) if cuts else nullcontext():
             logits: Tensor = self.model(**batch.forward, **more, **extra, use_cache=False).logits
         return logits
 
