@@ -218,7 +218,7 @@ def _fork(target: object, memory_bytes: int) -> "tuple[connection.Connection[obj
 
 
 def compute_alone() -> None:
-    """Limit OpenMP to one thread in the calling thread, which it needs once.
+    """Limit OpenMP and MKL to one thread in the calling thread, which it needs once.
 
     With a second team of OpenMP threads, threads outnumber processors. OpenMP then lets each waiting thread sleep at
     once, and waking it takes longer than most operations of a small model: training steps took 1.5 times as long.
@@ -227,8 +227,11 @@ def compute_alone() -> None:
     import torch
 
     torch.get_num_threads()  # adopt torch's number now, or it would override the one set here
+    libraries = ctypes.CDLL(torch._C.__file__)  # those that torch is linked to
     with contextlib.suppress(AttributeError):
-        ctypes.CDLL(torch._C.__file__).omp_set_num_threads(1)  # of the OpenMP that torch is linked to
+        libraries.omp_set_num_threads(1)
+    with contextlib.suppress(AttributeError):  # torch without MKL; the name in lower case is Fortran's
+        libraries.MKL_Set_Num_Threads_Local(1)  # torch.set_num_threads sets MKL's number apart from OpenMP's
 
 
 def _serve(pipe: "connection.Connection[object, Any]", target: object, memory_bytes: int) -> None:

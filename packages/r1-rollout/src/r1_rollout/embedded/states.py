@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from inspect import isfunction, signature, unwrap
 from typing import Any
 
@@ -92,7 +93,13 @@ class StateHolder(Cache):
 
 def keeps_state(module: nn.Module) -> bool:
     """Whether a module mixes tokens by a state, for which it asks its cache."""
-    forwards = _forwards(type(module))
+    kind: Any = type(module)
+    return _keeps_state(kind)
+
+
+@lru_cache(maxsize=4096)  # every call of an engine asks, and signatures of a whole model take milliseconds
+def _keeps_state(kind: type[nn.Module]) -> bool:
+    forwards = _forwards(kind)
     return any("hidden_states" in signature(one).parameters and _names(one) & {*ASKED, _LINEAR} for one in forwards)
 
 
