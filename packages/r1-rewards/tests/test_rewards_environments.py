@@ -147,6 +147,26 @@ def test_calls_of_a_turn_run_side_by_side_and_sleeping_ones_take_no_place(tools)
         tools.cancel(str(key))
 
 
+COUNTS = """
+import time
+SEEN = []
+def count():
+    SEEN.append(0)
+    time.sleep(0.05)
+    return str(len(SEEN))
+"""
+
+
+@pytest.mark.parametrize(("overlap", "one_process"), [(False, True), (True, False)])
+def test_without_overlap_sleeping_calls_of_one_worker_share_a_process(tmp_path, overlap, one_process):
+    setup = EnvironmentSetup(tools=[write(tmp_path, COUNTS)], tool_timeout=20.0)
+    with EnvironmentPool(setup, workers=1, overlap=overlap) as pool:
+        opened(pool, {})
+        pool.step("e", PolicyTurn("", tuple(ToolCall("count", {}, str(number)) for number in range(4))))
+        found = [message["content"] for message in answer(pool).messages]
+    assert (found == ["1", "2", "3", "4"]) is one_process, found
+
+
 def collect(pool, number):
     found = {}
     while len(found) < number:

@@ -37,8 +37,11 @@ class EnvironmentPool:
         *,
         workers: int = 1,
         others: Mapping[str, EnvironmentSetup] = MappingProxyType({}),
+        overlap: bool = True,
     ) -> None:
         """Load the code in a new process. `workers` compute at a time; those that wait for something do not count.
+
+        Without `overlap` they count, so that tools of one worker are called in one process, one call after another.
 
         `others` are further setups by name, with the limits of `setup`, for episodes that name them.
 
@@ -66,7 +69,7 @@ class EnvironmentPool:
         self._serial = 0
         self._closed = False
         self._fault: BaseException | None = None
-        self._scheduler = Scheduler(workers, timeout, setup.episode_timeout, self._deliver)
+        self._scheduler = Scheduler(workers, timeout, setup.episode_timeout, self._deliver, overlap=overlap)
         self._thread = threading.Thread(target=self._run, name="environments", daemon=True)
         self._thread.start()
 

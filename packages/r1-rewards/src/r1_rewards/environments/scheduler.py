@@ -40,10 +40,13 @@ class Scheduler:
 
     def __init__(
         self, workers: int, timeout: float, episode_timeout: float | None,
-        deliver: Callable[[EpisodeSession, Answer], None],
+        deliver: Callable[[EpisodeSession, Answer], None], *, overlap: bool = True,
     ) -> None:  # fmt: skip
-        """`timeout` is in seconds per job; `deliver` takes an episode's answers, in the thread."""
-        self._workers, self._timeout, self._deliver = workers, timeout, deliver
+        """`timeout` is in seconds per job; `deliver` takes an episode's answers, in the thread.
+
+        Without `overlap` workers that wait count, too.
+        """
+        self._workers, self._timeout, self._deliver, self._overlap = workers, timeout, deliver, overlap
         self._episode_timeout = episode_timeout
         self._commands: deque[Command] = deque()
         self._ready: deque[CallJob] = deque()
@@ -215,7 +218,7 @@ class Scheduler:
         if len(self._running) < self._workers:
             return self._workers - len(self._running)
         now = time.monotonic()
-        if len(self._running) >= MAX_RUNNING or now < self._next_look:
+        if not self._overlap or len(self._running) >= MAX_RUNNING or now < self._next_look:
             return 0
         busy = 0
         for worker, job in self._running.items():

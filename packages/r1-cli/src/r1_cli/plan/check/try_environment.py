@@ -116,7 +116,9 @@ def play(pool: EnvironmentPool, plans: Sequence[EpisodePlan], concurrent: int, k
 
 
 def _play_alone(setup: EnvironmentSetup, plans: Sequence[EpisodePlan]) -> list[Played]:
-    with EnvironmentPool(setup, workers=1) as pool:
+    # In one process: a worker that has answered on a busy machine looks as if it waited, and a second one would start
+    # with globals of its own.
+    with EnvironmentPool(setup, workers=1, overlap=False) as pool:
         return play(pool, plans, 1)
 
 
