@@ -1,5 +1,6 @@
 """A thread for writing and tracking: what it may not cost the training that goes on meanwhile."""
 
+import ctypes
 import os
 from pathlib import Path
 
@@ -33,3 +34,13 @@ def test_a_task_that_computes_starts_no_helper_threads_that_would_let_the_main_t
     assert thread.do(torch.get_num_threads).result() == 1
     thread.close()
     assert torch.get_num_threads() == 3
+
+
+def test_a_thread_whose_helpers_cannot_be_limited_does_its_work(monkeypatch):
+    def missing(path: str) -> None:
+        raise OSError(f"{path}: cannot be opened")
+
+    monkeypatch.setattr(ctypes, "CDLL", missing)
+    thread = Background("r1-recording", 1)
+    assert thread.do(lambda: "written").result() == "written"
+    thread.close()

@@ -227,11 +227,11 @@ def compute_alone() -> None:
     import torch
 
     torch.get_num_threads()  # adopt torch's number now, or it would override the one set here
-    libraries = ctypes.CDLL(torch._C.__file__)  # those that torch is linked to
-    with contextlib.suppress(AttributeError):
+    with contextlib.suppress(OSError, AttributeError):  # without the limits a thread still does its work
+        libraries = ctypes.CDLL(torch._C.__file__)  # those that torch is linked to
         libraries.omp_set_num_threads(1)
-    with contextlib.suppress(AttributeError):  # torch without MKL; the name in lower case is Fortran's
-        libraries.MKL_Set_Num_Threads_Local(1)  # torch.set_num_threads sets MKL's number apart from OpenMP's
+        # torch.set_num_threads sets MKL's number, too, apart from OpenMP's. The name in lower case is Fortran's.
+        libraries.MKL_Set_Num_Threads_Local(1)
 
 
 def _serve(pipe: "connection.Connection[object, Any]", target: object, memory_bytes: int) -> None:
